@@ -1,0 +1,128 @@
+"""A small decoder-only transformer as one function of its weights.
+
+x = E[tokens] + P;  x = x + attend(norm(x));  x = x + mlp(norm(x));  logits = s * norm(x) E^T.
+
+Pre-norm blocks after Radford et al. (2019); the output layer shares the embedding (Press and Wolf,
+2017). Widths are deliberately odd: 74 and 37 are multiples of no vector width, and `logit_scale`
+has a single element, so tails, gaps and tiny tensors occur in every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from scenarios.text import VOCABULARY
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of the model."""
+
+    context: int = 64
+    width: int = 74
+    heads: int = 2
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(
+                f"width={self.width}, but should be a multiple of heads={self.heads} [Shape]"
+            )
+
+
+def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Every weight's name and size, in the order in which all lists hold them."""
+    d = shape.width
+    block = {
+        "norm1.gain": (d,),
+        "norm1.bias": (d,),
+        "attend.qkv": (3 * d, d),
+        "attend.qkv_bias": (3 * d,),
+        "attend.out": (d, d),
+        "attend.out_bias": (d,),
+        "norm2.gain": (d,),
+        "norm2.bias": (d,),
+        "mlp.up": (4 * d, d),
+        "mlp.up_bias": (4 * d,),
+        "mlp.down": (d, 4 * d),
+        "mlp.down_bias": (d,),
+    }
+    result: dict[str, tuple[int, ...]] = {"embed": (VOCABULARY, d), "position": (shape.context, d)}
+    for layer in range(shape.layers):
+        result |= {f"block{layer}.{name}": size for name, size in block.items()}
+    return result | {"norm.gain": (d,), "norm.bias": (d,), "logit_scale": (1,)}
+
+
+def initial_weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draw fp32 weights: gains and `logit_scale` one, biases zero, the rest normal.
+
+    The standard deviation is 0.05, divided by sqrt(2 * layers) where a matrix writes into the
+    residual stream (Radford et al., 2019).
+    """
+    weights: dict[str, Tensor] = {}
+    for name, size in sizes(shape).items():
+        if name.endswith(("gain", "logit_scale")):
+            weights[name] = torch.ones(size)
+        elif name.endswith("bias"):
+            weights[name] = torch.zeros(size)
+        else:
+            residual = name.endswith(("attend.out", "mlp.down"))
+            deviation = 0.05 / math.sqrt(2 * shape.layers) if residual else 0.05
+            weights[name] = torch.randn(size, generator=generator) * deviation
+    return weights
+
+
+def attend(x: Tensor, weights: Weights, prefix: str, heads: int) -> Tensor:
+    """Causal self-attention; x has shape (batch, time, width).
+
+    The softmax runs in fp32: in fp16 a row of 64 probabilities loses most of its gradient.
+    """
+    size, time, width = x.shape
+    qkv = F.linear(x, weights[f"{prefix}.qkv"], weights[f"{prefix}.qkv_bias"])
+    q, k, v = (
+        part.reshape(size, time, heads, width // heads).transpose(1, 2)
+        for part in qkv.split(width, dim=-1)
+    )
+    score = (q @ k.transpose(-1, -2)).float() / math.sqrt(width // heads)
+    future = torch.ones(time, time, dtype=torch.bool).triu(1)
+    share = score.masked_fill(future, -math.inf).softmax(-1).to(x.dtype)
+    joined = (share @ v).transpose(1, 2).reshape(size, time, width)
+    return F.linear(joined, weights[f"{prefix}.out"], weights[f"{prefix}.out_bias"])
+
+
+def block(x: Tensor, weights: Weights, prefix: str, heads: int) -> Tensor:
+    """One transformer block; returns a tensor of x's shape and dtype."""
+    width = (x.shape[-1],)
+    h = F.layer_norm(x, width, weights[f"{prefix}.norm1.gain"], weights[f"{prefix}.norm1.bias"])
+    x = x + attend(h, weights, f"{prefix}.attend", heads)
+    h = F.layer_norm(x, width, weights[f"{prefix}.norm2.gain"], weights[f"{prefix}.norm2.bias"])
+    h = F.gelu(F.linear(h, weights[f"{prefix}.mlp.up"], weights[f"{prefix}.mlp.up_bias"]))
+    return x + F.linear(h, weights[f"{prefix}.mlp.down"], weights[f"{prefix}.mlp.down_bias"])
+
+
+def loss(shape: Shape, weights: Weights, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the next byte, in nats.
+
+    Args:
+        shape: sizes of the model.
+        weights: one tensor per name of `sizes`, all of one dtype; matrices and norms run in it.
+        inputs: int64, shape (batch, context).
+        targets: int64, shape (batch, context).
+
+    Returns:
+        fp32, shape (). Weights that are not finite give NaN.
+    """
+    x = F.embedding(inputs, weights["embed"]) + weights["position"]
+    for layer in range(shape.layers):
+        x = block(x, weights, f"block{layer}", shape.heads)
+    x = F.layer_norm(x, (shape.width,), weights["norm.gain"], weights["norm.bias"])
+    logits = F.linear(x, weights["embed"]) * weights["logit_scale"]
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
