@@ -1,0 +1,51 @@
+# The only commands one needs to know. CONTRIBUTING.md has the table with contents and time limits.
+#   make PYTHON=/path/to/python3    choose the interpreter
+#   make SETUP=installed|pinned     use what is installed, or insist on the pinned versions
+
+SHELL := /bin/sh
+PYTHON ?= python3
+SETUP ?= auto
+OUT ?= out
+PY := .venv/bin/python
+READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
+	echo "$(PYTHON) is not on the PATH: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; \
+	exit 2; }; \
+	$(PYTHON) tools/setup_env.py --choice $(SETUP)
+
+.PHONY: help setup parity test check lint property gpu-check clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+setup:  ## .venv with the pinned versions, or with what is installed where there is no network
+	@$(READY)
+
+parity:  ## judge every kernel of ours against the reference, then train on real text through both
+	@$(READY)
+	$(PY) -m parity run
+
+test:  ## all tests that need no GPU
+	@$(READY) --need pytest
+	$(PY) -m pytest
+
+check: lint test  ## the gate: lint, then test
+
+lint:  ## the static part of the gate: format, lint, types, import contracts, tests on our own source
+	@$(READY) --need ruff mypy import-linter pytest
+	$(PY) -m ruff format --check
+	$(PY) -m ruff check
+	$(PY) -m mypy .
+	.venv/bin/lint-imports
+	$(PY) -m pytest -q tests/test_checkout.py tests/test_house_*.py
+
+property:  ## the property tests with many more examples, drawn anew each time
+	@$(READY) --need pytest
+	$(PY) -m pytest --hypothesis-profile=property
+
+gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
+	@$(READY)
+	OUT=$(OUT) $(PY) -m benchmarks.gpu_check
+
+clean:  ## remove .venv and everything that tools left behind
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What the Makefile and the gate run besides the packages: set-up, readers of our own source."""
