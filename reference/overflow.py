@@ -1,0 +1,51 @@
+"""Overflow: one definition of a non-finite gradient, and unscaling.
+
+    found_inf = 1 if any stored element is inf or NaN, else 0
+    g = g / scale, as one multiplication by inv_scale
+
+Source: Micikevicius et al. (2018), section 3.2: a step with overflow is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import fp32
+
+
+def any_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return 1.0 if any stored element is inf or NaN, else 0.0; fp32, shape ().
+
+    Every element is looked at alone. A test of the sum would report finite gradients whose sum
+    overflows.
+
+    Args:
+        tensors: fp32, fp16 or bf16, any shapes; none at all gives 0.0.
+    """
+    found = torch.zeros((), dtype=torch.float32)
+    for tensor in tensors:
+        found = torch.maximum(found, fp32(torch.any(~torch.isfinite(tensor))))
+    return found
+
+
+def unscale(
+    grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Multiply gradients by inv_scale and report overflow.
+
+    Args:
+        grads: fp32, fp16 or bf16, any shapes.
+        inv_scale: 1 / loss scale, fp32, shape ().
+        found_inf: what is known so far, 0.0 or 1.0, fp32, shape ().
+
+    Returns:
+        New gradients, each fp32(g) * inv_scale rounded once to its dtype, non-finite ones too; and
+        the new found_inf: 1.0 if a gradient was non-finite *before* the multiplication, otherwise
+        the incoming value. A finite gradient that overflows only by unscaling is not an overflow
+        of the backward pass and does not count.
+    """
+    unscaled = [(fp32(grad) * inv_scale).to(grad.dtype) for grad in grads]
+    return unscaled, torch.maximum(found_inf, any_nonfinite(grads))
