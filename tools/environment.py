@@ -185,6 +185,8 @@ class Environment:
         """One `pip install` of everything, pinned; return "" or pip's own last word."""
         print("set-up: installing the pinned versions into .venv", flush=True)
         command = [str(self.python), "-m", "pip", "install", "--quiet", "--retries", "2"]
+        # Byte-compiling all of torch takes longer than compiling what is imported when it is.
+        command += ["--no-compile"]
         command += ["--constraint", str(self.root / "constraints.txt")]
         command += ["--editable", f"{self.root}[dev]"]
         answer = self.machine.run(command)
