@@ -1,0 +1,86 @@
+"""Where a kernel may run, and the one way in which kernels are launched.
+
+CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that executes compiled
+kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.tables import reachable
+
+TRITON_DTYPE = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+}
+
+
+def cdiv(count: int, size: int) -> int:
+    """Return count / size, rounded up.
+
+    >>> cdiv(5, 4)
+    2
+    """
+    return -(-count // size)
+
+
+def executes_cpu_tensors() -> bool:
+    """Say whether the active Triton driver, or the interpreter, takes CPU tensors."""
+    if triton.knobs.runtime.interpret:
+        return True
+    try:
+        # Without a GPU and without replay there is no driver at all: asking for it raises.
+        driver = triton.runtime.driver.active
+        return bool(getattr(driver, "executes_cpu_tensors", False))
+    except RuntimeError:
+        return False
+
+
+def require_engine(device: torch.device, where: str) -> None:
+    """Raise unless kernels can run on tensors of this device.
+
+    Raises:
+        RuntimeError: CPU tensors without an engine for them, or a device that is neither.
+    """
+    if device.type == "cuda" or (device.type == "cpu" and executes_cpu_tensors()):
+        return
+    remedies = "move them to a GPU, or call parity.replay.activate() to run compiled kernels here"
+    raise RuntimeError(
+        f"tensors are on {device}, but Triton kernels need a GPU: {remedies} [{where}]"
+    )
+
+
+@contextlib.contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Make `device` current while a kernel is launched, if it is a GPU."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+    else:
+        yield
+
+
+def launch(
+    kernel: Any,
+    programs: int,
+    near: Tensor,
+    args: Sequence[object],
+    reaches: Sequence[Tensor] = (),
+    **meta: object,
+) -> None:
+    """Launch a kernel of `programs` programs on the device of `near`; zero programs: nothing.
+
+    `reaches` names the tensors that the kernel finds through a pointer table among its arguments.
+    Contraction of a*b + c is off: it would drop a rounding that the reference performs.
+    """
+    if programs == 0:
+        return
+    with on_device(near.device), reachable(reaches):
+        kernel[(programs,)](*args, enable_fp_fusion=False, **meta)

@@ -1,0 +1,145 @@
+"""Arithmetic shared by the step kernels: Adam and SGD on a tile, and their coefficients.
+
+Everything here is plain IEEE arithmetic, one rounding per operation: launches pass
+`enable_fp_fusion=False`, division and square root are the correctly rounded ones.
+
+A coefficient block is one fp32 tensor: HEADER scalars, then a pair for every tensor of the list
+(Adam: 1 - beta1**t and 1 - beta2**t; SGD: 1 on the tensor's first step, else 0, and unused).
+"""
+
+import triton
+import triton.language as tl
+
+LR = tl.constexpr(0)
+WEIGHT_DECAY = tl.constexpr(1)
+FACTOR = tl.constexpr(2)
+SKIP = tl.constexpr(3)
+BETA1 = tl.constexpr(4)
+BETA2 = tl.constexpr(5)
+REST1 = tl.constexpr(6)
+REST2 = tl.constexpr(7)
+EPS = tl.constexpr(8)
+MOMENTUM = tl.constexpr(9)
+REST = tl.constexpr(10)
+HEADER = tl.constexpr(16)
+LANES = tl.constexpr(128)
+
+
+@triton.jit
+def power(base, exponents):
+    """Return base**exponents (float64 scalar, int64 vector): square and multiply, lowest bit first.
+
+    Lanes whose exponent has run out keep their product, so the lane's own sequence of roundings
+    does not depend on its neighbours.
+    """
+    product = tl.full(exponents.shape, 1.0, tl.float64)
+    while tl.max(exponents) > 0:
+        product = tl.where((exponents & 1) != 0, product * base, product)
+        base = base * base
+        exponents = exponents >> 1
+    return product
+
+
+@triton.jit
+def step_pointers(steps, lane, mask, IS_TABLE: tl.constexpr):
+    """Return pointers to the step counters: `steps` is one counter, or a table of addresses."""
+    if IS_TABLE:
+        addresses = tl.load(steps + lane, mask=mask, other=0)
+        return addresses.to(tl.pointer_type(tl.int64))
+    return steps + lane
+
+
+@triton.jit
+def store_adam_header(coefficients, lr, beta1, beta2, eps, weight_decay, factor, skip):
+    """Round the float64 hyper-parameters of Adam once to fp32 and store them."""
+    tl.store(coefficients + LR, lr.to(tl.float32))
+    tl.store(coefficients + WEIGHT_DECAY, weight_decay.to(tl.float32))
+    tl.store(coefficients + FACTOR, factor)
+    tl.store(coefficients + SKIP, skip)
+    tl.store(coefficients + BETA1, beta1.to(tl.float32))
+    tl.store(coefficients + BETA2, beta2.to(tl.float32))
+    # 1 - beta in float64: in fp32, 1 - fp32(0.999) is off by 2e-5 of itself.
+    tl.store(coefficients + REST1, (1.0 - beta1).to(tl.float32))
+    tl.store(coefficients + REST2, (1.0 - beta2).to(tl.float32))
+    tl.store(coefficients + EPS, eps.to(tl.float32))
+
+
+@triton.jit
+def advance_adam_steps(
+    steps,
+    coefficients,
+    first,
+    tensors,
+    beta1,
+    beta2,
+    skip,
+    BIAS_CORRECTION: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
+    """Advance LANES step counters from `first` on, unless skipped, and store k1, k2."""
+    lane = first + tl.arange(0, LANES)
+    mask = lane < tensors
+    counters = step_pointers(steps, lane, mask, IS_TABLE)
+    t = tl.load(counters, mask=mask, other=0) + 1
+    pair = coefficients + HEADER + 2 * lane
+    if BIAS_CORRECTION:
+        tl.store(pair, (1.0 - power(beta1, t)).to(tl.float32), mask=mask)
+        tl.store(pair + 1, (1.0 - power(beta2, t)).to(tl.float32), mask=mask)
+    else:
+        tl.store(pair, tl.full([LANES], 1.0, tl.float32), mask=mask)
+        tl.store(pair + 1, tl.full([LANES], 1.0, tl.float32), mask=mask)
+    tl.store(counters, t, mask=mask & (skip == 0.0))
+
+
+@triton.jit
+def load_adam_coefficients(coefficients, slot):
+    """Return (factor, wd, b1, c1, b2, c2, k1, k2, eps, lr) as fp32 scalars."""
+    pair = coefficients + HEADER + 2 * slot
+    return (
+        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + WEIGHT_DECAY),
+        tl.load(coefficients + BETA1),
+        tl.load(coefficients + REST1),
+        tl.load(coefficients + BETA2),
+        tl.load(coefficients + REST2),
+        tl.load(pair),
+        tl.load(pair + 1),
+        tl.load(coefficients + EPS),
+        tl.load(coefficients + LR),
+    )
+
+
+@triton.jit
+def adam_tile(
+    params,
+    grads,
+    exp_avgs,
+    exp_avg_sqs,
+    copies,
+    offsets,
+    mask,
+    coefficients,
+    DECOUPLED: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """One Adam step on one tile; `mask` is None where the whole tile exists."""
+    factor, wd, b1, c1, b2, c2, k1, k2, eps, lr = coefficients
+    g = tl.load(grads + offsets, mask=mask).to(tl.float32)
+    p = tl.load(params + offsets, mask=mask).to(tl.float32)
+    m = tl.load(exp_avgs + offsets, mask=mask)
+    v = tl.load(exp_avg_sqs + offsets, mask=mask)
+    g = g * factor
+    if not DECOUPLED:
+        g = g + wd * p
+    m = b1 * m + c1 * g
+    v = b2 * v + (c2 * g) * g
+    u = tl.div_rn(tl.div_rn(m, k1), tl.sqrt_rn(tl.div_rn(v, k2)) + eps)
+    if DECOUPLED:
+        u = u + wd * p
+    p = p - lr * u
+    tl.store(exp_avgs + offsets, m, mask=mask)
+    tl.store(exp_avg_sqs + offsets, v, mask=mask)
+    tl.store(params + offsets, p.to(params.dtype.element_ty), mask=mask)
+    if HAS_COPY:
+        # Rounded from the fp32 value, not from a 16-bit parameter: one rounding, not two.
+        tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask=mask)

@@ -1,0 +1,253 @@
+"""Adam (L2) and AdamW (decoupled) over fp32 state, with an optional low-precision copy.
+
+Versions, and what each costs for a 16-bit gradient and a 16-bit copy:
+
+1. flat: one tensor, addresses proven aligned by argument specialisation. Reads 2 + 4 + 4 + 4,
+   writes 4 + 4 + 4 + 2 bytes per parameter: 28.
+2. list: tensors of one dtype combination found through a pointer table, 28 bytes per parameter
+   and 72 bytes per chunk of 2048; tensors on 16-byte addresses take the vector path, others
+   element by element.
+
+Both read a coefficient block written by a preparing launch, which also advances the step
+counters: a program of the update could not, since others still need the old count. When the
+block says skip, they return before touching anything.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.dispatch import TRITON_DTYPE, cdiv, launch
+from fast.kernels._arith import (
+    HEADER,
+    LANES,
+    SKIP,
+    adam_tile,
+    advance_adam_steps,
+    load_adam_coefficients,
+    store_adam_header,
+)
+from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.tables import SHARED, TableCache, step_table, tensor_tables
+
+CONTROLS = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor", "found_inf")
+
+
+@triton.jit(
+    do_not_specialize=["tensors"],
+    do_not_specialize_on_alignment=["steps", "coefficients", *CONTROLS],
+)
+def adam_prepare_kernel(
+    steps,
+    coefficients,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    factor,
+    found_inf,
+    tensors: tl.int64,
+    BIAS_CORRECTION: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
+    """Form the coefficient block and advance the step counters, LANES for each program."""
+    skip = tl.load(found_inf)
+    b1 = tl.load(beta1)
+    b2 = tl.load(beta2)
+    if tl.program_id(0) == 0:
+        scale = tl.load(factor)
+        wd = tl.load(weight_decay)
+        store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, scale, skip)
+    first = tl.program_id(0).to(tl.int64) * LANES
+    advance_adam_steps(steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE)
+
+
+@triton.jit(do_not_specialize=["numel", "slot"], do_not_specialize_on_alignment=["coefficients"])
+def adam_flat_kernel(
+    params,
+    grads,
+    exp_avgs,
+    exp_avg_sqs,
+    copies,
+    coefficients,
+    numel: tl.int64,
+    slot: tl.int64,
+    DECOUPLED: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """One tensor."""
+    skip = tl.load(coefficients + SKIP)
+    c = load_adam_coefficients(coefficients, slot)
+    if skip != 0.0:
+        return
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    if start + CHUNK <= numel:
+        for tile in range(0, CHUNK, TILE):
+            at = start + tile + tl.arange(0, TILE)
+            adam_tile(
+                params, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY
+            )
+    else:
+        for tile in range(0, CHUNK, EDGE):
+            at = start + tile + tl.arange(0, EDGE)
+            tail = at < numel
+            adam_tile(
+                params, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY
+            )
+
+
+@triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
+def adam_list_kernel(
+    table,
+    coefficients,
+    tensors: tl.int64,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    C: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """Every tensor of one dtype combination."""
+    skip = tl.load(coefficients + SKIP)
+    DEPTH: tl.constexpr = 5 if HAS_COPY else 4
+    tensor, start = chunk_of(table, tensors, DEPTH)
+    numel, aligned, slot = facts_of(table, tensors, tensor, DEPTH)
+    p = address_of(table, tensors, tensor, 0)
+    g = address_of(table, tensors, tensor, 1)
+    m = address_of(table, tensors, tensor, 2)
+    v = address_of(table, tensors, tensor, 3)
+    low = address_of(table, tensors, tensor, DEPTH - 1)
+    c = load_adam_coefficients(coefficients, slot)
+    if skip != 0.0:
+        return
+    if (aligned != 0) & (start + CHUNK <= numel):
+        params = pointer(p, P, True)
+        grads = pointer(g, G, True)
+        exp_avgs = pointer(m, tl.float32, True)
+        exp_avg_sqs = pointer(v, tl.float32, True)
+        copies = pointer(low, C, True)
+        for tile in range(0, CHUNK, TILE):
+            at = start + tile + tl.arange(0, TILE)
+            adam_tile(
+                params, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY
+            )
+    else:
+        params = pointer(p, P, False)
+        grads = pointer(g, G, False)
+        exp_avgs = pointer(m, tl.float32, False)
+        exp_avg_sqs = pointer(v, tl.float32, False)
+        copies = pointer(low, C, False)
+        for tile in range(0, CHUNK, EDGE):
+            at = start + tile + tl.arange(0, EDGE)
+            tail = at < numel
+            adam_tile(
+                params, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY
+            )
+
+
+def prepare_adam(
+    steps: Sequence[Tensor],
+    controls: Sequence[Tensor],
+    *,
+    bias_correction: bool,
+    cache: TableCache = SHARED,
+) -> Tensor:
+    """Advance the step counters and return the coefficient block of this step."""
+    near = controls[0]
+    size = HEADER.value + 2 * len(steps)
+    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
+    counters = steps[0] if len(steps) == 1 else step_table(steps, cache).data
+    launch(
+        adam_prepare_kernel,
+        cdiv(len(steps), LANES.value),
+        near,
+        (counters, coefficients, *controls, len(steps)),
+        reaches=steps,
+        BIAS_CORRECTION=bias_correction,
+        IS_TABLE=len(steps) > 1,
+    )
+    return coefficients
+
+
+def update_adam(
+    lists: Sequence[Sequence[Tensor]],
+    coefficients: Tensor,
+    *,
+    decoupled: bool,
+    cache: TableCache = SHARED,
+) -> None:
+    """Run the update over (params, grads, exp_avgs, exp_avg_sqs[, copies])."""
+    options = {"DECOUPLED": decoupled, "HAS_COPY": len(lists) == 5}
+    filled = [slot for slot, param in enumerate(lists[0]) if param.numel()]
+    if len(filled) == 1:
+        slot = filled[0]
+        tensors = [role[slot] for role in lists]
+        numel = tensors[0].numel()
+        args = (*tensors[:4], tensors[-1], coefficients, numel, slot)
+        launch(adam_flat_kernel, cdiv(numel, CHUNK.value), tensors[0], args, **options)
+        return
+    reaches = [tensor for role in lists for tensor in role]
+    for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache):
+        launch(
+            adam_list_kernel,
+            table.chunks,
+            table.data,
+            (table.data, coefficients, table.tensors),
+            reaches,
+            P=TRITON_DTYPE[table.dtypes[0]],
+            G=TRITON_DTYPE[table.dtypes[1]],
+            C=TRITON_DTYPE[table.dtypes[-1]],
+            **options,
+        )
+
+
+def adam_step_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    weight_decay: Tensor,
+    factor: Tensor,
+    found_inf: Tensor,
+    bias_correction: bool,
+) -> None:
+    """Adam: decay of the parameters, added to the gradient (L2)."""
+    controls = (lr, beta1, beta2, eps, weight_decay, factor, found_inf)
+    coefficients = prepare_adam(steps, controls, bias_correction=bias_correction)
+    lists = [params, grads, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
+    update_adam(lists, coefficients, decoupled=False)
+
+
+def adamw_step_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    weight_decay: Tensor,
+    factor: Tensor,
+    found_inf: Tensor,
+    bias_correction: bool,
+) -> None:
+    """AdamW: decay of the parameters, outside the moments."""
+    controls = (lr, beta1, beta2, eps, weight_decay, factor, found_inf)
+    coefficients = prepare_adam(steps, controls, bias_correction=bias_correction)
+    lists = [params, grads, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
+    update_adam(lists, coefficients, decoupled=True)
