@@ -111,8 +111,8 @@ def adam_step(
     Args:
         params: master weights (fp32), or fp16/bf16 weights without masters; any shapes.
         grads: fp32, fp16 or bf16, one per parameter.
-        exp_avgs: first moments, fp32.
-        exp_avg_sqs: second moments, fp32.
+        exp_avgs: first moments, fp32; a narrower dtype is read to fp32 and rounded once.
+        exp_avg_sqs: second moments, likewise.
         copies: low-precision model weights, one per parameter, or an empty list.
         steps: completed steps of each parameter, int64, shape ().
         lr: learning rate, float64, shape ().
@@ -216,10 +216,10 @@ def _over_lists(
     rows = zip(params, grads, exp_avgs, exp_avg_sqs, absent_or_copies, steps, strict=True)
     for param, grad, exp_avg, exp_avg_sq, copy, step in rows:
         s = scalars.at(int(step.item()) + 1)
-        p, m, v = update(fp32(param), fp32(grad), exp_avg, exp_avg_sq, s)
+        p, m, v = update(fp32(param), fp32(grad), fp32(exp_avg), fp32(exp_avg_sq), s)
         new_p.append(p.to(param.dtype))
-        new_m.append(m)
-        new_v.append(v)
+        new_m.append(m.to(exp_avg.dtype))
+        new_v.append(v.to(exp_avg_sq.dtype))
         new_steps.append(step + 1)
         if copy is not None:
             new_copies.append(p.to(copy.dtype))

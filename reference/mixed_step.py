@@ -6,7 +6,7 @@
     p, m, v   = Adam or AdamW with that factor             unless found_inf
     scale     = the loss-scale rule, after the step
 
-The step uses the scale that its gradients were made with; the update comes last.
+The step uses the scale that its gradients were made with, and the new scale is for the next one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from reference.adam import adam_step, adamw_step
 from reference.arithmetic import fp32, fp64
 from reference.clip import clip_factor, l2_norm
+from reference.compat import CORRECT, Compat, growth_test, state_to_unscale_with
 from reference.overflow import any_nonfinite
 from reference.scale_state import ScaleRule, ScaleState, advance
 
@@ -70,6 +71,7 @@ def mixed_step(
     rule: str,
     consecutive_hysteresis: bool,
     raise_error_at_min_scale: bool,
+    compat: Compat = CORRECT,
 ) -> MixedResult:
     """One step from scaled gradients to new weights, moments and loss scale.
 
@@ -104,6 +106,7 @@ def mixed_step(
         rule: "static", "dynamic", "wrapper" or "torch".
         consecutive_hysteresis: see `reference.loss_scale.DynamicRule`.
         raise_error_at_min_scale: see `reference.loss_scale.DynamicRule`.
+        compat: `unscale_with_updated_scale` and `growth_counts_this_step` are honoured here.
 
     Returns:
         New params, exp_avgs, exp_avg_sqs, copies, steps, scale, cur_iter, last_overflow_iter,
@@ -114,7 +117,7 @@ def mixed_step(
     Raises:
         ValueError: the rule is unknown.
     """
-    state = ScaleState(
+    before = ScaleState(
         scale=scale,
         cur_iter=cur_iter,
         last_overflow_iter=last_overflow_iter,
@@ -131,11 +134,14 @@ def mixed_step(
         backoff_factor=backoff_factor,
         consecutive_hysteresis=consecutive_hysteresis,
         raise_error_at_min_scale=raise_error_at_min_scale,
+        growth_test=growth_test(compat),
     )
     del norm, found_inf
     new_found_inf = any_nonfinite(grads)
     scaled_norm = l2_norm(grads)
-    (factor,) = clip_factor(norm=scaled_norm, scale=scale, max_norm=max_norm, factor=scaled_norm)
+    after = advance(before, scale_rule, new_found_inf)
+    applied = state_to_unscale_with(compat, before, after).scale
+    (factor,) = clip_factor(norm=scaled_norm, scale=applied, max_norm=max_norm, factor=scaled_norm)
     step = adamw_step if adam_w_mode else adam_step
     lists = step(
         params,
@@ -153,6 +159,5 @@ def mixed_step(
         found_inf=new_found_inf,
         bias_correction=bias_correction,
     )
-    state = advance(state, scale_rule, new_found_inf)
-    new_norm = fp32(fp64(scaled_norm) / scale)
-    return (*lists, *state.in_order(), new_norm, new_found_inf)
+    new_norm = fp32(fp64(scaled_norm) / applied)
+    return (*lists, *after.in_order(), new_norm, new_found_inf)

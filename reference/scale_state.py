@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from reference.loss_scale import GrowthTest, grows_after_full_window
 from reference.update_scale import (
     update_scale_dynamic,
     update_scale_torch,
@@ -59,6 +60,7 @@ class ScaleRule:
     backoff_factor: Tensor
     consecutive_hysteresis: bool
     raise_error_at_min_scale: bool
+    growth_test: GrowthTest = grows_after_full_window
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
@@ -108,6 +110,7 @@ def _dynamic(state: ScaleState, rule: ScaleRule, found_inf: Tensor) -> ScaleStat
         delayed_shift=rule.delayed_shift,
         consecutive_hysteresis=rule.consecutive_hysteresis,
         raise_error_at_min_scale=rule.raise_error_at_min_scale,
+        growth_test=rule.growth_test,
     )
     return replace(
         state,

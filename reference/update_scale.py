@@ -13,10 +13,12 @@ from reference.errors import MinimumLossScale
 from reference.loss_scale import (
     DynamicRule,
     DynamicState,
+    GrowthTest,
     TorchRule,
     TorchState,
     WrapperRule,
     WrapperState,
+    grows_after_full_window,
     update_dynamic,
     update_torch,
     update_wrapper,
@@ -47,6 +49,7 @@ def update_scale_dynamic(
     delayed_shift: Tensor,
     consecutive_hysteresis: bool,
     raise_error_at_min_scale: bool,
+    growth_test: GrowthTest = grows_after_full_window,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The dynamic rule; see `reference.loss_scale.update_dynamic` for its arguments.
 
@@ -68,6 +71,7 @@ def update_scale_dynamic(
         delayed_shift=int(delayed_shift.item()),
         consecutive_hysteresis=consecutive_hysteresis,
         raise_error_at_min_scale=raise_error_at_min_scale,
+        growth_test=growth_test,
     )
     exhausted = exhausted.clone()
     try:

@@ -1,0 +1,103 @@
+"""Correct by default, upstream on request: one record, and one policy function per field.
+
+Only behaviour that changes numbers in normal training is selectable. Edge ids refer to the edge
+table (docs/edges.md), which gives the decision and its reason for every edge, selectable or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from reference.loss_scale import GrowthTest, grows_after_full_window, grows_with_full_window
+from reference.scale_state import ScaleState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compat:
+    """Which numerically visible upstream behaviour to reproduce; all off is correct.
+
+    Attributes:
+        unscale_with_updated_scale: update the loss scale before unscaling, so that the step on
+            which the scale grows applies a fraction of the gradient. Edge LS-1.
+        growth_counts_this_step: the scale grows with clean step number scale_window, not after it,
+            as DeepSpeed 0.14 did. Edge LS-4.
+        shared_step_counter: in `FusedAdam` only the last parameter of a group with a gradient
+            counts, once for each dtype in the group, and its count serves all. Edges FA-1, FA-2.
+        moments_in_param_dtype: `FusedAdam` stores both moments in the parameter's dtype, where
+            small squares underflow in fp16. Edge FA-6.
+    """
+
+    unscale_with_updated_scale: bool = False
+    growth_counts_this_step: bool = False
+    shared_step_counter: bool = False
+    moments_in_param_dtype: bool = False
+
+    @classmethod
+    def deepspeed(cls) -> Compat:
+        """The choice that reproduces DeepSpeed 0.19.8."""
+        return cls(
+            unscale_with_updated_scale=True,
+            shared_step_counter=True,
+            moments_in_param_dtype=True,
+        )
+
+
+CORRECT = Compat()
+
+
+def state_to_unscale_with(compat: Compat, before: ScaleState, after: ScaleState) -> ScaleState:
+    """The loss-scale state whose scale divides the gradients of this step (LS-1)."""
+    return after if compat.unscale_with_updated_scale else before
+
+
+def growth_test(compat: Compat) -> GrowthTest:
+    """Which clean steps let the dynamic scale grow (LS-4)."""
+    return grows_with_full_window if compat.growth_counts_this_step else grows_after_full_window
+
+
+def moment_dtype(compat: Compat, param_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which `FusedAdam` stores moments (FA-6)."""
+    return param_dtype if compat.moments_in_param_dtype else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Result of counting one step, one entry per parameter of a group that has a gradient.
+
+    Attributes:
+        used: number of this step, counted from 1, for the bias correction.
+        stored: what each parameter's counter holds afterwards.
+    """
+
+    used: list[int]
+    stored: list[int]
+
+
+Counting = Callable[[Sequence[int], Sequence[torch.dtype]], Counts]
+
+
+def counting(compat: Compat) -> Counting:
+    """How `FusedAdam` counts the steps of a group (FA-1, FA-2)."""
+    return count_shared if compat.shared_step_counter else count_each
+
+
+def count_each(steps: Sequence[int], dtypes: Sequence[torch.dtype]) -> Counts:
+    """Every parameter counts for itself."""
+    del dtypes
+    advanced = [step + 1 for step in steps]
+    return Counts(used=advanced, stored=advanced)
+
+
+def count_shared(steps: Sequence[int], dtypes: Sequence[torch.dtype]) -> Counts:
+    """The last parameter counts for all, once for each dtype: fp16, then bf16, then fp32."""
+    used, stored = list(steps), list(steps)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        members = [index for index, of in enumerate(dtypes) if of is dtype]
+        if members:
+            stored[-1] += 1
+        for index in members:
+            used[index] = stored[-1]
+    return Counts(used=used, stored=stored)

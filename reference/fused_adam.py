@@ -1,0 +1,248 @@
+"""FusedAdam: Adam and AdamW as an ordinary `torch.optim.Optimizer`.
+
+The arithmetic is `reference.adam`, parameter by parameter. What the class adds is state: fp32
+moments whatever the parameter's dtype, and one integer counter per parameter, which advances only
+when that parameter had a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import cast, overload
+
+import torch
+from torch import Tensor
+
+from reference.adam import adam_step, adamw_step
+from reference.compat import CORRECT, Compat, counting, moment_dtype
+from reference.hyper import Number, check_adam, control
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+ParamGroup = dict[str, object]
+StateDict = dict[str, object]
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam (L2 weight decay) or AdamW (decoupled weight decay).
+
+    Args:
+        params: parameters or groups of parameters; fp16, bf16 and fp32 may be mixed.
+        lr: learning rate; like betas, eps and weight_decay a float or a 0-dim tensor, read at
+            every step, so that a schedule or a captured graph can change it.
+        bias_correction: divide the moments by 1 - beta^t.
+        betas: decay of the first and the second moment.
+        eps: added outside the square root.
+        adam_w_mode: True for AdamW, False for Adam with L2 decay; of the whole instance.
+        weight_decay: applied whatever its sign.
+        amsgrad: refused, the argument exists for callers that pass False.
+        set_grad_none: what `zero_grad()` does unless told.
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    State per parameter: `step` (int64, shape ()), `exp_avg` and `exp_avg_sq` (fp32, shaped like
+    the parameter). Parameters without a gradient are left alone, counter included. Non-contiguous
+    parameters are fine; parameters whose elements share memory are refused.
+
+    Source: Kingma & Ba (2015), algorithm 1; Loshchilov & Hutter (2019), algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[ParamGroup],
+        *,
+        lr: Number = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[Number, Number] = (0.9, 0.999),
+        eps: Number = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: Number = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError(
+                "amsgrad=True, but should be False: no kernel keeps a running maximum of the "
+                "second moment [FusedAdam]"
+            )
+        self.adam_w_mode = bool(adam_w_mode)
+        self.set_grad_none = bool(set_grad_none)
+        self.compat = compat
+        defaults: ParamGroup = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; options that it lacks come from the constructor.
+
+        Raises:
+            ValueError: a hyper-parameter is out of range, a dtype is not fp16, bf16 or fp32, or
+                elements of a parameter share memory. The optimizer is unchanged.
+        """
+        check_adam({**self.defaults, **param_group}, "FusedAdam")
+        super().add_param_group(param_group)
+        try:
+            for index, param in enumerate(self.param_groups[-1]["params"]):
+                _check_param(param, f"group {len(self.param_groups) - 1}, parameter {index}")
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drop or zero all gradients.
+
+        Args:
+            set_to_none: True drops them, False zeroes them, None does what `set_grad_none` says.
+        """
+        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; writes parameters, moments and counters in place.
+
+        Args:
+            closure: evaluates the loss again, with gradients enabled.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            RuntimeError: a gradient is sparse. Nothing has been written.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        active = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        for param in chain.from_iterable(active):
+            if param.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"gradient has layout {param.grad.layout}, but should be dense: every element "
+                    f"of the moments decays at every step [FusedAdam.step]"
+                )
+        for group, params in zip(self.param_groups, active, strict=True):
+            self._step_group(group, params)
+        return loss
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = self._initial_state(param)
+        steps = [int(self.state[param]["step"].item()) for param in params]
+        counts = counting(self.compat)(steps, [param.dtype for param in params])
+        for param, used, stored in zip(params, counts.used, counts.stored, strict=True):
+            self._step_param(param, group, used)
+            self.state[param]["step"].fill_(stored)
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        """Step number t, counted from 1, of one parameter."""
+        state, device = self.state[param], param.device
+        beta1, beta2 = cast(tuple[Number, Number], group["betas"])
+        step = adamw_step if self.adam_w_mode else adam_step
+        (p,), (m,), (v,), _, _ = step(
+            [param],
+            [cast(Tensor, param.grad)],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [torch.tensor(t - 1)],
+            lr=control(cast(Number, group["lr"]), device),
+            beta1=control(beta1, device),
+            beta2=control(beta2, device),
+            eps=control(cast(Number, group["eps"]), device),
+            weight_decay=control(cast(Number, group["weight_decay"]), device),
+            factor=torch.ones((), dtype=torch.float32, device=device),
+            found_inf=torch.zeros((), dtype=torch.float32),
+            bias_correction=bool(group["bias_correction"]),
+        )
+        param.copy_(p)
+        state["exp_avg"].copy_(m)
+        state["exp_avg_sq"].copy_(v)
+
+    def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
+        dtype = moment_dtype(self.compat, param.dtype)
+        return {
+            "step": torch.zeros((), dtype=torch.int64, device=param.device),
+            "exp_avg": torch.zeros_like(param, dtype=dtype),
+            "exp_avg_sq": torch.zeros_like(param, dtype=dtype),
+        }
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state, moments in their own dtype and counters as integers.
+
+        torch rounds every loaded state tensor to its parameter's dtype; fp32 moments of an fp16
+        parameter would lose 13 bits, and small second moments would become 0. So the state is
+        taken from the dict itself, after all pre-hooks and before all post-hooks. It is copied:
+        later steps do not write into the dict. Counters of torch's own Adam (fp32) are accepted.
+
+        Raises:
+            ValueError: a counter is not an integer, or groups do not match.
+        """
+        final: StateDict = {}
+        capture = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
+        restore = self.register_load_state_dict_post_hook(
+            lambda _: self._restore(final), prepend=True
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            capture.remove()
+            restore.remove()
+
+    def _restore(self, given: StateDict) -> None:
+        groups = cast(list[dict[str, list[int]]], given["param_groups"])
+        saved = cast(dict[int, dict[str, Tensor | float]], given["state"])
+        ids = chain.from_iterable(group["params"] for group in groups)
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for number, param in zip(ids, params, strict=True):
+            if saved.get(number):
+                self.state[param] |= self._restored(param, saved[number], number)
+
+    def _restored(
+        self, param: Tensor, saved: dict[str, Tensor | float], number: int
+    ) -> dict[str, Tensor]:
+        count = float(saved["step"])
+        if count < 0 or count != int(count):
+            raise ValueError(
+                f"step={count}, but should be a whole number of steps [parameter {number}, "
+                f"FusedAdam.load_state_dict]"
+            )
+        restored = self._initial_state(param)
+        restored["step"].fill_(int(count))
+        for name in MOMENTS:
+            restored[name].copy_(cast(Tensor, saved[name]))
+        return restored
+
+    def __getstate__(self) -> StateDict:
+        own: StateDict = {name: getattr(self, name) for name in OPTIONS}
+        return {**super().__getstate__(), **own}
+
+
+OPTIONS = ("adam_w_mode", "set_grad_none", "compat")
+
+
+def _check_param(param: Tensor, where: str) -> None:
+    if param.dtype not in DTYPES:
+        raise ValueError(
+            f"parameter is {param.dtype}, but should be float16, bfloat16 or float32 "
+            f"[{where}, FusedAdam]"
+        )
+    strides = zip(param.shape, param.stride(), strict=True)
+    if any(size > 1 and stride == 0 for size, stride in strides):
+        raise ValueError(
+            f"elements of the parameter share memory (shape {tuple(param.shape)}, strides "
+            f"{param.stride()}), but each should have its own [{where}, FusedAdam]"
+        )
