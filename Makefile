@@ -7,10 +7,12 @@ PYTHON ?= python3
 SETUP ?= auto
 OUT ?= out
 PY := .venv/bin/python
+# A PYTHON that was named must be the one in use; the default takes what an earlier set-up left.
+INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
 READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
 	echo "$(PYTHON) is not on the PATH: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; \
 	exit 2; }; \
-	$(PYTHON) tools/setup_env.py --choice $(SETUP)
+	$(PYTHON) tools/setup_env.py --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property gpu-check clean
 

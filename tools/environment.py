@@ -81,11 +81,13 @@ class Environment:
         root: the checkout.
         machine: who answers questions about the outside world.
         choice: "auto", "pinned" or "installed".
+        insist: an earlier set-up under another interpreter does not do.
     """
 
     root: Path
     machine: Machine
     choice: str = "auto"
+    insist: bool = False
 
     @property
     def folder(self) -> Path:
@@ -103,20 +105,28 @@ class Environment:
         return self.folder / "twinstep.json"
 
     def recipe(self) -> str:
-        """Digest of everything that decides what set-up does: recipe files and interpreter."""
-        digest = hashlib.sha256(self.machine.interpreter().encode())
-        for name in ("constraints.txt", "pyproject.toml", "tools/environment.py"):
+        """Digest of the files that decide what set-up does."""
+        digest = hashlib.sha256()
+        for name in RECIPE:
             digest.update((self.root / name).read_bytes())
         return digest.hexdigest()
 
-    def stamped(self) -> Outcome | None:
-        """The last outcome if it still holds."""
+    def last(self) -> Outcome | None:
+        """What the last finished set-up left, whether or not it still holds."""
         try:
-            outcome = Outcome(**json.loads(self.stamp.read_text()))
+            return Outcome(**json.loads(self.stamp.read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        holds = outcome.recipe == self.recipe() and os.access(self.python, os.X_OK)
-        return outcome if holds and self.choice in ("auto", outcome.mode) else None
+
+    def stamped(self) -> Outcome | None:
+        """The last outcome if it still holds."""
+        outcome = self.last()
+        if outcome is None or outcome.recipe != self.recipe():
+            return None
+        if self.insist and outcome.python != self.machine.interpreter():
+            return None
+        holds = os.access(self.python, os.X_OK) and self.choice in ("auto", outcome.mode)
+        return outcome if holds else None
 
     def set_up(self) -> Outcome:
         """Bring `.venv` into its state and return the outcome; instant where the stamp holds.
@@ -154,13 +164,11 @@ class Environment:
     def _install(self, lacking: str) -> str:
         """Try the pinned way; return "" or why the installed packages have to do."""
         may_borrow = not lacking and self.choice == "auto"
-        problem = self._make_venv()
-        if not problem and may_borrow and not self._registry_answers():
-            problem = "no package registry answers"
-        if not problem:
-            problem = self._pip_install()
+        if may_borrow and not self._registry_answers():
+            return "pip reaches no package registry"
+        problem = self._make_venv() or self._pip_install()
         if problem and not may_borrow:
-            other = f" and {self._here()} cannot be used as it is ({lacking})" if lacking else ""
+            other = f", and {self._here()} has {lacking}" if lacking else ""
             raise Refusal(f"{problem}{other}: {REMEDY}")
         return problem
 
@@ -169,15 +177,17 @@ class Environment:
         python = self.machine.interpreter()
         if self.machine.run([python, "-c", "import venv, ensurepip"]).status:
             return f"{self._here()} has no complete venv module (Debian: apt install python3-venv)"
-        ours = self.stamp.exists() or is_borrowed(self.python)
-        command = [python, "-m", "venv", *(["--clear"] if ours else []), str(self.folder)]
+        last = self.last()
+        # A venv that somebody else made is filled, never emptied.
+        stale = is_borrowed(self.python) or (last is not None and last.python != python)
+        command = [python, "-m", "venv", *(["--clear"] if stale else []), str(self.folder)]
         answer = self.machine.run(command)
         return f"{' '.join(command)} failed: {last_line(answer.output)}" if answer.status else ""
 
     def _registry_answers(self) -> bool:
         """Whether pip, configured as it is on this machine, can fetch one small pinned package."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [str(self.python), "-m", "pip", "download", "--quiet", "--no-deps"]
+            command = [self.machine.interpreter(), "-m", "pip", "download", "--quiet", "--no-deps"]
             command += ["--timeout", "5", "--retries", "0", "--dest", folder]
             command += ["--constraint", str(self.root / "constraints.txt"), PROBE]
             return self.machine.run(command, PROBE_SECONDS).status == 0
@@ -197,7 +207,7 @@ class Environment:
         (self.folder / "setup.log").write_text(answer.output)
         if answer.status == 0:
             return ""
-        return f"the pinned versions could not be installed ({last_line(answer.output)})"
+        return f"pip could not install the pinned versions ({last_line(answer.output)})"
 
     def _borrow(self) -> None:
         """Point `.venv/bin/python` and `parity` at the interpreter that has everything."""
@@ -252,9 +262,9 @@ def is_borrowed(python: Path) -> bool:
 
 
 def last_line(output: str) -> str:
-    """The line that tells most: the last one that says ERROR, else the last one."""
+    """The line that tells most: the last one that starts with ERROR, else the last one."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
+    errors = [line for line in lines if line.startswith("ERROR")]
     return ((errors or lines or ["no output"])[-1]).rstrip(".")[:300]
 
 
@@ -274,8 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="setup_env.py", description="Make .venv ready.")
     parser.add_argument("--choice", choices=("auto", "pinned", "installed"), default="auto")
     parser.add_argument("--need", nargs="*", default=[], choices=sorted(OPTIONAL))
+    parser.add_argument("--insist", action="store_true")
     options = parser.parse_args(arguments)
-    environment = Environment(ROOT, Machine(ROOT), options.choice)
+    environment = Environment(ROOT, Machine(ROOT), options.choice, options.insist)
     start, fresh = time.monotonic(), environment.stamped() is None
     try:
         outcome = environment.set_up()
