@@ -1,0 +1,108 @@
+"""One picture of a run: loss, loss scale, gradient norm against the step, skipped steps marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from scenarios.trace import StepRecord, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class PictureImpossible(RuntimeError):
+    """matplotlib, which only pictures need, is not installed."""
+
+
+LINE, AVERAGE, SKIP = "#9db7d5", "#1f4e8c", "#c0392b"
+
+
+def draw(trace: Trace, path: Path) -> None:
+    """Draw a trace into an image file; the suffix decides the format.
+
+    Raises:
+        PictureImpossible: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise PictureImpossible(
+            "a picture needs matplotlib, which is not installed: pip install matplotlib, "
+            "or leave the picture out"
+        ) from missing
+    figure = Figure(figsize=(8.0, 8.0), layout="constrained")
+    loss, scale, norm = figure.subplots(3, 1, sharex=True)
+    loss.set_title(title(trace), fontsize=10)
+    draw_loss(loss, trace)
+    draw_scale(scale, trace.records)
+    draw_norm(norm, trace.records)
+    for axes in (loss, scale, norm):
+        mark_skipped(axes, trace.skipped)
+        axes.set_axisbelow(True)
+        axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    loss.legend(frameon=False, fontsize=8)
+    norm.set_xlabel("step")
+    norm.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=130)
+
+
+def title(trace: Trace) -> str:
+    """What was run, in one line."""
+    header = trace.header
+    skipped = f"{len(trace.skipped)} of {len(trace.records)} steps skipped"
+    return (
+        f"{header.scenario}, {header.side}, {header.dtype}, rule {header.rule}, "
+        f"ranks {header.ranks}, seed {header.seed}: {skipped}"
+    )
+
+
+def draw_loss(axes: Axes, trace: Trace) -> None:
+    """Training loss per step, its running mean, and the held-out loss before and after."""
+    steps = [record.step for record in trace.records]
+    values = [record.loss for record in trace.records]
+    axes.plot(steps, values, color=LINE, linewidth=1, label="training loss")
+    window = max(1, len(values) // 20)
+    if window > 1:
+        smooth = [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+        axes.plot(steps, smooth, color=AVERAGE, label=f"mean of {window} steps")
+    ends = [steps[0] - 1, steps[-1]]
+    axes.plot(ends, trace.held_out, "D", color="#2e7d32", markersize=5, label="held-out loss")
+    axes.set_ylabel("loss (nats per byte)")
+
+
+def draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
+    """The loss scale that each step's gradients carried."""
+    axes.step(
+        [record.step for record in records],
+        [record.scale for record in records],
+        where="mid",
+        color=AVERAGE,
+    )
+    axes.set_yscale("log", base=2)
+    axes.set_ylabel("loss scale")
+
+
+def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
+    """Global norm of the unscaled gradients; a step that overflowed has none."""
+    axes.plot(
+        [record.step for record in records],
+        [record.norm if math.isfinite(record.norm) else math.nan for record in records],
+        color=AVERAGE,
+        marker=".",
+        markersize=3,
+        linewidth=1,
+    )
+    axes.set_yscale("log")
+    axes.set_ylabel("gradient norm")
+
+
+def mark_skipped(axes: Axes, steps: list[int]) -> None:
+    """Draw a thin red line through every skipped step."""
+    for index, step in enumerate(steps):
+        label = "skipped step" if index == 0 else None
+        axes.axvline(step, color=SKIP, linewidth=0.8, alpha=0.7, label=label, zorder=1)

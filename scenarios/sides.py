@@ -1,0 +1,52 @@
+"""The two sides of a step: who answers a call, and where.
+
+The reference always runs on the CPU. The fast side runs on the GPU where there is one; elsewhere
+its compiled kernels are replayed on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from parity import replay
+from scenarios.calls import Answer, fast_answer, reference_answer
+
+SIDES = ("reference", "fast")
+
+
+def engine() -> str:
+    """Where the fast side runs on this machine: "cuda" or "replay"."""
+    return "cuda" if torch.cuda.is_available() else "replay"
+
+
+@contextmanager
+def fast_side() -> Iterator[Answer]:
+    """Make the fast side answer for the length of a `with` block."""
+    if engine() == "cuda":
+        yield partial(fast_answer, device="cuda")
+        return
+    replay.activate()
+    try:
+        yield fast_answer
+    finally:
+        replay.deactivate()
+
+
+@contextmanager
+def answer_of(side: str) -> Iterator[Answer]:
+    """The answers of one side, by name.
+
+    Raises:
+        ValueError: there is no side of that name.
+    """
+    if side not in SIDES:
+        raise ValueError(f"side={side!r}, but should be one of {SIDES} [answer_of]")
+    if side == "reference":
+        yield reference_answer
+        return
+    with fast_side() as answer:
+        yield answer

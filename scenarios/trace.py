@@ -1,0 +1,163 @@
+"""The record of a run: a header that says where it came from, then one JSON line per step.
+
+Floats are written in hexadecimal, so that a trace read back is the same run to the last bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from scenarios.state import State
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Where a trace came from. Runs with equal headers on one machine have equal steps."""
+
+    side: str
+    ranks: int
+    dtype: str
+    rule: str
+    scale_window: int
+    steps: int
+    seed: int
+    batch: int
+    parameters: int
+    text_sha256: str
+    threads: int
+    python: str
+    torch: str
+    machine: str
+    scenario: str = "language_model"
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One step.
+
+    Attributes:
+        step: counted from 1.
+        loss: unscaled training loss before the step, mean over ranks.
+        lr: learning rate of the step.
+        scale: loss scale that the gradients carried.
+        norm: global norm of the unscaled gradients; infinite or NaN when the step overflowed.
+        skipped: whether the step was skipped.
+        state: digest of everything the step wrote (`digest`).
+    """
+
+    step: int
+    loss: float
+    lr: float
+    scale: float
+    norm: float
+    skipped: bool
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A whole run; `held_out` is the loss on unseen text before the first and after the last."""
+
+    header: Header
+    records: Sequence[StepRecord]
+    held_out: tuple[float, float]
+
+    @property
+    def skipped(self) -> list[int]:
+        """The steps that were skipped."""
+        return [record.step for record in self.records if record.skipped]
+
+
+def digest(state: State) -> str:
+    """SHA-256 over the bytes of every entry of a state, its first 16 hexadecimal digits.
+
+    Equal digests mean equal bits, the sign of zero included. NaN payloads would count too; a step
+    that would store a NaN is skipped, and a NaN norm is taken as the canonical one.
+    """
+    sha = hashlib.sha256()
+    for name, value in state.items():
+        sha.update(name.encode())
+        for tensor in value if isinstance(value, list) else [value]:
+            flat = tensor.detach().reshape(-1)
+            canonical = flat.nan_to_num(math.nan, math.inf, -math.inf)
+            sha.update((canonical if name == "norm" else flat).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+class Environment(TypedDict):
+    """The header's fields about this machine."""
+
+    threads: int
+    python: str
+    torch: str
+    machine: str
+
+
+def environment() -> Environment:
+    """What this machine says about itself."""
+    return {
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write a trace, one JSON object per line: header, steps, end."""
+    end = {"end": True, "held_out": [value.hex() for value in trace.held_out]}
+    lines = [asdict(trace.header), *(_hexed(record) for record in trace.records), end]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def read(path: Path) -> Trace:
+    """Read what `write` wrote.
+
+    Raises:
+        ValueError: the file is not a trace of this schema, or it stops before its end.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        header, *steps, end = (json.loads(line) for line in lines)
+        schema = header["schema"]
+        if schema != SCHEMA:
+            raise ValueError(f"schema={schema}, but should be {SCHEMA}")
+        before, after = (float.fromhex(value) for value in end["held_out"])
+        records = [_unhexed(step) for step in steps]
+        return Trace(header=Header(**header), records=records, held_out=(before, after))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise ValueError(f"{path} is no complete trace of schema {SCHEMA}: {problem}") from problem
+
+
+def _hexed(record: StepRecord) -> dict[str, object]:
+    return {k: v.hex() if isinstance(v, float) else v for k, v in asdict(record).items()}
+
+
+def _unhexed(line: dict[str, object]) -> StepRecord:
+    floats = {entry.name for entry in fields(StepRecord) if entry.type == "float"}
+    values = {k: float.fromhex(str(v)) if k in floats else v for k, v in line.items()}
+    return StepRecord(**values)  # type: ignore[arg-type]
+
+
+def first_difference(left: Trace, right: Trace) -> str | None:
+    """Name the first step and field in which two traces differ, or None. NaN equals NaN."""
+    for ours, theirs in zip(left.records, right.records, strict=False):
+        for name, value in _hexed(ours).items():
+            other = _hexed(theirs)[name]
+            if value != other:
+                return f"step {ours.step} {name}: {value} and {other}"
+    if len(left.records) != len(right.records):
+        return f"{len(left.records)} steps and {len(right.records)} steps"
+    return None
