@@ -1,0 +1,38 @@
+"""All shelves in one place."""
+
+from __future__ import annotations
+
+from parity.wrong import (
+    wrong_adam_dtype,
+    wrong_adam_formula,
+    wrong_adam_state,
+    wrong_buffers,
+    wrong_mixed,
+    wrong_norm,
+    wrong_scales,
+    wrong_sgd,
+    wrong_unscale,
+)
+from parity.wrong.entry import Entry, Variant
+
+WRONG = (
+    wrong_adam_formula,
+    wrong_adam_dtype,
+    wrong_adam_state,
+    wrong_sgd,
+    wrong_unscale,
+    wrong_norm,
+    wrong_scales,
+    wrong_buffers,
+    wrong_mixed,
+)
+
+
+def corpus() -> tuple[Entry, ...]:
+    """Every wrong kernel, grouped by operation."""
+    return tuple(entry for module in WRONG for entry in module.SHELF)
+
+
+def harmless() -> tuple[Variant, ...]:
+    """Every variant that must be accepted."""
+    return ()
