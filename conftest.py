@@ -1,0 +1,78 @@
+"""What every test may ask for: a device, a dtype, replay; and how many examples a property draws."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+EXAMPLES = Path(__file__).parent / ".hypothesis" / "examples"
+
+# The gate must answer the same on every run: same examples, no clock. What the long profile finds
+# is kept in the database and tried first on its next run.
+hypothesis.settings.register_profile(
+    "gate", derandomize=True, deadline=None, database=None, print_blob=True
+)
+hypothesis.settings.register_profile(
+    "property",
+    max_examples=2000,
+    deadline=None,
+    database=DirectoryBasedExampleDatabase(EXAMPLES),
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("gate")
+
+NO_GPU = "needs a CUDA GPU; this machine shows none to torch"
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores; torch would start as many threads in each as there are.
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu`, by name, where there is no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_report_header() -> list[str]:
+    """Name what decides the bits, so that a log is never anonymous."""
+    import triton
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return [f"torch {torch.__version__}, triton {triton.__version__}, GPU: {gpu}"]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """The GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16, torch.float32], ids=["fp16", "bf16", "fp32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Each of the three stored dtypes in turn."""
+    chosen = request.param
+    assert isinstance(chosen, torch.dtype)
+    return chosen
+
+
+@pytest.fixture
+def replay() -> Iterator[None]:
+    """Kernels launched on CPU tensors execute their compiled PTX for the length of the test."""
+    import parity.replay
+
+    parity.replay.activate()
+    try:
+        yield
+    finally:
+        parity.replay.deactivate()

@@ -1,0 +1,28 @@
+"""The plain package names belong to nobody: whatever else is installed, ours come from this checkout."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+
+
+def test_the_packages_of_the_house_are_all_here() -> None:
+    assert {"fast", "parity", "reference", "scenarios"} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_package_lies_in_this_checkout(name: str) -> None:
+    file = importlib.import_module(name).__file__
+    assert file is not None, f"{name} has no __init__.py"
+    assert Path(file).resolve().parent == ROOT / name, f"{name} came from {file}, not {ROOT / name}"
+
+
+def test_no_test_folder_shadows_a_package() -> None:
+    """A folder tests/reference/ would be imported in place of the package of that name."""
+    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir()]
+    assert not set(folders) & set(PACKAGES)
