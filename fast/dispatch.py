@@ -72,15 +72,25 @@ def launch(
     programs: int,
     near: Tensor,
     args: Sequence[object],
+    *,
     reaches: Sequence[Tensor] = (),
-    **meta: object,
+    warps: int = 4,
+    **options: object,
 ) -> None:
     """Launch a kernel of `programs` programs on the device of `near`; zero programs: nothing.
 
-    `reaches` names the tensors that the kernel finds through a pointer table among its arguments.
+    `reaches` names the tensors that the kernel finds through a pointer table among its arguments;
+    `options` are the kernel's compile-time arguments.
     Contraction of a*b + c is off: it would drop a rounding that the reference performs.
     """
     if programs == 0:
         return
     with on_device(near.device), reachable(reaches):
-        kernel[(programs,)](*args, enable_fp_fusion=False, **meta)
+        kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
+
+
+def resident_programs(device: torch.device, chunks: int) -> int:
+    """Return how many programs walk over `chunks`: what the device can hold at once, at most."""
+    if device.type == "cuda":
+        return min(chunks, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
+    return min(chunks, 256)

@@ -181,14 +181,21 @@ def update_adam(
     cache: TableCache = SHARED,
 ) -> None:
     """Run the update over (params, grads, exp_avgs, exp_avg_sqs[, copies])."""
-    options = {"DECOUPLED": decoupled, "HAS_COPY": len(lists) == 5}
+    has_copy = len(lists) == 5
     filled = [slot for slot, param in enumerate(lists[0]) if param.numel()]
     if len(filled) == 1:
         slot = filled[0]
         tensors = [role[slot] for role in lists]
         numel = tensors[0].numel()
         args = (*tensors[:4], tensors[-1], coefficients, numel, slot)
-        launch(adam_flat_kernel, cdiv(numel, CHUNK.value), tensors[0], args, **options)
+        launch(
+            adam_flat_kernel,
+            cdiv(numel, CHUNK.value),
+            tensors[0],
+            args,
+            DECOUPLED=decoupled,
+            HAS_COPY=has_copy,
+        )
         return
     reaches = [tensor for role in lists for tensor in role]
     for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache):
@@ -197,11 +204,12 @@ def update_adam(
             table.chunks,
             table.data,
             (table.data, coefficients, table.tensors),
-            reaches,
+            reaches=reaches,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
             C=TRITON_DTYPE[table.dtypes[-1]],
-            **options,
+            DECOUPLED=decoupled,
+            HAS_COPY=has_copy,
         )
 
 

@@ -1,0 +1,178 @@
+"""The one program between reducing the gradients and updating the weights of a mixed step.
+
+Versions, and what each costs: one; about 300 bytes, 16 for each tensor, and the latency of one
+launch. It turns limbs into the norm, decides whether the step is skipped, forms the factor that
+unscales and clips, runs the loss-scale rule, advances the step counters and forms the bias
+corrections, and leaves the limbs at zero for the next step. The host learns nothing of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.dispatch import launch
+from fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
+from fast.kernels._limbs import PADDED, norm_of
+from fast.kernels.clip import unscale_and_clip
+from fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
+from fast.tables import SHARED, TableCache, step_table
+
+CONTROLS = (
+    "lr",
+    "beta1",
+    "beta2",
+    "eps",
+    "weight_decay",
+    "max_norm",
+    "scale",
+    "cur_iter",
+    "last_overflow_iter",
+    "cur_hysteresis",
+    "growth_tracker",
+    "exhausted",
+    "scale_factor",
+    "scale_window",
+    "min_scale",
+    "delayed_shift",
+    "backoff_factor",
+    "norm",
+    "found_inf",
+)
+
+
+@triton.jit(
+    do_not_specialize=["tensors"],
+    do_not_specialize_on_alignment=["limbs", "steps", "coefficients", *CONTROLS],
+)
+def finalise_kernel(
+    limbs,
+    steps,
+    coefficients,
+    tensors: tl.int64,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    max_norm,
+    scale,
+    cur_iter,
+    last_overflow_iter,
+    cur_hysteresis,
+    growth_tracker,
+    exhausted,
+    scale_factor,
+    scale_window,
+    min_scale,
+    delayed_shift,
+    backoff_factor,
+    norm,
+    found_inf,
+    BIAS_CORRECTION: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+    RULE: tl.constexpr,
+    CONSECUTIVE: tl.constexpr,
+    RAISE: tl.constexpr,
+):
+    """One program; every thread computes every scalar, one thread stores it."""
+    scaled_norm, skip = norm_of(limbs)
+    s = tl.load(scale)
+    b1 = tl.load(beta1)
+    b2 = tl.load(beta2)
+    factor = unscale_and_clip(scaled_norm, s, tl.load(max_norm))
+    wd = tl.load(weight_decay)
+    store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, factor, skip)
+    tl.store(norm, (scaled_norm.to(tl.float64) / s).to(tl.float32))
+    tl.store(found_inf, skip)
+    overflow = skip != 0.0
+    if RULE == "dynamic":
+        new_scale, new_iter, new_last, new_hysteresis, new_exhausted = dynamic_rule(
+            s,
+            tl.load(cur_iter),
+            tl.load(last_overflow_iter),
+            tl.load(cur_hysteresis),
+            tl.load(exhausted),
+            overflow,
+            tl.load(scale_factor),
+            tl.load(scale_window),
+            tl.load(min_scale),
+            tl.load(delayed_shift),
+            CONSECUTIVE,
+            RAISE,
+        )
+    elif RULE == "wrapper":
+        new_scale, new_iter, new_last = wrapper_rule(
+            s,
+            tl.load(cur_iter),
+            tl.load(last_overflow_iter),
+            overflow,
+            tl.load(scale_factor),
+            tl.load(scale_window),
+            tl.load(min_scale),
+        )
+    elif RULE == "torch":
+        new_scale, new_tracker = torch_rule(
+            s,
+            tl.load(growth_tracker),
+            overflow,
+            tl.load(scale_factor),
+            tl.load(backoff_factor),
+            tl.load(scale_window),
+        )
+    # Every thread reads limbs and state, one thread writes: no write may overtake a read.
+    tl.debug_barrier()
+    tl.store(limbs + tl.arange(0, PADDED), tl.zeros([PADDED], tl.int64))
+    if RULE != "static":
+        tl.store(scale, new_scale)
+    if RULE == "dynamic" or RULE == "wrapper":
+        tl.store(cur_iter, new_iter)
+        tl.store(last_overflow_iter, new_last)
+    if RULE == "dynamic":
+        tl.store(cur_hysteresis, new_hysteresis)
+        tl.store(exhausted, new_exhausted)
+    if RULE == "torch":
+        tl.store(growth_tracker, new_tracker)
+    first = tl.zeros([], tl.int64)
+    while first < tensors:
+        advance_adam_steps(
+            steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+        )
+        first += LANES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a whole step fixes for good: the rule and how it corrects the moments."""
+
+    bias_correction: bool
+    rule: str
+    consecutive_hysteresis: bool
+    raise_error_at_min_scale: bool
+
+
+def finalise(
+    limbs: Tensor,
+    steps: Sequence[Tensor],
+    coefficients: Tensor,
+    controls: Sequence[Tensor],
+    finish: Finish,
+    cache: TableCache = SHARED,
+) -> None:
+    """Run the program between reduce and update; `controls` are in the order of CONTROLS."""
+    is_table = len(steps) > 1
+    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
+    launch(
+        finalise_kernel,
+        1,
+        limbs,
+        (limbs, counters, coefficients, len(steps), *controls),
+        reaches=steps,
+        BIAS_CORRECTION=finish.bias_correction,
+        IS_TABLE=is_table,
+        RULE=finish.rule,
+        CONSECUTIVE=finish.consecutive_hysteresis,
+        RAISE=finish.raise_error_at_min_scale,
+    )

@@ -1,0 +1,113 @@
+"""The norm of all gradients and whether any is non-finite, in one read.
+
+Versions, and what each costs:
+
+1. flat: one tensor; 2 bytes per 16-bit gradient.
+2. list: tensors of one dtype through a pointer table; 16 bytes more per chunk of 4096.
+
+Programs are persistent: each walks over every n-th chunk with its limbs in registers and adds
+them to memory once. A second launch of one program rounds the limbs (`norm_kernel`; a whole mixed
+step does that in its finalise kernel instead).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
+from fast.kernels._layout import address_of, facts_of, pointer
+from fast.kernels._limbs import NONFINITE, PADDED, add_tile, norm_of
+from fast.tables import SHARED, TableCache, tensor_tables
+
+REDUCE_CHUNK = tl.constexpr(4096)
+WARPS = 8
+
+
+@triton.jit
+def store_limbs(limbs, total):
+    """Add a program's limbs to those in memory."""
+    lane = tl.arange(0, PADDED)
+    used = (lane <= NONFINITE) & (total != 0)
+    tl.atomic_add(limbs + lane, total, mask=used, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["numel"])
+def reduce_flat_kernel(grads, limbs, numel: tl.int64):
+    """One tensor."""
+    lanes = tl.arange(0, REDUCE_CHUNK)
+    total = tl.zeros([PADDED], tl.int64)
+    start = tl.program_id(0).to(tl.int64) * REDUCE_CHUNK
+    while start < numel:
+        if start + REDUCE_CHUNK <= numel:
+            total = add_tile(total, tl.load(grads + start + lanes))
+        else:
+            at = start + lanes
+            total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
+        start += tl.num_programs(0).to(tl.int64) * REDUCE_CHUNK
+    store_limbs(limbs, total)
+
+
+@triton.jit(do_not_specialize=["tensors", "chunks"])
+def reduce_list_kernel(table, limbs, tensors: tl.int64, chunks: tl.int64, G: tl.constexpr):
+    """Every tensor of one dtype."""
+    lanes = tl.arange(0, REDUCE_CHUNK)
+    total = tl.zeros([PADDED], tl.int64)
+    chunk = tl.program_id(0).to(tl.int64)
+    while chunk < chunks:
+        pair = table + 4 * tensors + 2 * chunk
+        tensor = tl.load(pair)
+        start = tl.load(pair + 1) * REDUCE_CHUNK
+        numel, aligned, _ = facts_of(table, tensors, tensor, 1)
+        address = address_of(table, tensors, tensor, 0)
+        if (aligned != 0) & (start + REDUCE_CHUNK <= numel):
+            total = add_tile(total, tl.load(pointer(address, G, True) + start + lanes))
+        else:
+            at = start + lanes
+            grads = pointer(address, G, False)
+            total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
+        chunk += tl.num_programs(0)
+    store_limbs(limbs, total)
+
+
+@triton.jit(do_not_specialize_on_alignment=["norm", "found_inf"])
+def norm_kernel(limbs, norm, found_inf):
+    """Round the limbs to the norm, and set found_inf where they say so."""
+    value, nonfinite = norm_of(limbs)
+    tl.store(norm, value)
+    if nonfinite != 0.0:
+        tl.store(found_inf, nonfinite)
+
+
+def new_limbs(device: torch.device) -> Tensor:
+    """Return the limbs of an empty sum."""
+    return torch.zeros(PADDED.value, dtype=torch.int64, device=device)
+
+
+def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = SHARED) -> None:
+    """Add the squares of all gradients to the limbs: one launch for each dtype."""
+    filled = [grad for grad in grads if grad.numel()]
+    if len(filled) == 1:
+        numel = filled[0].numel()
+        programs = resident_programs(limbs.device, cdiv(numel, REDUCE_CHUNK.value))
+        launch(reduce_flat_kernel, programs, limbs, (filled[0], limbs, numel), warps=WARPS)
+        return
+    for table in tensor_tables([grads], chunk=REDUCE_CHUNK.value, cache=cache):
+        launch(
+            reduce_list_kernel,
+            resident_programs(limbs.device, table.chunks),
+            limbs,
+            (table.data, limbs, table.tensors, table.chunks),
+            grads,
+            G=TRITON_DTYPE[table.dtypes[0]],
+            warps=WARPS,
+        )
+
+
+def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:
+    """Write norm = fp32(sqrt(S)), S the exact sum of squares, and found_inf where non-finite."""
+    limbs = new_limbs(norm.device)
+    reduce_squares(grads, limbs)
+    launch(norm_kernel, 1, norm, (limbs, norm, found_inf), warps=1)
