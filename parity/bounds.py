@@ -1,0 +1,266 @@
+"""Error bounds derived by running the reference's own formula on numbers that carry their bound.
+
+A `Bounded` tensor is a real value in float64 with the largest error that an honest implementation of
+the same formula can have there. Every operation of the reference adds its charge:
+
+- a rounding is charged twice half an ULP of fp32, so that a kernel may contract, rearrange or round
+  one intermediate result more;
+- a sum is charged for its operands too, because cancellation exposes their roundings;
+- division and square root are charged two ULP on top, for approximate instructions; the root of a
+  subnormal may be flushed to zero;
+- near zero there is an absolute term of two of the smallest subnormals, magnified by the divisions
+  on the way (`gain`), because a kernel may scale before it divides;
+- where a product of factors passes the largest fp32 number (`peak`), the order of the
+  multiplications decides between a finite and a non-finite result: the element is in a `zone`.
+
+The last rounding, to the dtype that is stored, is not charged: the judge rounds both ends of the
+interval instead, which is the same and stays tight for outputs of few bits.
+
+Not charged on purpose: 1 - beta formed in fp32, a power of beta in fp32, state of fewer bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from parity.bounds_sum import bounded_l2_norm
+
+HALF_ULP = 2.0**-24
+ROUNDING = 2 * HALF_ULP
+APPROXIMATE = 4 * HALF_ULP
+SMALLEST = 2 * 2.0**-149
+TINY = 2.0**-126
+LARGEST = (2.0 - 2.0**-23) * 2.0**127
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """What a `Bounded` tensor knows about each element; all float64 but `value` and `zone`.
+
+    Attributes:
+        value: the reference's own result, in the dtype of the formula.
+        exact: the formula in float64.
+        error: bound on |honest result - exact|.
+        peak: largest magnitude that some order of the multiplications may pass through.
+        gain: by how much divisions on the way may have magnified an underflow.
+        zone: whether overflow depends on the order of operations.
+    """
+
+    value: Tensor
+    exact: Tensor
+    error: Tensor
+    peak: Tensor
+    gain: Tensor
+    zone: Tensor
+
+
+def known(value: Tensor) -> Carried:
+    """A number without error: an input, or a scalar the reference has formed."""
+    exact = value.to(torch.float64)
+    zero = torch.zeros_like(exact)
+    zone = torch.zeros_like(exact, dtype=torch.bool)
+    return Carried(
+        value=value, exact=exact, error=zero, peak=exact.abs(), gain=zero + 1.0, zone=zone
+    )
+
+
+class Bounded(Tensor):
+    """A tensor that the reference takes for an ordinary one."""
+
+    carried: Carried
+    pending: bool
+
+    @staticmethod
+    def __new__(cls, carried: Carried, *, pending: bool = False) -> Bounded:
+        """Wrap; `pending` says that `error` lacks the rounding to the dtype of `value`."""
+        value = carried.value
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, value.shape, dtype=value.dtype, device=value.device
+        )
+        bounded = cast("Bounded", made)
+        bounded.carried = carried
+        bounded.pending = pending
+        return bounded
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Take over the exact norm, whose sum no tensor operation shows."""
+        if getattr(func, "__name__", "") == "l2_norm":
+            grads = cast("Sequence[Tensor]", args[0])
+            values = [x.carried.value if isinstance(x, Bounded) else x for x in grads]
+            value, exact, error, zone = bounded_l2_norm(func, values)
+            carried = replace(known(value), exact=exact, error=error, zone=zone)
+            return Bounded(carried)
+        # The inherited handler would wrap every plain result in this class, with nothing carried.
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run the operation on the values, and its rule on what they carry."""
+        plain = func(*_values(args), **(kwargs or {}))
+        if not isinstance(plain, Tensor) or not plain.dtype.is_floating_point:
+            return plain
+        name = str(getattr(func, "overloadpacket", func)).rsplit(".", 1)[-1]
+        if name == "_to_copy":
+            return _converted(cast("Bounded", args[0]), plain)
+        if name in CREATORS:
+            return Bounded(known(plain))
+        if name not in RULES:
+            raise TypeError(f"no error bound is known for {func}; add a rule to parity/bounds.py")
+        operands = [_carried(x, plain) for x in args if isinstance(x, Tensor | float | int)]
+        return Bounded(_settled(RULES[name](operands), plain))
+
+
+def _values(args: Sequence[object]) -> list[object]:
+    return [x.carried.value if isinstance(x, Bounded) else x for x in args]
+
+
+def _carried(x: object, like: Tensor) -> Carried:
+    if isinstance(x, Bounded):
+        return _charged(x)
+    if isinstance(x, Tensor):
+        return known(x)
+    return known(torch.tensor(x, dtype=torch.float64, device=like.device))
+
+
+def _charged(x: Bounded) -> Carried:
+    """What x carries, with the rounding to its storage if that is still to be charged."""
+    c = x.carried
+    if not x.pending:
+        return c
+    unit = torch.finfo(x.dtype)
+    half = (c.exact.abs() + c.error) * (unit.eps / 2) + unit.smallest_normal * unit.eps
+    return replace(c, error=c.error + half)
+
+
+def _converted(x: Bounded, plain: Tensor) -> Bounded:
+    narrower = torch.finfo(plain.dtype).eps > torch.finfo(x.dtype).eps
+    return Bounded(replace(_charged(x), value=plain), pending=narrower and plain.itemsize < 4)
+
+
+def _settled(c: Carried, plain: Tensor) -> Carried:
+    """Add the absolute term, find overflow zones, and give non-finite results no error."""
+    error = c.error + SMALLEST * c.gain
+    finite = torch.isfinite(c.exact)
+    error = torch.where(finite, error.nan_to_num(nan=torch.inf, posinf=torch.inf), 0.0)
+    # An infinite operand is no matter of order: its products are infinite in any.
+    overflows = (c.peak > LARGEST) | (c.exact.abs() + error >= LARGEST * (1 - 2.0**-20))
+    zone = c.zone | (finite & overflows) | torch.isinf(error)
+    return replace(c, value=plain, error=error, zone=zone)
+
+
+def _merged(a: Carried, b: Carried, exact: Tensor, error: Tensor, peak: Tensor) -> Carried:
+    gain = torch.maximum(a.gain, b.gain) + torch.zeros_like(exact)
+    zone = a.zone | b.zone
+    return Carried(value=exact, exact=exact, error=error, peak=peak, gain=gain, zone=zone)
+
+
+def _add(operands: Sequence[Carried], sign: float = 1.0) -> Carried:
+    a, b = operands
+    exact = a.exact + sign * b.exact
+    magnitude = exact.abs() + a.exact.abs() + b.exact.abs()
+    error = a.error + b.error + ROUNDING * magnitude
+    return _merged(a, b, exact, error, torch.maximum(a.peak, b.peak) + exact.abs())
+
+
+def _subtract(operands: Sequence[Carried]) -> Carried:
+    return _add(operands, -1.0)
+
+
+def _multiply(operands: Sequence[Carried]) -> Carried:
+    a, b = operands
+    exact = a.exact * b.exact
+    through = a.exact.abs() * b.error + b.exact.abs() * a.error + a.error * b.error
+    # A factor below one may come last: the product of the others is what must not overflow.
+    peak = torch.maximum(a.peak, a.exact.abs()).clamp_min(1.0) * b.peak.clamp_min(1.0)
+    return _merged(a, b, exact, through + ROUNDING * exact.abs(), peak)
+
+
+def _divide(operands: Sequence[Carried]) -> Carried:
+    a, b = operands
+    exact = a.exact / b.exact
+    smallest = (b.exact.abs() - b.error).clamp_min(0.0)
+    through = (a.error + exact.abs() * b.error) / smallest
+    # 0/0 of two exact zeros is NaN for everybody: no error, whatever the quotient of errors says.
+    through = torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(through), through)
+    error = through + (ROUNDING + APPROXIMATE) * exact.abs()
+    merged = _merged(a, b, exact, error, torch.maximum(a.peak, exact.abs()))
+    magnified = torch.maximum(a.gain, b.gain) * (1.0 / smallest).clamp(1.0, 1e300)
+    return replace(merged, gain=magnified + torch.zeros_like(exact))
+
+
+def _sqrt(operands: Sequence[Carried]) -> Carried:
+    (a,) = operands
+    exact = a.exact.sqrt()
+    lowest = (a.exact - a.error).clamp_min(0.0).sqrt()
+    highest = (a.exact + a.error).sqrt()
+    error = torch.maximum(highest - exact, exact - lowest)
+    error = error + (ROUNDING + APPROXIMATE) * exact
+    flushed = (a.exact - a.error < TINY) & (a.exact > 0)
+    error = torch.where(flushed, torch.maximum(error, exact), error)
+    return replace(a, exact=exact, error=error, peak=exact, gain=torch.ones_like(exact))
+
+
+def _negate(operands: Sequence[Carried]) -> Carried:
+    (a,) = operands
+    return replace(a, exact=-a.exact)
+
+
+def _absolute(operands: Sequence[Carried]) -> Carried:
+    (a,) = operands
+    return replace(a, exact=a.exact.abs())
+
+
+def _same(operands: Sequence[Carried]) -> Carried:
+    return operands[0]
+
+
+def _where(operands: Sequence[Carried]) -> Carried:
+    condition, a, b = operands
+    yes = condition.exact != 0
+
+    def pick(left: Tensor, right: Tensor) -> Tensor:
+        return torch.where(yes, left, right)
+
+    return Carried(
+        value=a.value,
+        exact=pick(a.exact, b.exact),
+        error=pick(a.error, b.error),
+        peak=pick(a.peak, b.peak),
+        gain=pick(a.gain, b.gain),
+        zone=pick(a.zone, b.zone),
+    )
+
+
+CREATORS = frozenset({"full_like", "ones_like", "zeros_like"})
+RULES: dict[str, Callable[[Sequence[Carried]], Carried]] = {
+    "abs": _absolute,
+    "add": _add,
+    "clone": _same,
+    "div": _divide,
+    "mul": _multiply,
+    "neg": _negate,
+    "reciprocal": lambda operands: _divide([known(torch.ones_like(operands[0].exact)), *operands]),
+    "rsub": lambda operands: _subtract(operands[::-1]),
+    "sqrt": _sqrt,
+    "sub": _subtract,
+    "where": _where,
+}

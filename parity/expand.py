@@ -1,0 +1,160 @@
+"""From a recipe to a case: vectorised, and the same case for the same recipe on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parity.case import Case, Recipe
+from parity.formats import FORMATS, non_finite_bits, to_tensor
+from parity.operation import Control, ListArgument, Operation, Role
+from parity.regimes import Codes, Values, codes_of, overlay_bits, round_to_bits, values
+
+STEPS = (4, 0, 1, 2, 9, 99, 999, 20_000, 2**24 + 1)
+
+
+def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
+    """Make the case that a recipe stands for."""
+    rng = np.random.default_rng(recipe.seed)
+    controls = _controls(operation, recipe)
+    total = sum(recipe.sizes)
+    codes = codes_of(recipe.regime, rng, total)
+    intended = values(codes, rng, {name: float(value) for name, value in controls.items()})
+    lists: dict[str, list[Tensor]] = {}
+    for argument in operation.lists:
+        lists[argument.name] = _list(operation, combination, recipe, argument, rng, codes, intended)
+    case = Case(
+        operation=operation,
+        combination=combination,
+        lists=lists,
+        controls=controls,
+        options=dict(recipe.options),
+        skews={name: _skews(recipe, rng, len(tensors)) for name, tensors in lists.items()},
+        guard=recipe.guard,
+        recipe=recipe,
+    )
+    return planted(case, rng) if recipe.regime == "planted" else case
+
+
+def _controls(operation: Operation, recipe: Recipe) -> dict[str, Tensor]:
+    def value(control: Control) -> Tensor:
+        drawn = recipe.controls.get(control.name, control.values[0])
+        whole = int(drawn) if control.dtype == torch.int64 else drawn
+        return torch.tensor(whole, dtype=control.dtype)
+
+    return {control.name: value(control) for control in operation.controls}
+
+
+def _list(
+    operation: Operation,
+    combination: str,
+    recipe: Recipe,
+    argument: ListArgument,
+    rng: np.random.Generator,
+    codes: Codes,
+    intended: Values,
+) -> list[Tensor]:
+    """The tensors of one argument."""
+    if argument.role is Role.STEPS:
+        return _steps(recipe, rng)
+    dtypes = operation.combinations[combination].get(argument.name, ())
+    absent = argument.optional and recipe.absent and argument.role is not Role.OUTPUT
+    if not dtypes or absent:
+        return []
+    if argument.single:
+        return [_flat(operation, recipe, dtypes[0], rng)]
+    tensors, start = [], 0
+    reals = intended.of(argument.role)
+    for index, size in enumerate(recipe.sizes):
+        form = FORMATS[dtypes[index % len(dtypes)]]
+        part = slice(start, start + size)
+        start += size
+        rounded = round_to_bits(reals[part], form.name)
+        bits = overlay_bits(rounded, codes[part], rng, argument.role, form.name)
+        for place, pattern in enumerate(recipe.bits[:size]):
+            # Rotated by the list's name length so that lists differ where the drawn bits agree.
+            turned = recipe.bits[(place + len(argument.name)) % len(recipe.bits)]
+            bits[place] = _as_finite(
+                turned ^ pattern if len(recipe.bits) > 1 else pattern, form.name
+            )
+            if argument.role is Role.SQUARE:
+                bits[place] &= form.unsigned(form.sign - 1)
+        tensors.append(_shaped(to_tensor(bits, form), recipe.planes))
+    return tensors
+
+
+def _as_finite(pattern: int, form_name: str) -> int:
+    form = next(form for form in FORMATS.values() if form.name == form_name)
+    kept = (pattern >> (32 - form.width)) if form.width < 32 else pattern
+    magnitude = kept & (form.sign - 1)
+    return kept if magnitude < form.infinity else kept & ~form.tiny
+
+
+def _steps(recipe: Recipe, rng: np.random.Generator) -> list[Tensor]:
+    counts = rng.choice(np.array(STEPS), len(recipe.sizes))
+    if recipe.one_step:
+        counts[:] = counts[:1]
+    return [torch.tensor(int(count), dtype=torch.int64) for count in counts]
+
+
+def _flat(
+    operation: Operation, recipe: Recipe, dtype: torch.dtype, rng: np.random.Generator
+) -> Tensor:
+    """A flat buffer long enough for the sizes in slots, with a tail."""
+    slot = int(recipe.options.get("slot", 1))
+    end = 0
+    for size in recipe.sizes:
+        end = -(-end // slot) * slot + size
+    length = end + int(rng.integers(0, 2 * slot + 1))
+    form = FORMATS[dtype]
+    reals = values(codes_of("mixture", rng, length), rng, {}).param
+    return to_tensor(round_to_bits(reals, form.name), form)
+
+
+def _shaped(tensor: Tensor, planes: bool) -> Tensor:
+    for width in (7, 4, 3, 2):
+        if planes and tensor.numel() and tensor.numel() % width == 0:
+            return tensor.reshape(-1, width)
+    return tensor
+
+
+def _skews(recipe: Recipe, rng: np.random.Generator, length: int) -> list[int]:
+    return [0] * length if recipe.aligned else [int(skew) for skew in rng.integers(0, 9, length)]
+
+
+def planted(case: Case, rng: np.random.Generator) -> Case:
+    """Put one non-finite value into one element of one list that is read."""
+    readable = [
+        (argument.name, index)
+        for argument in case.operation.lists
+        if argument.role not in (Role.OUTPUT, Role.STEPS)
+        for index, tensor in enumerate(case.lists[argument.name])
+        if tensor.numel()
+    ]
+    if not readable:
+        return case
+    name, index = readable[int(rng.integers(0, len(readable)))]
+    place = int(rng.integers(0, case.lists[name][index].numel()))
+    kinds = list(non_finite_bits(FORMATS[case.lists[name][index].dtype]))
+    return plant(case, name, index, place, kinds[int(rng.integers(0, len(kinds)))])
+
+
+def plant(case: Case, name: str, index: int, place: int, kind: str) -> Case:
+    """The case with `kind` (a name from `formats.non_finite_bits`) at one element."""
+    tensors = list(case.lists[name])
+    form = FORMATS[tensors[index].dtype]
+    pattern = non_finite_bits(form)[kind]
+    tensors[index] = with_bits(tensors[index], [place], pattern)
+    return case.with_lists({**case.lists, name: tensors})
+
+
+def with_bits(tensor: Tensor, places: Sequence[int], pattern: int) -> Tensor:
+    """A copy of the tensor with this bit pattern at these places."""
+    form = FORMATS[tensor.dtype]
+    words = np.full(len(places), pattern, dtype=np.uint64)
+    new = tensor.reshape(-1).clone()
+    new.view(form.signed)[list(places)] = to_tensor(words, form).view(form.signed)
+    return new.reshape(tensor.shape)

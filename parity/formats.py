@@ -1,0 +1,114 @@
+"""Facts about the floating-point formats, and bit patterns drawn by them.
+
+Bits are handled as unsigned integers in NumPy (`uint16` for fp16 and bf16, `uint32` for fp32), which
+has no bf16; tensors are made by reinterpreting, never by converting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Bits = NDArray[np.unsignedinteger]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One binary format.
+
+    Attributes:
+        dtype: of the tensors.
+        name: as in the table.
+        width: bits altogether.
+        mantissa: stored bits of the significand.
+    """
+
+    dtype: torch.dtype
+    name: str
+    width: int
+    mantissa: int
+
+    @property
+    def unsigned(self) -> type[np.unsignedinteger]:
+        """The NumPy integer of the same width."""
+        return {16: np.uint16, 32: np.uint32, 64: np.uint64}[self.width]
+
+    @property
+    def signed(self) -> torch.dtype:
+        """The torch integer of the same width."""
+        return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.width]
+
+    @property
+    def sign(self) -> int:
+        """The sign bit."""
+        return 1 << (self.width - 1)
+
+    @property
+    def infinity(self) -> int:
+        """Bits of +inf; below it lie the finite magnitudes, above it the NaNs."""
+        return self.sign - (1 << self.mantissa)
+
+    @property
+    def tiny(self) -> int:
+        """Bits of the smallest normal number."""
+        return 1 << self.mantissa
+
+
+FP16 = Format(dtype=torch.float16, name="fp16", width=16, mantissa=10)
+BF16 = Format(dtype=torch.bfloat16, name="bf16", width=16, mantissa=7)
+FP32 = Format(dtype=torch.float32, name="fp32", width=32, mantissa=23)
+FP64 = Format(dtype=torch.float64, name="fp64", width=64, mantissa=52)
+FORMATS = {row.dtype: row for row in (FP16, BF16, FP32, FP64)}
+
+
+def to_tensor(bits: Bits, form: Format) -> Tensor:
+    """The tensor with these bits."""
+    signed = bits.astype(form.unsigned).view({16: np.int16, 32: np.int32, 64: np.int64}[form.width])
+    return torch.from_numpy(signed.copy()).view(form.dtype)
+
+
+def to_bits(tensor: Tensor) -> Bits:
+    """The bits of a floating-point tensor, flattened, as unsigned integers."""
+    form = FORMATS[tensor.dtype]
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(form.signed)
+    return flat.numpy().view(form.unsigned)
+
+
+def finite_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
+    """Any finite pattern, all exponents alike."""
+    return _signed(rng, rng.integers(0, form.infinity, count), form)
+
+
+def subnormal_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
+    """Subnormals and the first few normals."""
+    return _signed(rng, rng.integers(0, form.tiny + 4, count), form)
+
+
+def extreme_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
+    """Largest, almost largest, half the largest, smallest normal and subnormal, and one."""
+    one = ((1 << (form.width - 2 - form.mantissa)) - 1) << form.mantissa
+    top = form.infinity - 1
+    table = [top, top - 1, top - form.tiny, form.tiny, form.tiny - 1, 1, one, one - 1, one + 1]
+    return _signed(rng, rng.choice(np.array(table, dtype=np.int64), count), form)
+
+
+def non_finite_bits(form: Format) -> dict[str, int]:
+    """Every kind of non-finite pattern, and the largest finite number, by name."""
+    quiet = form.infinity | (1 << (form.mantissa - 1))
+    return {
+        "+inf": form.infinity,
+        "-inf": form.infinity | form.sign,
+        "NaN": quiet,
+        "signalling NaN": form.infinity | 1,
+        "-NaN": quiet | form.sign | 1,
+        "huge": form.infinity - 1,
+    }
+
+
+def _signed(rng: np.random.Generator, magnitude: NDArray[np.int64], form: Format) -> Bits:
+    signs = rng.integers(0, 2, magnitude.shape[0]).astype(np.uint64) * np.uint64(form.sign)
+    return (magnitude.astype(np.uint64) | signs).astype(form.unsigned)

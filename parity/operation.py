@@ -1,0 +1,141 @@
+"""What an operation is: a contract between a reference and any number of kernels.
+
+Three words, used everywhere in `parity`:
+
+- An *operation* fixes a signature, a reference function, what is written, which dtypes meet, and
+  which laws hold.
+- A *kernel* is somebody's implementation of an operation.
+- A *case* is one set of arguments.
+
+Arguments come in three kinds. *Lists* are positional lists of tensors (a flat buffer is a list of
+one). *Controls* are keyword-only 0-dim tensors on the data's device, so that a kernel never needs
+the host. *Options* are keyword-only plain Python values, fixed per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+OptionValue = bool | int | str
+Combination = Mapping[str, tuple[torch.dtype, ...]]
+LAYOUTS = ("flat", "list")
+
+
+class Role(Enum):
+    """What a list means; the generator and the laws go by it, never by the name."""
+
+    PARAM = "weights, read and written"
+    GRAD = "gradients"
+    MOMENT = "signed state"
+    SQUARE = "state that is never negative"
+    OUTPUT = "written, never read"
+    STEPS = "completed steps, int64 scalars"
+    VALUE = "plain values"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListArgument:
+    """A positional list of tensors.
+
+    Attributes:
+        name: of the argument.
+        role: what its tensors mean.
+        optional: an empty list means "absent".
+        single: always a list of one tensor (a flat buffer), whatever the layout.
+    """
+
+    name: str
+    role: Role
+    optional: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A keyword-only 0-dim tensor.
+
+    Attributes:
+        name: of the argument.
+        dtype: float64, float32 or int64.
+        values: what the generator draws from; a customary default is not among them.
+        output: written and never read, so that its incoming value must not matter.
+    """
+
+    name: str
+    dtype: torch.dtype
+    values: tuple[float, ...]
+    output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A keyword-only plain Python value and every choice there is."""
+
+    name: str
+    choices: tuple[OptionValue, ...]
+
+
+class Bound(Enum):
+    """How far a kernel with arithmetic="bounded" may be from the reference."""
+
+    PROPAGATED = "roundings of the reference's own formula, propagated"
+    SUM = "a sum of n squares in fp32, in any order"
+    EXACT = "none: the result is one rounding, a decision or a copy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A contract. Kernels write the arguments in `writes` in place and return None.
+
+    Attributes:
+        name: unique, used in `@register`.
+        summary: one sentence for the documentation.
+        equations: the definition, one line each, in the order of the arithmetic.
+        lists: positional arguments, in order.
+        controls: keyword-only 0-dim tensors.
+        options: keyword-only plain values.
+        writes: names of what is written; everything else must stay as it is, bit for bit.
+        reference: takes the same arguments, mutates nothing, returns one entry per name in
+            `writes` (a list for a list, a 0-dim tensor for a control).
+        combinations: dtype combination -> list -> dtypes; tensor i has dtype i modulo their
+            number; an optional list that is not named is empty.
+        laws: names of the laws that hold, in the order of the table's columns.
+        layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
+        bound: what `arithmetic="bounded"` allows.
+    """
+
+    name: str
+    summary: str
+    equations: tuple[str, ...]
+    lists: tuple[ListArgument, ...] = ()
+    controls: tuple[Control, ...] = ()
+    options: tuple[Option, ...] = ()
+    writes: tuple[str, ...]
+    reference: Callable[..., tuple[object, ...]]
+    combinations: Mapping[str, Combination]
+    laws: tuple[str, ...]
+    layouts: tuple[str, ...] = LAYOUTS
+    bound: Bound = Bound.PROPAGATED
+
+    def list_named(self, name: str) -> ListArgument:
+        """The list argument of that name."""
+        return next(argument for argument in self.lists if argument.name == name)
+
+    def lists_of(self, *roles: Role) -> tuple[str, ...]:
+        """Names of the lists with one of these roles."""
+        return tuple(argument.name for argument in self.lists if argument.role in roles)
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Names of all keyword-only arguments: controls, then options."""
+        controls = tuple(control.name for control in self.controls)
+        return controls + tuple(option.name for option in self.options)
+
+    @property
+    def skippable(self) -> bool:
+        """Whether an overflow turns the call into a skipped step."""
+        return "skipped_step" in self.laws

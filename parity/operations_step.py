@@ -1,0 +1,152 @@
+"""The optimizer steps, one row each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import reference.adam
+import reference.mixed_step
+import reference.sgd
+from parity import arguments, combinations, hyper
+from parity.operation import Operation, Option
+
+ADAM_LINES = (
+    "t = step + 1;  k1 = 1 - beta1^t;  k2 = 1 - beta2^t  (1 without bias correction)",
+    "m = beta1 m + (1 - beta1) g",
+    "v = beta2 v + ((1 - beta2) g) g",
+    "u = (m / k1) / (sqrt(v / k2) + eps)",
+)
+
+SGD_STEP = Operation(
+    name="sgd_step",
+    summary="Stochastic gradient descent with momentum, one step.",
+    equations=(
+        "g = fp32(grad) factor",
+        "g = g + weight_decay p",
+        "b = g in the first step, later momentum b + (1 - dampening) g;  without momentums d = g",
+        "d = g + momentum b with nesterov, otherwise b",
+        "p = p - lr d;  copy = p rounded once",
+    ),
+    lists=(
+        arguments.PARAMS,
+        arguments.GRADS,
+        arguments.MOMENTUMS,
+        arguments.COPIES,
+        arguments.STEPS,
+    ),
+    controls=(
+        hyper.LR,
+        hyper.MOMENTUM,
+        hyper.DAMPENING,
+        hyper.WEIGHT_DECAY,
+        hyper.FACTOR,
+        hyper.SKIP,
+    ),
+    options=(arguments.NESTEROV,),
+    writes=("params", "momentums", "copies", "steps"),
+    reference=reference.sgd.sgd_step,
+    combinations=combinations.step_combinations("momentums"),
+    laws=arguments.STEP_LAWS,
+)
+
+ADAM_STEP = Operation(
+    name="adam_step",
+    summary="Adam with L2 weight decay, one step.",
+    equations=(
+        "g = fp32(grad) factor",
+        "g = g + weight_decay p",
+        *ADAM_LINES,
+        "p = p - lr u;  copy = p rounded once",
+    ),
+    lists=(
+        arguments.PARAMS,
+        arguments.GRADS,
+        arguments.EXP_AVGS,
+        arguments.EXP_AVG_SQS,
+        arguments.COPIES,
+        arguments.STEPS,
+    ),
+    controls=(
+        hyper.LR,
+        hyper.BETA1,
+        hyper.BETA2,
+        hyper.EPS,
+        hyper.WEIGHT_DECAY,
+        hyper.FACTOR,
+        hyper.SKIP,
+    ),
+    options=(arguments.BIAS_CORRECTION,),
+    writes=("params", "exp_avgs", "exp_avg_sqs", "copies", "steps"),
+    reference=reference.adam.adam_step,
+    combinations=combinations.step_combinations("exp_avgs", "exp_avg_sqs"),
+    laws=arguments.STEP_LAWS,
+)
+
+ADAMW_STEP = replace(
+    ADAM_STEP,
+    name="adamw_step",
+    summary="Adam with decoupled weight decay, one step.",
+    equations=(
+        "g = fp32(grad) factor",
+        *ADAM_LINES,
+        "u = u + weight_decay p",
+        "p = p - lr u;  copy = p rounded once",
+    ),
+    reference=reference.adam.adamw_step,
+)
+
+MIXED_STEP = Operation(
+    name="mixed_step",
+    summary="One whole mixed-precision step: overflow, norm, unscale and clip, Adam, loss scale.",
+    equations=(
+        "found_inf = 1 if any stored gradient is inf or NaN, else 0",
+        "n = fp32(sqrt(exact sum of grad^2));  norm = fp32(float64(n) / scale)",
+        "factor = clip_factor(n, scale, max_norm) with the scale as it came",
+        "unless found_inf: adamw_step or adam_step with that factor",
+        "loss scale: update_scale_<rule>; static changes nothing",
+        "torch: growth_factor is scale_factor, growth_interval is scale_window",
+    ),
+    lists=ADAM_STEP.lists,
+    controls=(
+        hyper.LR,
+        hyper.BETA1,
+        hyper.BETA2,
+        hyper.EPS,
+        hyper.WEIGHT_DECAY,
+        hyper.MAX_NORM,
+        hyper.STEP_SCALE,
+        hyper.CUR_ITER,
+        hyper.LAST_OVERFLOW,
+        hyper.HYSTERESIS,
+        hyper.GROWTH_TRACKER,
+        hyper.EXHAUSTED,
+        hyper.SCALE_FACTOR,
+        hyper.SCALE_WINDOW,
+        hyper.MIN_SCALE,
+        hyper.DELAYED_SHIFT,
+        hyper.BACKOFF_FACTOR,
+        hyper.NORM_OUT,
+        hyper.FOUND_OUT,
+    ),
+    options=(
+        Option(name="adam_w_mode", choices=(True, False)),
+        arguments.BIAS_CORRECTION,
+        arguments.RULE,
+        arguments.CONSECUTIVE,
+        arguments.RAISE_AT_MIN,
+    ),
+    writes=(
+        *ADAM_STEP.writes,
+        "scale",
+        "cur_iter",
+        "last_overflow_iter",
+        "cur_hysteresis",
+        "growth_tracker",
+        "exhausted",
+        "norm",
+        "found_inf",
+    ),
+    reference=reference.mixed_step.mixed_step,
+    combinations=combinations.step_combinations("exp_avgs", "exp_avg_sqs"),
+    laws=arguments.STEP_LAWS,
+)

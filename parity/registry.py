@@ -1,0 +1,188 @@
+"""Which kernels there are: one row each, ours and those that users register.
+
+A kernel declares what it claims: dtype combinations, layouts, engines and its arithmetic. What it
+does not declare is "not claimed" in the ledger, never passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.errors import UsageError
+from parity.operation import LAYOUTS, Operation
+from parity.operations import add_operation, operation_named
+from parity.signature import check_signature
+
+ARITHMETICS = ("bounded", "exact")
+ENGINES = ("cuda", "replay", "cpu", "interpret")
+DEFAULT_DTYPES = ("fp16", "bf16", "fp32")
+Function = Callable[..., object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A registered implementation of an operation.
+
+    Attributes:
+        name: unique.
+        operation: whose contract it claims to keep.
+        function: writes its arguments in place and returns None.
+        arithmetic: `exact` (bit for bit) or `bounded` (within the derived bound).
+        dtypes: dtype combinations it claims.
+        layouts: `flat`, `list`; empty where the operation has no lists.
+        engines: where it may run; empty means that the judge finds out.
+        place: file and line of the function.
+    """
+
+    name: str
+    operation: Operation
+    function: Function
+    arithmetic: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    engines: tuple[str, ...]
+    place: str
+
+    @property
+    def file(self) -> Path:
+        """The file that defines the function."""
+        return Path(self.place.rpartition(":")[0])
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+_kernels: dict[str, Kernel] = {}
+
+
+def register(
+    operation: str,
+    *,
+    name: str | None = None,
+    arithmetic: str = "bounded",
+    dtypes: Sequence[str] | None = None,
+    layouts: Sequence[str] | None = None,
+    engines: Sequence[str] = (),
+) -> Callable[[Function], Function]:
+    """Register the decorated function as a kernel of an operation; the function stays as it is.
+
+    Args:
+        operation: name of the operation, see `docs/operations.md`.
+        name: of the kernel; the function's own by default.
+        arithmetic: "bounded" (within a bound derived from the operation's formula) or "exact" (every
+            bit).
+        dtypes: dtype combinations it handles; by default those of fp16, bf16 and fp32 that the
+            operation has.
+        layouts: "list" (many tensors), "flat" (lists of one); by default both.
+        engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run on the
+            GPU or on replay, everything else on the CPU.
+
+    Raises:
+        UsageError: unknown operation, dtype, layout, engine or arithmetic, a taken name, or a
+            signature that is not the operation's.
+    """
+
+    def decorate(function: Function) -> Function:
+        place = _place(function)
+        contract = operation_named(operation, place)
+        kernel = Kernel(
+            name=name or getattr(function, "__name__", operation),
+            operation=contract,
+            function=function,
+            arithmetic=arithmetic,
+            dtypes=_dtypes(contract, dtypes),
+            layouts=tuple(layouts if layouts is not None else LAYOUTS) if contract.lists else (),
+            engines=tuple(engines),
+            place=place,
+        )
+        add_kernel(kernel)
+        return function
+
+    return decorate
+
+
+def _dtypes(contract: Operation, dtypes: Sequence[str] | None) -> tuple[str, ...]:
+    if dtypes is not None and "scalar" not in contract.combinations:
+        return tuple(dtypes)
+    usual = tuple(key for key in DEFAULT_DTYPES if key in contract.combinations)
+    return usual or tuple(contract.combinations)
+
+
+def add_kernel(kernel: Kernel) -> None:
+    """Check a kernel and add it to the registry.
+
+    Raises:
+        UsageError: see `register`.
+    """
+    where = kernel.place
+    if kernel.name in _kernels:
+        other = _kernels[kernel.name].place
+        raise UsageError(
+            f'kernel "{kernel.name}" is registered already at {other}, '
+            f"but names should be unique [{where}]"
+        )
+    _one_of("arithmetic", [kernel.arithmetic], ARITHMETICS, where)
+    _one_of("dtypes", kernel.dtypes, tuple(kernel.operation.combinations), where)
+    _one_of("layouts", kernel.layouts, LAYOUTS, where)
+    _one_of("engines", kernel.engines, ENGINES, where)
+    for argument, values in (("dtypes", kernel.dtypes), ("layouts", kernel.layouts)):
+        if not values and (argument == "dtypes" or kernel.operation.lists):
+            raise UsageError(f"{argument} is empty, but should name at least one [{where}]")
+    check_signature(kernel.function, kernel.operation, where)
+    _kernels[kernel.name] = kernel
+
+
+def register_operation(operation: Operation) -> Operation:
+    """Bring a new operation: reference, what it writes, dtype combinations, laws; see `Operation`.
+
+    Raises:
+        UsageError: the name is taken, a law is unknown, or a written name is no argument.
+    """
+    from parity.laws import LAWS
+
+    where = f"register_operation {operation.name}"
+    _one_of("laws", operation.laws, tuple(LAWS), where)
+    arguments = tuple(argument.name for argument in operation.lists) + operation.keywords
+    _one_of("writes", operation.writes, arguments, where)
+    check_signature(operation.reference, operation, where)
+    add_operation(operation)
+    return operation
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """All registered kernels, in the order of registration."""
+    return tuple(_kernels.values())
+
+
+@contextlib.contextmanager
+def registrations() -> Iterator[list[Kernel]]:
+    """Collect what is registered inside the block, and forget it afterwards."""
+    before = dict(_kernels)
+    collected: list[Kernel] = []
+    try:
+        yield collected
+    finally:
+        collected += [kernel for name, kernel in _kernels.items() if name not in before]
+        _kernels.clear()
+        _kernels.update(before)
+
+
+def _place(function: Function) -> str:
+    bare = inspect.unwrap(function)
+    code = getattr(bare, "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '?')}:0"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
+    for value in given:
+        if value not in known:
+            raise UsageError(
+                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
+            )
