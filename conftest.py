@@ -1,4 +1,4 @@
-"""What every test may ask for: a device, a dtype, replay; and how many examples a property draws."""
+"""What every test may ask for: a device, a dtype, replay; how many examples a property draws."""
 
 from __future__ import annotations
 

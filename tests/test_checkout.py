@@ -1,4 +1,4 @@
-"""The plain package names belong to nobody: whatever else is installed, ours come from this checkout."""
+"""The plain package names belong to nobody: whatever is installed, ours lie in this checkout."""
 
 from __future__ import annotations
 
