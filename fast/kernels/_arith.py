@@ -143,3 +143,50 @@ def adam_tile(
     if HAS_COPY:
         # Rounded from the fp32 value, not from a 16-bit parameter: one rounding, not two.
         tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_sgd_coefficients(coefficients, slot):
+    """Return (factor, wd, momentum, rest, first, lr) as fp32 scalars."""
+    return (
+        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + WEIGHT_DECAY),
+        tl.load(coefficients + MOMENTUM),
+        tl.load(coefficients + REST),
+        tl.load(coefficients + HEADER + 2 * slot),
+        tl.load(coefficients + LR),
+    )
+
+
+@triton.jit
+def sgd_tile(
+    params,
+    grads,
+    momentums,
+    copies,
+    offsets,
+    mask,
+    coefficients,
+    HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """One SGD step on one tile; `mask` is None where the whole tile exists."""
+    factor, wd, momentum, rest, first, lr = coefficients
+    g = tl.load(grads + offsets, mask=mask).to(tl.float32)
+    p = tl.load(params + offsets, mask=mask).to(tl.float32)
+    g = g * factor
+    g = g + wd * p
+    d = g
+    if HAS_MOMENTUM:
+        b = tl.load(momentums + offsets, mask=mask)
+        # Selected, not blended: on the first step the buffer may hold anything, NaN included.
+        b = tl.where(first != 0.0, g, momentum * b + rest * g)
+        d = b
+        if NESTEROV:
+            d = g + momentum * b
+        tl.store(momentums + offsets, b, mask=mask)
+    p = p - lr * d
+    tl.store(params + offsets, p.to(params.dtype.element_ty), mask=mask)
+    if HAS_COPY:
+        tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask=mask)

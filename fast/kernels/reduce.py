@@ -100,7 +100,7 @@ def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = S
             resident_programs(limbs.device, table.chunks),
             limbs,
             (table.data, limbs, table.tensors, table.chunks),
-            grads,
+            reaches=grads,
             G=TRITON_DTYPE[table.dtypes[0]],
             warps=WARPS,
         )

@@ -1,0 +1,100 @@
+"""Multiply gradients by 1 / scale in place and report overflow.
+
+Versions, and what each costs:
+
+1. flat: one tensor; reads and writes every gradient, 4 bytes per 16-bit gradient.
+2. list: tensors of one dtype through a pointer table, 40 bytes more per chunk of 2048.
+
+A whole mixed step needs neither: its update multiplies as it reads.
+"""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.dispatch import TRITON_DTYPE, cdiv, launch
+from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.tables import tensor_tables
+
+
+@triton.jit
+def unscale_tile(grads, at, mask, factor):
+    """Unscale one tile; return 1 for every element that was non-finite before, else 0."""
+    stored = tl.load(grads + at, mask=mask, other=0.0)
+    g = stored.to(tl.float32)
+    tl.store(grads + at, (g * factor).to(grads.dtype.element_ty), mask=mask)
+    # By bits: infinity and NaN are the patterns whose exponent is all ones.
+    return ((g.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000).to(tl.int32)
+
+
+@triton.jit
+def raise_flag(found_inf, bad):
+    """Set found_inf to 1.0 if any lane of `bad` is set."""
+    if tl.max(bad) != 0:
+        tl.atomic_xchg(found_inf, 1.0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["inv_scale", "found_inf"])
+def unscale_flat_kernel(grads, inv_scale, found_inf, numel: tl.int64):
+    """One tensor."""
+    factor = tl.load(inv_scale)
+    start = tl.program_id(0).to(tl.int64) * CHUNK
+    if start + CHUNK <= numel:
+        bad = tl.zeros([TILE], tl.int32)
+        for tile in range(0, CHUNK, TILE):
+            at = start + tile + tl.arange(0, TILE)
+            bad |= unscale_tile(grads, at, None, factor)
+        raise_flag(found_inf, bad)
+    else:
+        bad = tl.zeros([EDGE], tl.int32)
+        for tile in range(0, CHUNK, EDGE):
+            at = start + tile + tl.arange(0, EDGE)
+            bad |= unscale_tile(grads, at, at < numel, factor)
+        raise_flag(found_inf, bad)
+
+
+@triton.jit(
+    do_not_specialize=["tensors"],
+    do_not_specialize_on_alignment=["table", "inv_scale", "found_inf"],
+)
+def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.constexpr):
+    """Every tensor of one dtype."""
+    factor = tl.load(inv_scale)
+    tensor, start = chunk_of(table, tensors, 1)
+    numel, aligned, _ = facts_of(table, tensors, tensor, 1)
+    address = address_of(table, tensors, tensor, 0)
+    if (aligned != 0) & (start + CHUNK <= numel):
+        grads = pointer(address, G, True)
+        bad = tl.zeros([TILE], tl.int32)
+        for tile in range(0, CHUNK, TILE):
+            at = start + tile + tl.arange(0, TILE)
+            bad |= unscale_tile(grads, at, None, factor)
+        raise_flag(found_inf, bad)
+    else:
+        grads = pointer(address, G, False)
+        bad = tl.zeros([EDGE], tl.int32)
+        for tile in range(0, CHUNK, EDGE):
+            at = start + tile + tl.arange(0, EDGE)
+            bad |= unscale_tile(grads, at, at < numel, factor)
+        raise_flag(found_inf, bad)
+
+
+def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
+    """Write grads = round(fp32(grads) * inv_scale), and found_inf where a stored one is not finite."""
+    filled = [grad for grad in grads if grad.numel()]
+    if len(filled) == 1:
+        numel = filled[0].numel()
+        args = (filled[0], inv_scale, found_inf, numel)
+        launch(unscale_flat_kernel, cdiv(numel, CHUNK.value), inv_scale, args)
+        return
+    for table in tensor_tables([grads], chunk=CHUNK.value):
+        launch(
+            unscale_list_kernel,
+            table.chunks,
+            inv_scale,
+            (table.data, inv_scale, found_inf, table.tensors),
+            reaches=grads,
+            G=TRITON_DTYPE[table.dtypes[0]],
+        )
