@@ -6,14 +6,16 @@ side writes into clones of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import fast
-import reference
+from parity.operation import Operation
+from parity.operations import operation_named
 from scenarios.state import Settings, State, float_control
 
 Value = list[Tensor] | Tensor
@@ -23,29 +25,31 @@ Answer = Callable[["Call"], Written]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Arguments of one operation and the names of those it writes, in order."""
+    """Arguments of one operation, by name; lists come first and keep their order."""
 
     operation: str
     lists: Mapping[str, list[Tensor]]
     controls: Mapping[str, Tensor]
-    writes: Sequence[str]
     options: Mapping[str, bool | int | str] = field(default_factory=dict)
+
+    @property
+    def contract(self) -> Operation:
+        """The operation's contract: its reference function and what it writes."""
+        return operation_named(self.operation, "scenarios")
 
 
 def reference_answer(call: Call) -> Written:
     """What the reference returns for a call, by argument name; the call's tensors stay as they are.
 
     Returns:
-        One entry per name in `call.writes`.
+        One entry per written argument, in the contract's order.
     """
-    step = getattr(reference, call.operation)
-    returned = step(*call.lists.values(), **call.controls, **call.options)
-    values = returned if isinstance(returned, tuple) else (returned,)
-    return dict(zip(call.writes, values, strict=True))
+    returned: Any = call.contract.reference(*call.lists.values(), **call.controls, **call.options)
+    return dict(zip(call.contract.writes, returned, strict=True))
 
 
 def fast_answer(call: Call, device: str = "cpu") -> Written:
-    """What the fast side writes for a call, by argument name, brought back to the CPU.
+    """What our fast kernel writes for a call, by argument name, brought back to the CPU.
 
     The kernel runs on clones, so the call's tensors stay as they are. On CPU tensors the Triton
     launchers need `parity.replay.activate()`.
@@ -55,7 +59,7 @@ def fast_answer(call: Call, device: str = "cpu") -> Written:
     step_ = getattr(fast, f"{call.operation}_")
     step_(*lists.values(), **controls, **call.options)
     written: dict[str, Value] = {**lists, **controls}
-    return {name: on_cpu(written[name]) for name in call.writes}
+    return {name: on_cpu(written[name]) for name in call.contract.writes}
 
 
 def placed(tensor: Tensor, device: str) -> Tensor:
@@ -104,7 +108,6 @@ def mixed_step(state: State, grads: list[Tensor], settings: Settings, lr: float)
             "backoff_factor": float_control(1.0 / settings.scale_factor),
             **{n: v for n, v in entries.items() if isinstance(v, Tensor)},
         },
-        writes=tuple(entries),
         options={
             "adam_w_mode": True,
             "bias_correction": True,
@@ -136,7 +139,6 @@ def adamw_step(
             "steps": state.steps,
         },
         controls={**adam_controls(settings, lr), "factor": factor, "found_inf": found_inf},
-        writes=("params", "exp_avgs", "exp_avg_sqs", "copies", "steps"),
         options={"bias_correction": True},
     )
 
@@ -148,7 +150,6 @@ def global_norm(grads: list[Tensor]) -> Call:
         operation="global_norm",
         lists={"grads": grads},
         controls={"norm": zero, "found_inf": zero.clone()},
-        writes=("norm", "found_inf"),
     )
 
 
@@ -163,7 +164,6 @@ def clip_factor(norm: Tensor, scale: Tensor, settings: Settings) -> Call:
             "max_norm": float_control(settings.max_norm),
             "factor": float_control(0.0, torch.float32),
         },
-        writes=("factor",),
     )
 
 
@@ -176,7 +176,6 @@ def unscale(grads: list[Tensor], scale: Tensor) -> Call:
             "inv_scale": (1.0 / scale).float(),
             "found_inf": float_control(0.0, torch.float32),
         },
-        writes=("grads", "found_inf"),
     )
 
 
@@ -186,7 +185,6 @@ def cast_copy(sources: list[Tensor], copies: list[Tensor]) -> Call:
         operation="cast_copy",
         lists={"sources": sources, "copies": copies},
         controls={},
-        writes=("copies",),
     )
 
 
@@ -196,7 +194,6 @@ def accumulate(accumulators: list[Tensor], grads: list[Tensor]) -> Call:
         operation="accumulate",
         lists={"accumulators": accumulators, "grads": grads},
         controls={},
-        writes=("accumulators",),
     )
 
 
@@ -206,7 +203,6 @@ def flatten(tensors: list[Tensor], flat: Tensor, slot: int) -> Call:
         operation="flatten",
         lists={"tensors": tensors, "flat": [flat]},
         controls={},
-        writes=("flat",),
         options={"slot": slot},
     )
 
@@ -217,7 +213,6 @@ def unflatten(flat: Tensor, tensors: list[Tensor], slot: int) -> Call:
         operation="unflatten",
         lists={"flat": [flat], "tensors": tensors},
         controls={},
-        writes=("tensors",),
         options={"slot": slot},
     )
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from parity.ulp import decimal, hex_bits, same
 from scenarios.calls import Value, Written
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +32,10 @@ class Difference:
         )
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """The elements' bit patterns as integers of the same width, 1-D."""
-    return tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
-
-
-def unequal(reference: Tensor, fast: Tensor) -> Tensor:
-    """Which elements differ; bool, 1-D. Both tensors have one dtype and one number of elements."""
-    differs = bits(reference) != bits(fast)
-    if reference.is_floating_point():
-        differs &= ~(reference.isnan() & fast.isnan()).reshape(-1)
-    return differs
-
-
 def shown(tensor: Tensor, index: int) -> str:
     """One element in decimal and in bits, such as `0.1  0x3dcccccd`."""
-    width = 2 * tensor.element_size()
-    pattern = int(bits(tensor)[index]) % (1 << 4 * width)
-    return f"{tensor.reshape(-1)[index].item()!r}  0x{pattern:0{width}x}"
+    element = tensor.detach().reshape(-1)[index]
+    return f"{decimal(element)}  {hex_bits(element)}"
 
 
 def tensor_difference(where: str, reference: Tensor, fast: Tensor) -> Difference | None:
@@ -71,7 +55,7 @@ def tensor_difference(where: str, reference: Tensor, fast: Tensor) -> Difference
             reference=f"{reference.dtype} of {reference.numel()}",
             fast=f"{fast.dtype} of {fast.numel()}",
         )
-    differs = unequal(reference, fast)
+    differs = ~same(fast.detach().reshape(-1), reference.detach().reshape(-1))
     count = int(differs.sum())
     if not count:
         return None

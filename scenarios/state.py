@@ -47,8 +47,6 @@ class Settings:
     delayed_shift: int = 2
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule={self.rule!r}, but should be one of {RULES} [Settings]")
         if self.warm_up < 1:
             raise ValueError(f"warm_up={self.warm_up}, but should be at least 1 [Settings]")
 
@@ -79,6 +77,8 @@ class Plan:
         for name in ("steps", "ranks", "scale_window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but should be at least 1 [Plan]")
+        if self.rule not in RULES:
+            raise ValueError(f"rule={self.rule!r}, but should be one of {RULES} [Plan]")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}, but should be at least 0 [Plan]")
 
