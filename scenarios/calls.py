@@ -16,7 +16,8 @@ from torch import Tensor
 import fast
 from parity.operation import Operation
 from parity.operations import operation_named
-from scenarios.state import Settings, State, float_control
+from scenarios.plan import Settings
+from scenarios.state import State, float_control
 
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]

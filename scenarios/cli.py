@@ -10,8 +10,8 @@ from pathlib import Path
 
 from scenarios import lockstep, picture, train
 from scenarios import trace as traces
+from scenarios.plan import DTYPES, RULES, Plan
 from scenarios.sides import SIDES, engine
-from scenarios.state import DTYPES, RULES, Plan
 from scenarios.text import TextMissing
 from scenarios.trace import StepRecord, Trace
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from scenarios import calls
 from scenarios.calls import Answer, Call, Written, reference_answer
 from scenarios.difference import Difference, elements, written_differences
+from scenarios.plan import Plan
 from scenarios.sides import fast_side
-from scenarios.state import Plan, State
+from scenarios.state import State
 from scenarios.trace import StepRecord, Trace
 from scenarios.train import Progress, Trainer, deterministic
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from scenarios import calls, model, text, trace
 from scenarios.calls import Answer, Call, Written
+from scenarios.plan import Plan, Settings
 from scenarios.sides import answer_of
-from scenarios.state import Plan, Settings, State, initial_state, model_weights
+from scenarios.state import State, initial_state, model_weights
 
 BATCH = 8  # windows per rank and step
 HELD_OUT_BATCHES = 8
@@ -52,7 +53,7 @@ class Trainer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.settings: Settings = plan.settings()
-        self.shape = model.Shape()
+        self.shape = plan.shape
         self.names = list(model.sizes(self.shape))
         self.text = text.load()
         weights = model.initial_weights(self.shape, _generator(plan.seed, 0))

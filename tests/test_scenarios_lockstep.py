@@ -8,11 +8,14 @@ from torch import Tensor
 
 from scenarios import calls, lockstep, train
 from scenarios.calls import Answer, Call, Written, reference_answer
-from scenarios.state import Plan, State
+from scenarios.model import Shape
+from scenarios.plan import Plan
+from scenarios.state import State
 from scenarios.trace import first_difference
 from scenarios.train import Trainer
 
-BF16 = Plan(dtype="bf16", steps=1)
+SMALL = Shape(context=16, width=10, layers=1)
+BF16 = Plan(dtype="bf16", steps=1, shape=SMALL)
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 OPERATIONS = [
     "adamw_step",
@@ -55,7 +58,7 @@ def test_equal_sides_pass_on_every_operation() -> None:
 
 
 def test_ranks_add_their_gradients_on_both_sides() -> None:
-    plan = Plan(dtype="fp16", steps=1, ranks=2)
+    plan = Plan(dtype="fp16", steps=1, ranks=2, shape=SMALL)
     assert "accumulate" in lockstep.run(plan, fast=reference_answer).operations
     wrong = with_one_wrong_bit("accumulate", "accumulators")
     assert lockstep.run(plan, fast=wrong).differences
@@ -115,7 +118,7 @@ def test_counting_a_skipped_step_is_caught() -> None:
             written["steps"] = [step + 1 for step in calls.tensors(written, "steps")]
         return written
 
-    report = lockstep.run(Plan(steps=4), fast=answer)
+    report = lockstep.run(Plan(steps=4, shape=SMALL), fast=answer)
     assert {found.where.split()[-1].split("[")[0] for found in report.differences} == {"steps"}
     assert report.trace.records[-1].step == 1
 
@@ -123,7 +126,7 @@ def test_counting_a_skipped_step_is_caught() -> None:
 def test_a_difference_names_step_parameter_index_and_bits() -> None:
     report = lockstep.run(BF16, fast=with_one_wrong_bit("mixed_step", "params"))
     first = str(report.differences[0]).splitlines()
-    assert first[0] == ("step 1 mixed_step[list] params[embed][18943]: 1 of 18944 elements differ")
+    assert first[0] == ("step 1 mixed_step[list] params[embed][2559]: 1 of 2560 elements differ")
     assert "0x" in first[1]
     assert first[1] != first[2].replace("fast     ", "reference")
 
@@ -136,7 +139,7 @@ def test_the_run_stops_at_the_first_step_that_differs() -> None:
         late = right.count("clip_factor") == 3
         return (with_one_wrong_bit("clip_factor", "factor") if late else reference_answer)(call)
 
-    report = lockstep.run(Plan(dtype="fp32", steps=9), fast=answer)
+    report = lockstep.run(Plan(dtype="fp32", steps=9, shape=SMALL), fast=answer)
     assert [record.step for record in report.trace.records] == [1, 2, 3]
     assert all(found.where.startswith("step 3 ") for found in report.differences)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from scenarios.state import Plan, State, initial_state
+from scenarios.plan import Plan
+from scenarios.state import State, initial_state
 from scenarios.trace import (
     Header,
     StepRecord,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from scenarios import train
 from scenarios.calls import reference_answer
-from scenarios.state import Plan, State, initial_state, model_weights
+from scenarios.plan import Plan
+from scenarios.state import State, initial_state, model_weights
 from scenarios.trace import first_difference
 
 
