@@ -81,8 +81,12 @@ def launch(
 
     `reaches` names the tensors that the kernel finds through a pointer table among its arguments;
     `options` are the kernel's compile-time arguments.
+
+    Raises:
+        RuntimeError: nothing here can run kernels on that device. Nothing was launched.
     Contraction of a*b + c is off: it would drop a rounding that the reference performs.
     """
+    require_engine(near.device, kernel.__name__)
     if programs == 0:
         return
     with on_device(near.device), reachable(reaches):

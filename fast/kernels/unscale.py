@@ -82,7 +82,7 @@ def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.co
 
 
 def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
-    """Write grads = round(fp32(grads) * inv_scale), and found_inf where a stored one is not finite."""
+    """Write grads = round(fp32(grads) * inv_scale); found_inf = 1 where one was not finite."""
     filled = [grad for grad in grads if grad.numel()]
     if len(filled) == 1:
         numel = filled[0].numel()
