@@ -9,6 +9,7 @@ that signature, so that a wrong kernel can be one readable line on a record:
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -229,9 +230,8 @@ def kernel_from(record: type[Call], run: Callable[[Call], None], name: str) -> K
     def kernel(*lists: Tensors, **controls: object) -> None:
         run(record(*lists, **controls))
 
-    signature = inspect.signature(record).replace(return_annotation=None)
-    setattr(kernel, "__signature__", signature)  # noqa: B010 - functions have no such typed field
-    kernel.__name__ = kernel.__qualname__ = name
-    kernel.__doc__ = run.__doc__
-    kernel.__module__ = run.__module__
-    return kernel
+    # The signature comes from the record; name, place and sentence come from the body.
+    dressed = functools.wraps(run)(kernel)
+    setattr(dressed, "__signature__", inspect.signature(record))  # noqa: B010 - not a typed field
+    dressed.__name__ = dressed.__qualname__ = name
+    return dressed

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from parity.wrong import (
+    harmless_compiled,
+    harmless_library,
+    harmless_torch,
     wrong_adam_dtype,
     wrong_adam_formula,
     wrong_adam_state,
@@ -11,6 +14,7 @@ from parity.wrong import (
     wrong_norm,
     wrong_scales,
     wrong_sgd,
+    wrong_triton,
     wrong_unscale,
 )
 from parity.wrong.entry import Entry, Variant
@@ -25,7 +29,9 @@ WRONG = (
     wrong_scales,
     wrong_buffers,
     wrong_mixed,
+    wrong_triton,
 )
+HARMLESS = (harmless_torch, harmless_library, harmless_compiled)
 
 
 def corpus() -> tuple[Entry, ...]:
@@ -35,4 +41,4 @@ def corpus() -> tuple[Entry, ...]:
 
 def harmless() -> tuple[Variant, ...]:
     """Every variant that must be accepted."""
-    return ()
+    return tuple(variant for module in HARMLESS for variant in module.SHELF)
