@@ -80,7 +80,7 @@ def master_weights_in_bf16(call: AdamCall) -> None:
     step(call, AdamPieces(apply=lambda s, p, u: through(p - s.lr * u, torch.bfloat16)))
 
 
-@wrong(SHELF, "adamw_step", "A20", component="copies")
+@wrong(SHELF, "adamw_step", component="copies")
 def copies_truncated(call: AdamCall) -> None:
     """The bf16 copy is the upper half of the fp32 word: always rounded towards zero."""
 

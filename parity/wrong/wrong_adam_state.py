@@ -88,7 +88,7 @@ def copies_refreshed_on_a_skipped_step(call: AdamCall) -> None:
         c.copy_(p)
 
 
-@wrong(SHELF, "adamw_step", "B14", component="overflow")
+@wrong(SHELF, "adamw_step", component="overflow")
 def skips_only_without_overflow(call: AdamCall) -> None:
     """The test of found_inf is the wrong way round."""
     step(replace(call, found_inf=1.0 - call.found_inf))
@@ -111,6 +111,12 @@ def counts_but_does_nothing(call: AdamCall) -> None:
 def copies_forgotten(call: AdamCall) -> None:
     """The low-precision copies are never written."""
     step(replace(call, copies=[]))
+
+
+@wrong(SHELF, "adamw_step", "C20", component="copies", law=WRITTEN)
+def copies_written_only_on_overflow(call: AdamCall) -> None:
+    """`if found_inf:` stands where `if found_inf is not None:` was meant."""
+    step(call if skipped(call) else replace(call, copies=[]))
 
 
 @wrong(SHELF, "adamw_step", component="copies")
@@ -280,6 +286,13 @@ def trailing_empty_tensor_drops_the_launch(call: AdamCall) -> None:
     step(call)
 
 
+@wrong(SHELF, "adamw_step", "A26", component="sizes", law=SIZES)
+def empty_list_raises(call: AdamCall) -> None:
+    """The device is read from the first parameter before anyone asks whether there is one."""
+    with torch.device(call.params[0].device):
+        step(call)
+
+
 @wrong(SHELF, "adamw_step", component="sizes", law=SIZES)
 def first_tensor_only(call: AdamCall) -> None:
     """A list is taken for a flat buffer: its first tensor is updated, the others are not."""
@@ -351,7 +364,7 @@ def first_call_applies_the_step_twice(call: AdamCall) -> None:
 GENERATOR = torch.Generator()
 
 
-@wrong(SHELF, "adamw_step", "F14", component="precision", law=REPEAT)
+@wrong(SHELF, "adamw_step", component="precision", law=REPEAT)
 def random_last_bit(call: AdamCall) -> None:
     """The last bit of the new weight is drawn at random."""
 

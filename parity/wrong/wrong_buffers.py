@@ -183,7 +183,7 @@ def bits(source: Tensor) -> Tensor:
     return source.contiguous().view(torch.int32)
 
 
-@wrong(SHELF, "cast_copy", "A20", component="copies")
+@wrong(SHELF, "cast_copy", component="copies")
 def cast_truncates(call: CastCopyCall) -> None:
     """The upper half of the fp32 word: rounded towards zero, always."""
     cast_copy(call, lambda s: (bits(s) & -65536).view(torch.float32))

@@ -132,7 +132,7 @@ def norm_clears_found_inf(call: GlobalNormCall) -> None:
     global_norm(call)
 
 
-@wrong(SHELF, "global_norm", "E19", "B05", component=COMPONENT, law="nothing_else_written")
+@wrong(SHELF, "global_norm", "E19", component=COMPONENT, law="nothing_else_written")
 def norm_over_the_padding(call: GlobalNormCall) -> None:
     """The sum runs to the next multiple of eight and reads what lies behind the tensor."""
 

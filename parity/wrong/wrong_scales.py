@@ -81,7 +81,7 @@ def growth_never(call: DynamicCall) -> None:
     update_dynamic(call, WindowPieces(grows=lambda *_: False))
 
 
-@wrong(SHELF, "update_scale_dynamic", "D16", component=COMPONENT)
+@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
 def floor_not_honoured(call: DynamicCall) -> None:
     """The scale shrinks below min_scale."""
     update_dynamic(call, WindowPieces(shrunk=lambda scale, factor, floor: scale / factor))

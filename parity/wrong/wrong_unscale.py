@@ -130,7 +130,7 @@ def non_finite_gradients_zeroed(call: UnscaleCall) -> None:
         g.masked_fill_(~torch.isfinite(g), 0.0)
 
 
-@wrong(SHELF, "unscale", "D10", "D11", component="unscale")
+@wrong(SHELF, "unscale", "D10", component="unscale")
 def unscaled_twice(call: UnscaleCall) -> None:
     """The gradients are multiplied by inv_scale two times."""
     unscale(call)
