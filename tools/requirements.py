@@ -12,6 +12,7 @@ REQUIRED = {
 }
 OPTIONAL = {
     "pytest": "make test",
+    "matplotlib": "pictures of scenarios",
     "pytest-xdist": "parallel tests",
     "ruff": "make check",
     "mypy": "make check",
