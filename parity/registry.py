@@ -107,7 +107,7 @@ def register(
 
 
 def _dtypes(contract: Operation, dtypes: Sequence[str] | None) -> tuple[str, ...]:
-    if dtypes is not None and "scalar" not in contract.combinations:
+    if dtypes is not None:
         return tuple(dtypes)
     usual = tuple(key for key in DEFAULT_DTYPES if key in contract.combinations)
     return usual or tuple(contract.combinations)

@@ -1,0 +1,140 @@
+"""Where a kernel runs: the GPU, replay of compiled code, the CPU, or Triton's interpreter.
+
+The engine is chosen per kernel and named in every cell of the ledger. The reference is always
+evaluated on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from parity.errors import NoDeviceError, UsageError
+from parity.registry import ENGINES, Kernel
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A place to run kernels, or the reason why there is none.
+
+    Attributes:
+        name: `cuda`, `replay`, `cpu` or `interpret`.
+        device: where the tensors go.
+        missing: why this engine cannot run here; empty if it can.
+    """
+
+    name: str
+    device: torch.device
+    missing: str = ""
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name, and whether it can run here."""
+    if name not in ENGINES:
+        raise UsageError(
+            f'engine "{name}" is unknown, but should be among {", ".join(ENGINES)} [--engine]'
+        )
+    device = torch.device("cuda" if name == "cuda" else "cpu")
+    missing = ""
+    if name == "cuda" and not torch.cuda.is_available():
+        missing = "no CUDA GPU here"
+    elif name in ("replay", "interpret") and find_spec("triton") is None:
+        missing = "triton is not installed"
+    elif name == "interpret" and os.environ.get("TRITON_INTERPRET") != "1":
+        missing = "TRITON_INTERPRET=1 has to be set before kernels are imported"
+    return Engine(name, device, missing)
+
+
+def require(name: str) -> None:
+    """Refuse to start on an engine that was asked for and is not there.
+
+    Raises:
+        NoDeviceError: with exit code 4.
+    """
+    engine = engine_named(name)
+    if engine.missing:
+        raise NoDeviceError(f"engine {name} was asked for, but {engine.missing} [--engine]")
+
+
+def engine_for(kernel: Kernel, asked: str | None = None) -> Engine:
+    """The engine that a kernel is judged on.
+
+    Its own choice in order of preference, or else: Triton kernels on the GPU, without one on
+    replay; everything else on the CPU.
+
+    Args:
+        kernel: whose `engines` are looked at.
+        asked: an engine that was asked for; a kernel that cannot run there is skipped by name.
+    """
+    claimed = kernel.engines or (("cuda", "replay") if uses_triton(kernel.function) else ("cpu",))
+    if asked is not None:
+        engine = engine_named(asked)
+        allowed = asked in claimed or (not kernel.engines and _fits(asked, claimed))
+        refusal = f"the kernel runs on {', '.join(claimed)}, not on {asked}"
+        return engine if allowed else Engine(asked, engine.device, refusal)
+    if not kernel.engines and os.environ.get("TRITON_INTERPRET") == "1" and "replay" in claimed:
+        claimed = ("interpret",)
+    choices = [engine_named(name) for name in claimed]
+    return next((engine for engine in choices if not engine.missing), choices[-1])
+
+
+def _fits(asked: str, claimed: tuple[str, ...]) -> bool:
+    return asked == "cuda" or (asked == "interpret" and "replay" in claimed)
+
+
+def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
+    """Whether a function can reach a Triton kernel through its globals or closure."""
+    names: dict[str, object] = dict(getattr(function, "__globals__", {}))
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            names[f"cell {len(names)}"] = cell.cell_contents
+    for value in names.values():
+        if type(value).__module__.startswith("triton.runtime"):
+            return True
+        if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("triton", "fast"):
+            return True
+        if depth and callable(value) and hasattr(value, "__closure__") and value is not function:
+            home = getattr(value, "__module__", "") or ""
+            if home.startswith("fast") or (value.__closure__ and uses_triton(value, depth - 1)):
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def running(engine: Engine) -> Iterator[None]:
+    """Make an engine ready for the calls inside the block."""
+    if engine.name != "replay":
+        yield
+        return
+    import parity.replay
+
+    parity.replay.activate()
+    try:
+        yield
+    finally:
+        parity.replay.deactivate()
+
+
+def live_subnormals() -> bool:
+    """Whether this thread computes with subnormals instead of flushing them to zero."""
+    half = torch.full((64,), 2.0**-126) * 0.5
+    return bool((half == 2.0**-127).all()) and bool((half != 0).all())
+
+
+def require_live_subnormals(after: str) -> None:
+    """Refuse to judge in a thread that flushes subnormals to zero.
+
+    Raises:
+        UsageError: subnormals are flushed.
+    """
+    if not live_subnormals():
+        raise UsageError(
+            f"subnormal numbers are flushed to zero after {after}, but the reference needs them; "
+            "remove torch.set_flush_denormal(True) or the library that sets it [subnormals]"
+        )

@@ -1,0 +1,71 @@
+"""Call a kernel that may raise, hang, or return what it should not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import torch
+
+from parity.arena import Arena
+from parity.errors import KernelTimeout
+
+SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `KernelTimeout` inside the block after so many seconds.
+
+    Works by SIGALRM, so only in the main thread and between Python instructions; elsewhere there is
+    no limit.
+    """
+    alarms = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+    if not alarms or seconds <= 0:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise KernelTimeout(f"no return after {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def invoke(function: Callable[..., object], arena: Arena, seconds: float = SECONDS) -> str:
+    """Call a kernel on an arena; empty if it returned None, otherwise what happened instead."""
+    try:
+        with time_limit(seconds):
+            returned = arena.call(function)
+            if arena.block.is_cuda:
+                torch.cuda.synchronize()
+    except KernelTimeout as timeout:
+        return f"hangs: {timeout}"
+    except Exception as error:
+        return f"raises {type(error).__name__}: {_first_line(error)}{_innermost(error)}"
+    if returned is not None:
+        return f"returns {type(returned).__name__}, but should write in place and return None"
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "(no message)"
+
+
+def _innermost(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if frame.filename != __file__][1:]
+    if not outside:
+        return ""
+    last = outside[-1]
+    return f" [{last.filename}:{last.lineno}]"

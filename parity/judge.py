@@ -1,0 +1,93 @@
+"""Carry out a plan: make the calls, run the checks, report the first violation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parity.arena import Arena
+from parity.engines import Engine
+from parity.finding import Finding
+from parity.invoke import SECONDS, invoke
+from parity.plan import Outcome, Plan, Values
+from parity.registry import Kernel
+from parity.wants import Wants, wants
+
+
+@dataclass
+class Judge:
+    """Judges one kernel on one engine.
+
+    Attributes:
+        kernel: under judgement.
+        engine: where it runs.
+        seconds: limit of one call.
+        calls: calls made so far.
+        elements: elements of the largest list, summed over all calls.
+        worst: largest error over bound seen in what was accepted, by written argument.
+    """
+
+    kernel: Kernel
+    engine: Engine
+    seconds: float = SECONDS
+    calls: int = 0
+    elements: int = 0
+
+    def __post_init__(self) -> None:
+        self.worst: dict[str, float] = {}
+
+    def violation(self, plan: Plan) -> Finding | None:
+        """Carry out a plan; the first violation, or None."""
+        outcomes: list[Outcome] = []
+        for number, call in enumerate(plan.calls):
+            outcome, failure = self._outcome(plan, number, outcomes)
+            if failure:
+                return Finding(says=f"the kernel {failure}", call=number, failure=failure)
+            self.calls += 1
+            self.elements += call.case.numel
+            outcomes.append(outcome)
+        for check in plan.checks:
+            found = check.violation(outcomes)
+            if found is not None:
+                return found
+        self._keep_worst(plan, outcomes)
+        return None
+
+    def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
+        call = plan.calls[number]
+        if call.reuse is None:
+            arena = Arena.of(call.case, self.engine.device)
+        else:
+            arena = outcomes[call.reuse].arena
+            arena.refill()
+        failure = invoke(self.kernel.function, arena, self.seconds)
+        wanted: Wants = {}
+        if not failure and _needs_wants(plan, number):
+            wanted = wants(call.case, self.kernel.arithmetic)
+        elif not failure:
+            wanted = _shapes(arena)
+        after = arena.before if failure else arena.after()
+        return Outcome(arena, arena.before, after, wanted), failure
+
+    def _keep_worst(self, plan: Plan, outcomes: list[Outcome]) -> None:
+        for check in plan.checks:
+            if not isinstance(check, Values):
+                continue
+            for span, want in outcomes[check.call].written():
+                ratio = want.ratio(outcomes[check.call].got(span))
+                if ratio is not None and ratio.numel():
+                    known = self.worst.get(span.name, 0.0)
+                    self.worst[span.name] = max(known, float(ratio.max().item()))
+
+
+def _needs_wants(plan: Plan, number: int) -> bool:
+    return any(isinstance(check, Values) and check.call == number for check in plan.checks)
+
+
+def _shapes(arena: Arena) -> Wants:
+    """Placeholders for checks that compare calls with one another and need no reference."""
+    from parity.want import Want
+
+    found: dict[str, list[Want]] = {}
+    for span in arena.spans:
+        found.setdefault(span.name, []).append(Want(value=span.value))
+    return found

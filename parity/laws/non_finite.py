@@ -1,0 +1,53 @@
+"""Non-finite and huge values end where the reference says: +inf, -inf, NaNs, the largest finite.
+
+Each kind is planted at the first element of the first tensor, at the last of the last, and in the
+middle, so that every dtype group and every tail sees it, one at a time.
+
+Real bugs: an overflow test of the sum instead of the elements (finite gradients whose sum overflows);
+`x != x` tests that miss infinities; overflow found after unscaling has hidden it; a test that
+looks at the first tensor, or at full blocks only; fast-math that assumes there is no NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parity.case import Case
+from parity.expand import plant
+from parity.formats import FORMATS, non_finite_bits
+from parity.laws.base import Draw, Law
+from parity.operation import Role
+from parity.plan import Call, Plan, Values
+
+
+def matrix(case: Case) -> Iterable[Case]:
+    """The case once for every kind of value and every position."""
+    names = case.operation.lists_of(Role.GRAD) or case.operation.lists_of(Role.PARAM, Role.VALUE)
+    for name in names:
+        tensors = case.lists[name]
+        full = [index for index, tensor in enumerate(tensors) if tensor.numel()]
+        if not full:
+            continue
+        positions = {
+            (full[0], 0),
+            (full[-1], tensors[full[-1]].numel() - 1),
+            (full[len(full) // 2], tensors[full[len(full) // 2]].numel() // 2),
+        }
+        for index, place in sorted(positions):
+            for kind in non_finite_bits(FORMATS[tensors[index].dtype]):
+                yield plant(case, name, index, place, kind)
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """One call, compared with the reference."""
+    return Plan(calls=(Call(case=case),), checks=(Values(),))
+
+
+NON_FINITE = Law(
+    name="non_finite",
+    says="inf, NaN and huge values, first, middle and last",
+    share=0.1,
+    draw=Draw(regimes=("ordinary",), sizes="small", full=True),
+    vary=matrix,
+    plan=plan,
+)

@@ -1,0 +1,56 @@
+"""A step with overflow changes nothing, bit for bit, step counts included.
+
+Where found_inf is an argument it is set; `mixed_step` finds the overflow itself, in a gradient that
+is made non-finite.
+
+Real bugs: fused Adam that updates on inf when no scale is given; step counters (and with them bias
+corrections) that advance on skipped steps; moments decayed towards a zeroed gradient; weights written
+back through a lower precision although nothing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parity.case import Case
+from parity.expand import plant
+from parity.laws.base import Draw, Law
+from parity.operation import Role
+from parity.plan import Call, Plan, Unchanged
+
+KINDS = ("+inf", "NaN", "-inf", "signalling NaN")
+
+
+def finds_overflow_itself(case: Case) -> bool:
+    """Whether found_inf is an output: the kernel looks at the gradients."""
+    return any(c.name == "found_inf" and c.output for c in case.operation.controls)
+
+
+def skipped(case: Case) -> Iterable[Case]:
+    """The case with an overflow."""
+    if not finds_overflow_itself(case):
+        return [case.with_controls(found_inf=1.0)]
+    (name,) = case.operation.lists_of(Role.GRAD)
+    full = [index for index, grad in enumerate(case.lists[name]) if grad.numel()]
+    if not full:
+        return []
+    index = full[case.recipe.seed % len(full)]
+    place = case.recipe.seed % case.lists[name][index].numel()
+    kind = KINDS[case.recipe.seed // 7 % len(KINDS)]
+    return [plant(case, name, index, place, kind)]
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """One call; the tensors keep every bit."""
+    names = tuple(argument.name for argument in case.operation.lists)
+    return Plan(calls=(Call(case=case),), checks=(Unchanged(names=names),))
+
+
+SKIPPED_STEP = Law(
+    name="skipped_step",
+    says="an overflow changes nothing, bit for bit",
+    share=0.5,
+    draw=Draw(full=True),
+    vary=skipped,
+    plan=plan,
+)

@@ -1,0 +1,252 @@
+"""A law applied to a case: calls to make, and checks on what they left behind.
+
+Laws are data, so that the judge and the stand-alone repro file carry out the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parity.arena import Arena, Span
+from parity.case import Case
+from parity.finding import Finding, element, inputs_at
+from parity.ulp import same
+from parity.want import Want
+from parity.wants import Wants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of the kernel.
+
+    Attributes:
+        case: its arguments.
+        reuse: an earlier call whose memory, filled again with what that call found there, this
+            one works on; None for memory of its own.
+    """
+
+    case: Case
+    reuse: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call left behind.
+
+    Attributes:
+        arena: where it worked.
+        before: the bytes it found.
+        after: the bytes it left.
+        wants: what the reference says.
+    """
+
+    arena: Arena
+    before: Tensor
+    after: Tensor
+    wants: Wants
+
+    def got(self, span: Span) -> Tensor:
+        """The tensor after the call."""
+        return span.of(self.after)
+
+    def written(self) -> list[tuple[Span, Want]]:
+        """Everything the operation writes, with what should be there."""
+        names = self.arena.case.operation.writes
+        spans = [span for span in self.arena.spans if span.name in names]
+        return [(span, self.wants[span.name][span.index]) for span in spans]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Everything written agrees with the reference."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first disagreement, if any."""
+        outcome = outcomes[self.call]
+        for span, want in outcome.written():
+            got = outcome.got(span)
+            wrong = ~want.accepts(got)
+            if not bool(wrong.any()):
+                continue
+            place = _worst(wrong, want.ratio(got))
+            return _finding("differs from the reference", self.call, outcome, span, place, want)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untouched:
+    """Nothing is written but what the operation says: guards, gaps, read-only inputs."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first byte that changed and should not have."""
+        outcome = outcomes[self.call]
+        changed = outcome.after != outcome.before
+        writes = outcome.arena.case.operation.writes
+        for span in outcome.arena.spans:
+            if span.name in writes:
+                changed[span.start : span.stop] = False
+        places = changed.nonzero()
+        if not places.numel():
+            return None
+        return _stray(int(places[0].item()), self.call, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unchanged:
+    """These arguments keep every bit, NaN payloads too.
+
+    Attributes:
+        names: of the arguments.
+    """
+
+    names: tuple[str, ...]
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first element that changed."""
+        outcome = outcomes[self.call]
+        for span in outcome.arena.spans:
+            if span.name not in self.names:
+                continue
+            inside = slice(span.start, span.stop)
+            changed = (outcome.after[inside] != outcome.before[inside]).nonzero()
+            if changed.numel():
+                place = int(changed[0].item()) // span.value.element_size()
+                want = Want(value=span.value)
+                says = "changed although the step is skipped"
+                return _finding(says, self.call, outcome, span, place, want)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A range of elements of one list position."""
+
+    index: int
+    start: int
+    step: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same:
+    """Two calls leave the same bits in corresponding places.
+
+    Attributes:
+        says: what did not matter, for the message.
+        first: a call.
+        second: the call compared with it.
+        where: for every list position of the first call, where its elements lie in the second;
+            None: in the same place.
+        names: of the arguments compared; None: everything written.
+    """
+
+    says: str
+    first: int = 0
+    second: int = 1
+    where: tuple[Piece, ...] | None = None
+    names: tuple[str, ...] | None = None
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first place where the second call differs."""
+        one, two = outcomes[self.first], outcomes[self.second]
+        there = {(span.name, span.index): span for span in two.arena.spans}
+        for span, _ in one.written():
+            if self.names is not None and span.name not in self.names:
+                continue
+            piece = self.piece(span)
+            other = there.get((span.name, piece.index))
+            if other is None:
+                continue
+            want = one.got(span).reshape(-1)
+            flat = two.got(other).reshape(-1)
+            places = piece.start + piece.step * torch.arange(want.numel())
+            wrong = (~same(flat[places], want)).nonzero()
+            if wrong.numel():
+                at = int(wrong[0].item())
+                where = int(places[at].item())
+                wanted = Want(value=_spread(want, places, flat))
+                return _finding(self.says, self.second, two, other, where, wanted)
+        return None
+
+    def piece(self, span: Span) -> Piece:
+        if span.control or self.where is None:
+            return Piece(index=span.index, start=0)
+        piece = self.where[span.index]
+        if span.value.dim() == 0:
+            # A step count: one per tensor, wherever its elements went.
+            return Piece(index=piece.index, start=0)
+        return piece
+
+
+Check = Values | Untouched | Unchanged | Same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a law asks of a case."""
+
+    calls: tuple[Call, ...]
+    checks: tuple[Check, ...]
+
+
+def _spread(want: Tensor, places: Tensor, flat: Tensor) -> Tensor:
+    spread = flat.clone()
+    spread[places] = want
+    return spread
+
+
+def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
+    """The wrong element with the largest error over bound, or else the first."""
+    flat = wrong.reshape(-1)
+    if ratio is None:
+        return int(flat.nonzero()[0].item())
+    score = torch.where(flat, ratio.reshape(-1) + 1.0, torch.zeros_like(ratio.reshape(-1)))
+    return int(score.argmax().item())
+
+
+def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, want: Want) -> Finding:
+    got = outcome.got(span)
+    ratio = want.ratio(got) if want.bound is not None else None
+    return Finding(
+        says=says,
+        call=call,
+        name=span.name,
+        index=span.index,
+        place=-1 if span.control else place,
+        got=element(got, place),
+        want=element(want.value, place),
+        low=None if want.low is None else element(want.low, place),
+        high=None if want.high is None else element(want.high, place),
+        ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
+        inputs=inputs_at(outcome.arena, span, place),
+    )
+
+
+def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
+    """Describe a byte that should not have changed by the tensor it belongs to or follows."""
+    spans = sorted(outcome.arena.spans, key=lambda span: span.start)
+    for span in spans:
+        if span.start <= byte < span.stop:
+            place = (byte - span.start) // span.value.element_size()
+            says = "is read-only and was written"
+            return _finding(says, call, outcome, span, place, Want(value=span.value))
+    before = [span for span in spans if span.stop <= byte]
+    near = before[-1] if before else spans[0]
+    offset = byte - (near.stop if before else near.start)
+    side = f"{offset} bytes behind the end" if before else f"{-offset} bytes before the start"
+    return Finding(
+        says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
+        call=call,
+        name=near.name,
+        index=near.index,
+        got=outcome.after[byte].to(torch.int64),
+        want=outcome.before[byte].to(torch.int64),
+    )
