@@ -85,7 +85,16 @@ def adam_step_(
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
     lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
     require_adam("adam_step_", lists, steps, controls)
-    kernels.adam_step_(**lists, steps=steps, **controls, bias_correction=bias_correction)
+    kernels.adam_step_(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        copies,
+        steps,
+        **controls,
+        bias_correction=bias_correction,
+    )
 
 
 def adamw_step_(
@@ -111,4 +120,13 @@ def adamw_step_(
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
     lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
     require_adam("adamw_step_", lists, steps, controls)
-    kernels.adamw_step_(**lists, steps=steps, **controls, bias_correction=bias_correction)
+    kernels.adamw_step_(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        copies,
+        steps,
+        **controls,
+        bias_correction=bias_correction,
+    )

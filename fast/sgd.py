@@ -70,4 +70,4 @@ def sgd_step_(
     require_lists(where, given, SGD_DTYPES, lr)
     require_steps(where, steps, len(params), lr)
     require_controls(where, lr, controls)
-    kernels.sgd_step_(**lists, steps=steps, **controls, nesterov=nesterov)
+    kernels.sgd_step_(params, grads, momentums, copies, steps, **controls, nesterov=nesterov)

@@ -125,7 +125,7 @@ def build_table(
 
 
 def tensor_tables(
-    lists: TensorLists, *, chunk: int, cache: TableCache = SHARED
+    lists: TensorLists, *, chunk: int, cache: TableCache = SHARED, shared: bool = False
 ) -> list[TensorTable]:
     """Return one table for every dtype combination among the tensors that are not empty.
 
@@ -134,6 +134,7 @@ def tensor_tables(
             device, equal numel within a slot.
         chunk: elements for each program.
         cache: where tables live between calls.
+        shared: give every tensor slot 0.
     """
     slots = [slot for slot, tensor in enumerate(lists[0]) if tensor.numel()]
     if not slots:
@@ -148,11 +149,12 @@ def tensor_tables(
         for slot in slots:
             groups.setdefault(tuple(role[slot] for role in dtypes), []).append(slot)
         return [
-            _group_table(addresses, sizes, members, chunk, combination, device)
+            _group_table(addresses, sizes, members, chunk, combination, device, shared)
             for combination, members in groups.items()
         ]
 
-    return cache.find(("tensors", device, chunk, sizes, addresses, dtypes), device, build)
+    key = ("tensors", device, chunk, shared, sizes, addresses, dtypes)
+    return cache.find(key, device, build)
 
 
 def _group_table(
@@ -162,12 +164,13 @@ def _group_table(
     chunk: int,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
+    shared: bool,
 ) -> TensorTable:
     numel = torch.tensor([sizes[slot] for slot in members])
     return build_table(
         torch.tensor([[role[slot] for slot in members] for role in addresses]),
         numel,
-        torch.tensor(members),
+        torch.tensor([0] * len(members) if shared else members),
         chunked=numel,
         chunk=chunk,
         dtypes=dtypes,

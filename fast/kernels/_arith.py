@@ -126,8 +126,8 @@ def adam_tile(
     factor, wd, b1, c1, b2, c2, k1, k2, eps, lr = coefficients
     g = tl.load(grads + offsets, mask=mask).to(tl.float32)
     p = tl.load(params + offsets, mask=mask).to(tl.float32)
-    m = tl.load(exp_avgs + offsets, mask=mask)
-    v = tl.load(exp_avg_sqs + offsets, mask=mask)
+    m = tl.load(exp_avgs + offsets, mask=mask).to(tl.float32)
+    v = tl.load(exp_avg_sqs + offsets, mask=mask).to(tl.float32)
     g = g * factor
     if not DECOUPLED:
         g = g + wd * p
@@ -137,8 +137,8 @@ def adam_tile(
     if DECOUPLED:
         u = u + wd * p
     p = p - lr * u
-    tl.store(exp_avgs + offsets, m, mask=mask)
-    tl.store(exp_avg_sqs + offsets, v, mask=mask)
+    tl.store(exp_avgs + offsets, m.to(exp_avgs.dtype.element_ty), mask=mask)
+    tl.store(exp_avg_sqs + offsets, v.to(exp_avg_sqs.dtype.element_ty), mask=mask)
     tl.store(params + offsets, p.to(params.dtype.element_ty), mask=mask)
     if HAS_COPY:
         # Rounded from the fp32 value, not from a 16-bit parameter: one rounding, not two.

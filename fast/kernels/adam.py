@@ -1,6 +1,6 @@
-"""Adam (L2) and AdamW (decoupled) over fp32 state, with an optional low-precision copy.
+"""Adam (L2) and AdamW (decoupled), with an optional low-precision copy.
 
-Versions, and what each costs for a 16-bit gradient and a 16-bit copy:
+Versions, and what each costs for fp32 state, a 16-bit gradient and a 16-bit copy:
 
 1. flat: one tensor, addresses proven aligned by argument specialisation. Reads 2 + 4 + 4 + 4,
    writes 4 + 4 + 4 + 2 bytes per parameter: 28.
@@ -107,6 +107,7 @@ def adam_list_kernel(
     tensors: tl.int64,
     P: tl.constexpr,
     G: tl.constexpr,
+    M: tl.constexpr,
     C: tl.constexpr,
     DECOUPLED: tl.constexpr,
     HAS_COPY: tl.constexpr,
@@ -127,8 +128,8 @@ def adam_list_kernel(
     if (aligned != 0) & (start + CHUNK <= numel):
         params = pointer(p, P, True)
         grads = pointer(g, G, True)
-        exp_avgs = pointer(m, tl.float32, True)
-        exp_avg_sqs = pointer(v, tl.float32, True)
+        exp_avgs = pointer(m, M, True)
+        exp_avg_sqs = pointer(v, M, True)
         copies = pointer(low, C, True)
         for tile in range(0, CHUNK, TILE):
             at = start + tile + tl.arange(0, TILE)
@@ -138,8 +139,8 @@ def adam_list_kernel(
     else:
         params = pointer(p, P, False)
         grads = pointer(g, G, False)
-        exp_avgs = pointer(m, tl.float32, False)
-        exp_avg_sqs = pointer(v, tl.float32, False)
+        exp_avgs = pointer(m, M, False)
+        exp_avg_sqs = pointer(v, M, False)
         copies = pointer(low, C, False)
         for tile in range(0, CHUNK, EDGE):
             at = start + tile + tl.arange(0, EDGE)
@@ -179,15 +180,19 @@ def update_adam(
     *,
     decoupled: bool,
     cache: TableCache = SHARED,
+    shared: bool = False,
 ) -> None:
-    """Run the update over (params, grads, exp_avgs, exp_avg_sqs[, copies])."""
+    """Run the update over (params, grads, exp_avgs, exp_avg_sqs[, copies]).
+
+    `shared`: the block has one pair of bias corrections, for all tensors.
+    """
     has_copy = len(lists) == 5
     filled = [slot for slot, param in enumerate(lists[0]) if param.numel()]
     if len(filled) == 1:
         slot = filled[0]
         tensors = [role[slot] for role in lists]
         numel = tensors[0].numel()
-        args = (*tensors[:4], tensors[-1], coefficients, numel, slot)
+        args = (*tensors[:4], tensors[-1], coefficients, numel, 0 if shared else slot)
         launch(
             adam_flat_kernel,
             cdiv(numel, CHUNK.value),
@@ -198,7 +203,7 @@ def update_adam(
         )
         return
     reaches = [tensor for role in lists for tensor in role]
-    for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache):
+    for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache, shared=shared):
         launch(
             adam_list_kernel,
             table.chunks,
@@ -207,6 +212,7 @@ def update_adam(
             reaches=reaches,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
+            M=TRITON_DTYPE[table.dtypes[2]],
             C=TRITON_DTYPE[table.dtypes[-1]],
             DECOUPLED=decoupled,
             HAS_COPY=has_copy,

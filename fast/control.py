@@ -1,0 +1,173 @@
+"""The control block: every scalar of an optimizer step in one small tensor on the device.
+
+    slot  name                 dtype     written by
+    0     lr                   float64   the host, when it changes
+    1     beta1                float64   the host
+    2     beta2                float64   the host
+    3     eps                  float64   the host
+    4     weight_decay         float64   the host
+    5     max_norm             float64   the host
+    6     scale_factor         float64   the host
+    7     scale_window         int64     the host
+    8     min_scale            float64   the host
+    9     delayed_shift        int64     the host
+    10    backoff_factor       float64   the host
+    11    scale                float64   the step
+    12    cur_iter             int64     the step
+    13    last_overflow_iter   int64     the step
+    14    cur_hysteresis       int64     the step
+    15    growth_tracker       int64     the step
+    16    exhausted            int64     the step
+    17    norm                 float32   the step (first half of the slot)
+    18    found_inf            float32   the step (first half of the slot)
+    19    factor               float32   the step (first half of the slot)
+
+The block is one int64 tensor; a control is a 0-dim view of its slot. What the host writes is the
+beginning of the block, so that one asynchronous copy carries it.
+"""
+
+import struct
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+HOST = {
+    "lr": torch.float64,
+    "beta1": torch.float64,
+    "beta2": torch.float64,
+    "eps": torch.float64,
+    "weight_decay": torch.float64,
+    "max_norm": torch.float64,
+    "scale_factor": torch.float64,
+    "scale_window": torch.int64,
+    "min_scale": torch.float64,
+    "delayed_shift": torch.int64,
+    "backoff_factor": torch.float64,
+}
+DEVICE = {
+    "scale": torch.float64,
+    "cur_iter": torch.int64,
+    "last_overflow_iter": torch.int64,
+    "cur_hysteresis": torch.int64,
+    "growth_tracker": torch.int64,
+    "exhausted": torch.int64,
+    "norm": torch.float32,
+    "found_inf": torch.float32,
+    "factor": torch.float32,
+}
+SLOTS = {name: slot for slot, name in enumerate((*HOST, *DEVICE))}
+FORMATS = {torch.float64: "<d", torch.int64: "<q", torch.float32: "<f4x"}
+
+Number = float | Tensor
+
+
+def word_of(name: str, value: float) -> int:
+    """Return the 64 bits of a control's slot as an int64.
+
+    >>> word_of("scale_window", 1000)
+    1000
+    """
+    dtype = (HOST | DEVICE)[name]
+    whole = int(value) if dtype is torch.int64 else value
+    (word,) = struct.unpack("<q", struct.pack(FORMATS[dtype], whole))
+    return int(word)
+
+
+class StagingRing:
+    """Pinned buffers that take turns: one is written again only after its copy has been made.
+
+    Where all are still in flight another one is added; the host never waits.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._words = words
+        self._slots: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def send(self, words: list[int], target: Tensor) -> None:
+        """Copy the words into a tensor on a GPU, asynchronously."""
+        buffer, event = self._free_slot()
+        buffer.copy_(torch.tensor(words))
+        target.copy_(buffer, non_blocking=True)
+        event.record()
+
+    def _free_slot(self) -> tuple[Tensor, torch.cuda.Event]:
+        for slot in self._slots:
+            if slot[1].query():  # type: ignore[no-untyped-call]
+                return slot
+        buffer = torch.empty(self._words, dtype=torch.int64).pin_memory()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._slots.append((buffer, event))
+        return self._slots[-1]
+
+
+class ControlBlock:
+    """Controls by name, as 0-dim tensors on the device.
+
+    Args:
+        device: where steps run.
+        values: first values by name; slots that are not named hold 0.
+    """
+
+    def __init__(self, device: torch.device, values: Mapping[str, float]) -> None:
+        words = [0] * len(SLOTS)
+        for name, value in values.items():
+            words[SLOTS[name]] = word_of(name, value)
+        self._words = words
+        self.block = torch.tensor(words).to(device)
+        self._ring = StagingRing(len(HOST))
+        self._changed = False
+        self._foreign: dict[str, Tensor] = {}  # tensors used instead of a slot
+        self._held: dict[str, Tensor] = {}  # converted ones, at addresses that do not change
+        kinds = {dtype: self.block.view(dtype) for dtype in FORMATS}
+        self._views = {
+            name: kinds[dtype][SLOTS[name] * (2 if dtype is torch.float32 else 1)]
+            for name, dtype in (HOST | DEVICE).items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a control: a view of its slot, or the tensor that was set in its place."""
+        return self._foreign.get(name, self._views[name])
+
+    def set(self, name: str, value: Number) -> None:
+        """Give a control of the host a new value; `sync_hyperparameters` sends it.
+
+        A tensor of the slot's dtype on the device is used as it is, without a copy; another
+        tensor is converted on the device, now.
+        """
+        self._foreign.pop(name, None)
+        if not isinstance(value, Tensor):
+            word = word_of(name, value)
+            self._changed = self._changed or word != self._words[SLOTS[name]]
+            self._words[SLOTS[name]] = word
+            return
+        view = self._views[name]
+        if value.dtype == view.dtype and value.device == view.device:
+            self._foreign[name] = value.detach().reshape(())
+            return
+        held = self._held.setdefault(name, torch.empty_like(view))
+        held.copy_(value.detach().reshape(()), non_blocking=True)
+        self._foreign[name] = held
+
+    def sync_hyperparameters(self) -> None:
+        """Send what `set` has changed, in one asynchronous copy; nothing if nothing changed.
+
+        A captured graph reads the block, so a change reaches it from outside: call this before
+        replaying the graph.
+
+        Raises:
+            RuntimeError: something changed while a CUDA graph is being captured.
+        """
+        if not self._changed:
+            return
+        if self.block.device.type != "cuda":
+            self.block[: len(HOST)] = torch.tensor(self._words[: len(HOST)])
+        elif torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "hyper-parameters changed while a CUDA graph is being captured, but should be "
+                "sent before: call sync_hyperparameters() first [ControlBlock]"
+            )
+        else:
+            with torch.cuda.device(self.block.device):
+                self._ring.send(self._words[: len(HOST)], self.block[: len(HOST)])
+        self._changed = False

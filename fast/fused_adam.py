@@ -1,0 +1,314 @@
+"""FusedAdam: Adam and AdamW as an ordinary `torch.optim.Optimizer`, in Triton.
+
+A step prepares coefficients and counters in one launch for each group and device, and updates in
+one launch for each dtype combination; it never waits for the GPU. Numbers reach the device through
+a control block, and only when they have changed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import cast, overload
+
+import torch
+from torch import Tensor
+
+from fast.checks import FLOATS, names_of
+from fast.compat import CORRECT, Compat, moment_dtype
+from fast.control import ControlBlock, Number
+from fast.hyper import check_group
+from fast.kernels.adam import CONTROLS, prepare_adam, update_adam
+from fast.strides import aligned_layouts, steps_of, write_back
+from fast.tables import TableCache
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
+
+ParamGroup = dict[str, object]
+StateDict = dict[str, object]
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam (L2 weight decay) or AdamW (decoupled weight decay).
+
+    Args:
+        params: parameters or groups of them; fp16, bf16 and fp32 may be mixed.
+        lr: learning rate, a number or a 0-dim tensor like betas, eps and weight_decay. A float64
+            tensor on the parameters' device is read there, by captured graphs too.
+        bias_correction: divide the moments by 1 - beta^t.
+        betas: decay of the first and the second moment.
+        eps: added outside the square root.
+        adam_w_mode: True for AdamW, False for Adam with L2 decay; for the whole instance.
+        weight_decay: of either sign.
+        amsgrad: only False.
+        set_grad_none: what `zero_grad()` does unless told.
+        compat: upstream behaviour to reproduce.
+
+    State of a parameter: `step` (int64, shape ()), `exp_avg`, `exp_avg_sq` (fp32, shaped like the
+    parameter). A parameter without a gradient keeps all of it. Parameters that are not contiguous
+    are updated in place where they are dense, and through a copy otherwise.
+
+    Source: Kingma & Ba (2015), algorithm 1; Loshchilov & Hutter (2019), algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[ParamGroup],
+        *,
+        lr: Number = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[Number, Number] = (0.9, 0.999),
+        eps: Number = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: Number = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if amsgrad:
+            raise RuntimeError("amsgrad=True, but should be False: no kernel does it [FusedAdam]")
+        self.adam_w_mode, self.set_grad_none = bool(adam_w_mode), bool(set_grad_none)
+        self.compat = compat
+        self._forget_device()
+        defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas}
+        super().__init__(params, {**defaults, "eps": eps, "weight_decay": weight_decay})
+
+    def _forget_device(self) -> None:
+        self._blocks: dict[tuple[int, torch.device], ControlBlock] = {}
+        self._cache = TableCache(limit=64)
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; what it does not say comes from the constructor.
+
+        Raises:
+            TypeError: a hyper-parameter is no number.
+            ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
+                or overlaps itself. Nothing has been added.
+        """
+        check_group(self.defaults | param_group, "FusedAdam")
+        before = len(self.param_groups)
+        super().add_param_group(param_group)
+        try:
+            for index, param in enumerate(self.param_groups[before]["params"]):
+                _require_param(param, f"group {before}, parameter {index}, FusedAdam")
+        except ValueError:
+            del self.param_groups[before]
+            raise
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Drop (True) or zero (False) all gradients; None does what `set_grad_none` says."""
+        drop = set_to_none if set_to_none is not None else self.set_grad_none
+        super().zero_grad(set_to_none=drop)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; writes parameters, moments and counters in place.
+
+        Args:
+            closure: evaluates the loss again, with gradients enabled.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            RuntimeError: a gradient is sparse, or nothing here can run kernels on the parameters'
+                device. Nothing has been written.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for params in self._by_device():
+            for param in params.members:
+                _require_dense(cast(Tensor, param.grad))
+        for params in self._by_device():
+            self._step_members(params)
+        return loss
+
+    def _by_device(self) -> "Iterator[_Members]":
+        """Yield what has a gradient, for each group and device."""
+        for index, group in enumerate(self.param_groups):
+            found: dict[torch.device, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is not None:
+                    found.setdefault(param.device, []).append(param)
+            for device, members in found.items():
+                yield _Members(index=index, group=group, device=device, members=members)
+
+    def _step_members(self, params: "_Members") -> None:
+        for param in params.members:
+            if not self.state[param]:
+                self.state[param] = self._new_state(param)
+        controls = self._controls(params)
+        if not self.compat.shared_step_counter:
+            self._update(params.members, params.members, controls, params.group)
+            return
+        # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
+        for dtype in FLOATS:
+            alike = [param for param in params.members if param.dtype == dtype]
+            if alike:
+                self._update(alike, params.members[-1:], controls, params.group)
+
+    def _controls(self, params: "_Members") -> list[Tensor]:
+        key = (params.index, params.device)
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = ControlBlock(params.device, {"factor": 1.0})
+        beta1, beta2 = cast(tuple[Number, Number], params.group["betas"])
+        block.set("beta1", beta1)
+        block.set("beta2", beta2)
+        for name in ("lr", "eps", "weight_decay"):
+            block.set(name, cast(Number, params.group[name]))
+        block.sync_hyperparameters()
+        return [block[name] for name in CONTROLS]
+
+    def _update(
+        self,
+        params: list[Tensor],
+        counting: list[Tensor],
+        controls: list[Tensor],
+        group: ParamGroup,
+    ) -> None:
+        """Advance the counters of `counting` and update `params` with their corrections."""
+        steps = [self.state[param]["step"] for param in counting]
+        bias_correction = bool(group["bias_correction"])
+        coefficients = prepare_adam(
+            steps, controls, bias_correction=bias_correction, cache=self._cache
+        )
+        rows = [self._row(param) for param in params]
+        lanes = [row if _agree(row) else aligned_layouts(row) for row in rows]
+        lists = [list(role) for role in zip(*lanes, strict=True)]
+        update_adam(
+            lists,
+            coefficients,
+            decoupled=self.adam_w_mode,
+            cache=self._cache,
+            shared=len(counting) == 1,
+        )
+        for row, lane in zip(rows, lanes, strict=True):
+            if lane is not row:
+                for role in (0, 2, 3):
+                    write_back(lane[role], row[role], row[0])
+
+    def _row(self, param: Tensor) -> list[Tensor]:
+        state = self.state[param]
+        return [param, cast(Tensor, param.grad), *(state[name] for name in MOMENTS)]
+
+    def _new_state(self, param: Tensor) -> dict[str, Tensor]:
+        dtype = moment_dtype(self.compat, param.dtype)
+        state = {name: torch.zeros_like(param, dtype=dtype) for name in MOMENTS}
+        return {"step": torch.zeros((), dtype=torch.int64, device=param.device), **state}
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state; moments keep their precision, counters become integers.
+
+        torch casts every tensor of a state to its parameter's dtype on the way in. Moments and
+        counters travel past that in a wrapper that it does not look into, put on after all
+        pre-hooks and taken off before all post-hooks. They are copied.
+
+        Raises:
+            ValueError: a counter is not a whole number of steps, or groups do not match.
+        """
+        hooks = (
+            self.register_load_state_dict_pre_hook(lambda _, given: _wrapped(given)),
+            self.register_load_state_dict_post_hook(lambda _: self._unwrap(), prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _unwrap(self) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param in params:
+            state = self.state.get(param)
+            if not state:
+                continue
+            fresh = self._new_state(param)
+            fresh["step"].fill_(state["step"].value)
+            for name in MOMENTS:
+                fresh[name].copy_(state[name].value)
+            state.update(fresh)
+
+    def __getstate__(self) -> StateDict:
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in KEPT}}
+
+    def __setstate__(self, state: StateDict) -> None:
+        super().__setstate__(state)
+        self._forget_device()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Members:
+    """Parameters of one group on one device that have a gradient."""
+
+    index: int
+    group: ParamGroup
+    device: torch.device
+    members: list[Tensor]
+
+
+@dataclass(frozen=True)
+class _Wrapper:
+    """A value that torch passes on as it is."""
+
+    value: Tensor | float
+
+
+def _wrapped(given: StateDict) -> StateDict:
+    saved = cast(dict[object, dict[str, object]], given["state"])
+    counts = {
+        number: _Wrapper(_count(cast(Tensor, entries["step"]), number))
+        for number, entries in saved.items()
+        if entries
+    }
+    state = {
+        number: {
+            name: _Wrapper(cast(Tensor, value)) if name in MOMENTS else value
+            for name, value in entries.items()
+        }
+        for number, entries in saved.items()
+    }
+    for number, count in counts.items():
+        state[number]["step"] = count
+    return {**given, "state": state}
+
+
+def _count(value: Tensor | float, number: object) -> int:
+    count = float(value)
+    if count < 0.0 or not count.is_integer():
+        raise ValueError(
+            f"step={count}, but should be a whole number of steps "
+            f"[parameter {number}, FusedAdam.load_state_dict]"
+        )
+    return int(count)
+
+
+def _agree(row: list[Tensor]) -> bool:
+    return all(tensor.is_contiguous() for tensor in row)
+
+
+def _require_dense(grad: Tensor) -> None:
+    if grad.layout != torch.strided:
+        raise RuntimeError(
+            f"gradient has layout {grad.layout}, but should be dense: moments decay everywhere "
+            f"[FusedAdam.step]"
+        )
+
+
+def _require_param(param: Tensor, where: str) -> None:
+    if param.dtype not in FLOATS:
+        raise ValueError(
+            f"parameter is {names_of((param.dtype,))}, but should be {names_of(FLOATS)} [{where}]"
+        )
+    if any(stride == 0 for stride, size in steps_of(param) if size > 1):
+        raise ValueError(
+            f"parameter has shape {tuple(param.shape)} and strides {param.stride()}, but should "
+            f"have memory of its own for each element [{where}]"
+        )
