@@ -21,6 +21,7 @@ from scenarios.state import State, float_control
 
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]
+CPU = torch.device("cpu")
 Answer = Callable[["Call"], Written]
 
 
@@ -49,7 +50,7 @@ def reference_answer(call: Call) -> Written:
     return dict(zip(call.contract.writes, returned, strict=True))
 
 
-def fast_answer(call: Call, device: str = "cpu") -> Written:
+def fast_answer(call: Call, device: torch.device = CPU) -> Written:
     """What our fast kernel writes for a call, by argument name, brought back to the CPU.
 
     The kernel runs on clones, so the call's tensors stay as they are. On CPU tensors the Triton
@@ -63,7 +64,7 @@ def fast_answer(call: Call, device: str = "cpu") -> Written:
     return {name: on_cpu(written[name]) for name in call.contract.writes}
 
 
-def placed(tensor: Tensor, device: str) -> Tensor:
+def placed(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy of a tensor on a device, in storage of its own."""
     return tensor.to(device, copy=True)
 

@@ -120,7 +120,7 @@ def lockstep_command(chosen: argparse.Namespace) -> int:
 def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     """Run both sides for one dtype and print the verdict."""
     start = time.perf_counter()
-    print(f"language_model, {dtype}: reference and fast on every step, engine {engine()}")
+    print(f"language_model, {dtype}: reference and fast on every step, engine {engine().name}")
     print(HEADING, flush=True)
     report = lockstep.run(
         plan_of(chosen, dtype),

@@ -10,77 +10,79 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from parity.ulp import decimal, hex_bits, same
+from parity.finding import Finding, element, shown
+from parity.ulp import same
 from scenarios.calls import Value, Written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first element of one tensor in which two sides differ, and how many do."""
+    """The first element of one tensor in which two answers differ, and how many do.
+
+    Attributes:
+        where: step, operation, layout, argument and parameter.
+        says: what differs, in a few words, without the values.
+        index: flat index of the element; 0 if the tensors do not even have the same shape of data.
+        count: how many elements differ.
+        got: what the fast side wrote there, 0-dim; None if there is no such element.
+        want: what the reference wrote there.
+    """
 
     where: str
+    says: str
     index: int
     count: int
-    numel: int
-    reference: str
-    fast: str
+    got: Tensor | None = None
+    want: Tensor | None = None
 
     def __str__(self) -> str:
+        headline = f"{self.where}[{self.index}] {self.says}"
+        if self.got is None or self.want is None:
+            return headline
+        finding = Finding(says=self.says, call=0, got=self.got, want=self.want)
         return (
-            f"{self.where}[{self.index}]: {self.count} of {self.numel} elements differ\n"
-            f"  reference {self.reference}\n  fast      {self.fast}"
+            f"{headline}\n  got      {shown(self.got)}\n  want     {shown(self.want)}"
+            f"\n  distance {finding.distance()}"
         )
 
 
-def shown(tensor: Tensor, index: int) -> str:
-    """One element in decimal and in bits, such as `0.1  0x3dcccccd`."""
-    element = tensor.detach().reshape(-1)[index]
-    return f"{decimal(element)}  {hex_bits(element)}"
-
-
-def tensor_difference(where: str, reference: Tensor, fast: Tensor) -> Difference | None:
+def tensor_difference(where: str, want: Tensor, got: Tensor) -> Difference | None:
     """The first difference between two tensors, or None.
 
     Args:
         where: names the tensor in the report.
-        reference: what should be.
-        fast: what is; another dtype or number of elements is a difference of every element.
+        want: what the reference wrote.
+        got: what the fast side wrote; another dtype or number of elements differs as a whole.
     """
-    if reference.dtype != fast.dtype or reference.numel() != fast.numel():
-        return Difference(
-            where=where,
-            index=0,
-            count=max(reference.numel(), 1),
-            numel=reference.numel(),
-            reference=f"{reference.dtype} of {reference.numel()}",
-            fast=f"{fast.dtype} of {fast.numel()}",
-        )
-    differs = ~same(fast.detach().reshape(-1), reference.detach().reshape(-1))
+    if want.dtype != got.dtype or want.numel() != got.numel():
+        says = f"has {got.numel()} {got.dtype}, but should have {want.numel()} {want.dtype}"
+        return Difference(where=where, says=says, index=0, count=max(want.numel(), 1))
+    differs = ~same(got.detach().reshape(-1), want.detach().reshape(-1))
     count = int(differs.sum())
     if not count:
         return None
     index = int(differs.int().argmax())
     return Difference(
         where=where,
+        says=f"differs from the reference, {count} of {want.numel()} elements do",
         index=index,
         count=count,
-        numel=reference.numel(),
-        reference=shown(reference, index),
-        fast=shown(fast, index),
+        got=element(got, index),
+        want=element(want, index),
     )
 
 
 def value_differences(
-    where: str, reference: Value, fast: Value, names: Sequence[str] = ()
+    where: str, want: Value, got: Value, names: Sequence[str] = ()
 ) -> Iterator[Difference]:
     """Every tensor of one argument that differs; `names` label the tensors of a list."""
-    if isinstance(reference, Tensor) or isinstance(fast, Tensor):
-        pairs = [(where, reference, fast)]
+    if isinstance(want, Tensor) or isinstance(got, Tensor):
+        pairs = [(where, want, got)]
     else:
-        labels = names if len(names) == len(reference) else [str(i) for i in range(len(reference))]
+        labels = names if len(names) == len(want) else [str(index) for index in range(len(want))]
         pairs = [
             (f"{where}[{label}]", ours, theirs)
-            for label, ours, theirs in zip(labels, reference, fast, strict=True)
+            for label, ours, theirs in zip(labels, want, got, strict=True)
         ]
     for label, ours, theirs in pairs:
         assert isinstance(ours, Tensor)
@@ -91,13 +93,13 @@ def value_differences(
 
 
 def written_differences(
-    where: str, reference: Written, fast: Written, names: Sequence[str] = ()
+    where: str, want: Written, got: Written, names: Sequence[str] = ()
 ) -> list[Difference]:
     """Every written tensor in which two answers to one call differ."""
     return [
         found
-        for name, value in reference.items()
-        for found in value_differences(f"{where} {name}", value, fast[name], names)
+        for name, value in want.items()
+        for found in value_differences(f"{where} {name}", value, got[name], names)
     ]
 
 

@@ -89,6 +89,8 @@ def draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
 
 def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
     """Global norm of the unscaled gradients; a step that overflowed has none."""
+    from matplotlib.ticker import LogFormatter
+
     axes.plot(
         [record.step for record in records],
         [record.norm if math.isfinite(record.norm) else math.nan for record in records],
@@ -98,6 +100,8 @@ def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
         linewidth=1,
     )
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2.0, 0.5)))
     axes.set_ylabel("gradient norm")
 
 

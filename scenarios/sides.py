@@ -10,30 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import torch
-
-from parity import replay
+from parity.engines import Engine, engine_named, running
 from scenarios.calls import Answer, fast_answer, reference_answer
 
 SIDES = ("reference", "fast")
 
 
-def engine() -> str:
-    """Where the fast side runs on this machine: "cuda" or "replay"."""
-    return "cuda" if torch.cuda.is_available() else "replay"
+def engine() -> Engine:
+    """Where the fast side runs on this machine: the GPU, or replay."""
+    gpu = engine_named("cuda")
+    return engine_named("replay") if gpu.missing else gpu
 
 
 @contextmanager
 def fast_side() -> Iterator[Answer]:
     """Make the fast side answer for the length of a `with` block."""
-    if engine() == "cuda":
-        yield partial(fast_answer, device="cuda")
-        return
-    replay.activate()
-    try:
-        yield fast_answer
-    finally:
-        replay.deactivate()
+    place = engine()
+    with running(place):
+        yield partial(fast_answer, device=place.device)
 
 
 @contextmanager

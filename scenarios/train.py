@@ -30,13 +30,19 @@ Progress = Callable[[trace.StepRecord], None]
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Let torch use deterministic algorithms only, and restore what was set before."""
-    before = torch.are_deterministic_algorithms_enabled()
+    """Compute with deterministic algorithms in one thread, and restore what was set before.
+
+    One thread, because the number of threads decides how sums are split: the bits of a run must
+    not depend on how many cores the machine has.
+    """
+    algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(algorithms)
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, kw_only=True)

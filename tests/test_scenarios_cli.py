@@ -53,9 +53,12 @@ def test_sides_that_differ_exit_1_and_show_both(
     against(off_by_one)
     assert scenarios.main(["lockstep", *SHORT]) == 1
     out = capsys.readouterr().out
-    assert "DIFFERS step 1 mixed_step[list] cur_iter[0]: 1 of 1 elements differ" in out
-    assert "reference 0  0x0" in out
-    assert "fast      2  0x2" in out
+    assert (
+        "DIFFERS step 1 mixed_step[list] cur_iter[0] differs from the reference, 1 of 1 elements do"
+        in out
+    )
+    assert "want     0  0x0" in out
+    assert "got      2  0x2" in out
 
 
 def test_all_dtypes_are_run_one_after_the_other(

@@ -21,15 +21,18 @@ def test_comparison_rejects_a_single_wrong_bit(dtype: torch.dtype) -> None:
     theirs.view(INTEGERS[dtype.itemsize])[20] ^= 1
     found = tensor_difference("w", ours, theirs)
     assert found is not None
-    assert (found.index, found.count, found.numel) == (20, 1, 33)
-    assert found.reference != found.fast
+    assert (found.index, found.count) == (20, 1)
+    assert "1 ULP" in str(found)
 
 
 def test_comparison_names_both_bit_patterns() -> None:
     found = tensor_difference("w", torch.tensor([1.0, 0.0]), torch.tensor([1.0, -0.0]))
-    assert str(found) == (
-        "w[1]: 1 of 2 elements differ\n  reference 0  0x00000000\n  fast      -0  0x80000000"
-    )
+    assert str(found).splitlines() == [
+        "w[1] differs from the reference, 1 of 2 elements do",
+        "  got      -0  0x80000000",
+        "  want     0  0x00000000",
+        "  distance the sign of zero",
+    ]
 
 
 def test_comparison_takes_any_nan_for_nan_and_no_number() -> None:
@@ -42,12 +45,14 @@ def test_comparison_takes_any_nan_for_nan_and_no_number() -> None:
 def test_comparison_rejects_a_wrong_counter() -> None:
     found = tensor_difference("steps", torch.tensor(3), torch.tensor(4))
     assert found is not None
-    assert found.reference.startswith("3 ")
+    assert "off by 1" in str(found)
 
 
 @pytest.mark.parametrize("theirs", [torch.zeros(3), torch.zeros(2, dtype=torch.float16)], ids=str)
 def test_comparison_rejects_another_size_or_dtype(theirs: Tensor) -> None:
-    assert tensor_difference("w", torch.zeros(2), theirs) is not None
+    found = tensor_difference("w", torch.zeros(2), theirs)
+    assert found is not None
+    assert "but should have 2 torch.float32" in str(found)
 
 
 def test_comparison_accepts_equal_and_empty_tensors() -> None:

@@ -36,10 +36,23 @@ def test_another_seed_gives_another_run() -> None:
 
 
 def test_training_leaves_global_state_alone() -> None:
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     train.run("reference", Plan(steps=1, dtype="fp32"))
     assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    runs = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            runs.append(train.run("reference", Plan(dtype="fp32", steps=2)))
+    finally:
+        torch.set_num_threads(threads)
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
