@@ -88,7 +88,8 @@ def advance_adam_steps(
     else:
         tl.store(pair, tl.full([LANES], 1.0, tl.float32), mask=mask)
         tl.store(pair + 1, tl.full([LANES], 1.0, tl.float32), mask=mask)
-    tl.store(counters, t, mask=mask & (skip == 0.0))
+    if skip == 0.0:
+        tl.store(counters, t, mask=mask)
 
 
 @triton.jit

@@ -65,7 +65,8 @@ def sgd_prepare_kernel(
     counters = step_pointers(steps, lane, mask, IS_TABLE)
     t = tl.load(counters, mask=mask, other=0) + 1
     tl.store(coefficients + HEADER + 2 * lane, (t == 1).to(tl.float32), mask=mask)
-    tl.store(counters, t, mask=mask & (skip == 0.0))
+    if skip == 0.0:
+        tl.store(counters, t, mask=mask)
 
 
 @triton.jit(do_not_specialize=["numel", "slot"], do_not_specialize_on_alignment=["coefficients"])

@@ -22,8 +22,10 @@ from fast.tables import tensor_tables
 @triton.jit
 def unscale_tile(grads, at, mask, factor):
     """Unscale one tile; return 1 for every element that was non-finite before, else 0."""
-    stored = tl.load(grads + at, mask=mask, other=0.0)
-    g = stored.to(tl.float32)
+    if mask is None:
+        g = tl.load(grads + at).to(tl.float32)
+    else:
+        g = tl.load(grads + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(grads + at, (g * factor).to(grads.dtype.element_ty), mask=mask)
     # By bits: infinity and NaN are the patterns whose exponent is all ones.
     return ((g.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000).to(tl.int32)
@@ -33,7 +35,9 @@ def unscale_tile(grads, at, mask, factor):
 def raise_flag(found_inf, bad):
     """Set found_inf to 1.0 if any lane of `bad` is set."""
     if tl.max(bad) != 0:
-        tl.atomic_xchg(found_inf, 1.0, sem="relaxed")
+        # Atomic because several programs may say so at once; 0x3F800000 is 1.0 in fp32.
+        word = found_inf.to(tl.pointer_type(tl.int32), bitcast=True)
+        tl.atomic_xchg(word, 0x3F800000, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["inv_scale", "found_inf"])
@@ -48,11 +52,11 @@ def unscale_flat_kernel(grads, inv_scale, found_inf, numel: tl.int64):
             bad |= unscale_tile(grads, at, None, factor)
         raise_flag(found_inf, bad)
     else:
-        bad = tl.zeros([EDGE], tl.int32)
+        bad_edge = tl.zeros([EDGE], tl.int32)
         for tile in range(0, CHUNK, EDGE):
             at = start + tile + tl.arange(0, EDGE)
-            bad |= unscale_tile(grads, at, at < numel, factor)
-        raise_flag(found_inf, bad)
+            bad_edge |= unscale_tile(grads, at, at < numel, factor)
+        raise_flag(found_inf, bad_edge)
 
 
 @triton.jit(
@@ -74,11 +78,11 @@ def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.co
         raise_flag(found_inf, bad)
     else:
         grads = pointer(address, G, False)
-        bad = tl.zeros([EDGE], tl.int32)
+        bad_edge = tl.zeros([EDGE], tl.int32)
         for tile in range(0, CHUNK, EDGE):
             at = start + tile + tl.arange(0, EDGE)
-            bad |= unscale_tile(grads, at, at < numel, factor)
-        raise_flag(found_inf, bad)
+            bad_edge |= unscale_tile(grads, at, at < numel, factor)
+        raise_flag(found_inf, bad_edge)
 
 
 def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
