@@ -22,7 +22,7 @@ from scenarios.plan import Plan
 from scenarios.sides import fast_side
 from scenarios.state import State
 from scenarios.trace import StepRecord, Trace
-from scenarios.train import Progress, Trainer, deterministic
+from scenarios.train import Progress, Trainer, one_thread
 
 SLOT = 16  # elements; every tensor of a flat buffer starts at a multiple of it
 Layouts = Sequence[str]
@@ -169,7 +169,7 @@ def run(
     if fast is None:
         with fast_side() as ours:
             return run(plan, layouts=layouts, fast=ours, progress=progress)
-    with deterministic():
+    with one_thread():
         trainer = Trainer(plan)
         judge = Judge(fast=fast, names=trainer.names)
         before, records = trainer.held_out_loss(), []

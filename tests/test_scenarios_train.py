@@ -16,7 +16,7 @@ from scenarios.trace import first_difference
 
 
 def grads_of(plan: Plan) -> list[Tensor]:
-    with train.deterministic():
+    with train.one_thread():
         trainer = train.Trainer(plan)
         return trainer.reduce(trainer.draw(), reference_answer)
 
@@ -40,7 +40,18 @@ def test_training_leaves_global_state_alone() -> None:
     train.run("reference", Plan(steps=1, dtype="fp32"))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_no_algorithm_in_use_is_nondeterministic(dtype: str) -> None:
+    plan = Plan(dtype=dtype, steps=2, ranks=2)
+    usual = train.run("reference", plan)
+    torch.use_deterministic_algorithms(True)
+    try:
+        strict = train.run("reference", plan)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert first_difference(usual, strict) is None
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
@@ -95,7 +106,7 @@ def test_every_rule_reacts_in_its_own_way_to_the_first_overflow(rule: str) -> No
 def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
     alone = grads_of(Plan(dtype="fp32"))
     together = grads_of(Plan(dtype="fp32", ranks=2))
-    with train.deterministic():
+    with train.one_thread():
         trainer = train.Trainer(Plan(dtype="fp32", ranks=2))
         halves = trainer.draw()
     expected = [
@@ -107,7 +118,7 @@ def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
 
 
 def test_an_overflow_on_one_rank_skips_the_step_for_all() -> None:
-    with train.deterministic():
+    with train.one_thread():
         trainer = train.Trainer(Plan(ranks=3, dtype="bf16"))
         parts = trainer.draw()
         parts[1].grads[5].view(-1)[0] = math.inf
