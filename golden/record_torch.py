@@ -1,0 +1,45 @@
+"""Record `torch.amp.GradScaler`, driven through its public interface."""
+
+from __future__ import annotations
+
+from golden.sequences import Situation
+from golden.trace import Header, Step, Trace
+
+COMMAND = "python -m golden.record torch"
+
+
+def record(situation: Situation) -> Trace:
+    """Run the real scaler through a situation; needs torch, on the CPU."""
+    import torch
+
+    constants = situation.constants
+    scaler = torch.amp.GradScaler(
+        "cpu",
+        init_scale=situation.scale,
+        growth_factor=float(constants["growth_factor"]),
+        backoff_factor=float(constants["backoff_factor"]),
+        growth_interval=int(constants["growth_interval"]),
+    )
+    scaler.scale(torch.ones(()))
+    param = torch.nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([param], lr=0.0)
+    start = float(scaler.get_scale())
+    steps: list[Step] = []
+    for letter in situation.steps:
+        param.grad = torch.tensor([torch.inf if letter == "o" else 1.0])
+        scaler.step(sgd)
+        scaler.update()
+        state = scaler.state_dict()
+        steps.append({"scale": float(state["scale"]), "growth_tracker": state["_growth_tracker"]})
+    header = Header(
+        name=f"torch_{situation.name}",
+        package="torch",
+        version=torch.__version__,
+        subject="torch.amp.GradScaler",
+        command=COMMAND,
+        rule="torch",
+        constants=constants,
+        start={"scale": start, "growth_tracker": 0},
+        steps=situation.steps,
+    )
+    return Trace(header=header, steps=steps)
