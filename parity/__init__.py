@@ -5,8 +5,8 @@
     @register("adamw_step", name="my_adamw", dtypes=("fp16", "bf16", "fp32"))
     def my_adamw(params, grads, exp_avgs, exp_avg_sqs, copies, steps, *, lr, beta1, ...): ...
 
-`parity check my_kernel.py` judges what a file registers; `parity.check(my_adamw)` does the same from
-a program. `docs/adding-a-kernel.md` tells the rest.
+`parity check my_kernel.py` judges what a file registers; `parity.check(my_adamw)` does the same
+from a program. `docs/adding-a-kernel.md` tells the rest.
 """
 
 from __future__ import annotations

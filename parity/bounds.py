@@ -1,7 +1,7 @@
 """Error bounds derived by running the reference's own formula on numbers that carry their bound.
 
-A `Bounded` tensor is a real value in float64 with the largest error that an honest implementation of
-the same formula can have there. Every operation of the reference adds its charge:
+A `Bounded` tensor is a real value in float64 with the largest error that an honest implementation
+of the same formula can have there. Every operation of the reference adds its charge:
 
 - a rounding is charged twice half an ULP of fp32, so that a kernel may contract, rearrange or round
   one intermediate result more;
@@ -178,7 +178,8 @@ def _add(operands: Sequence[Carried], sign: float = 1.0) -> Carried:
     exact = a.exact + sign * b.exact
     magnitude = exact.abs() + a.exact.abs() + b.exact.abs()
     error = a.error + b.error + ROUNDING * magnitude
-    return _merged(a, b, exact, error, torch.maximum(a.peak, b.peak) + exact.abs())
+    # lerp takes the difference first and scales it then: what must not overflow is unscaled.
+    return _merged(a, b, exact, error, a.peak + b.peak)
 
 
 def _subtract(operands: Sequence[Carried]) -> Carried:

@@ -20,7 +20,8 @@ def bounded_l2_norm(
 
     A sum of n squares takes n roundings of squares and at most n - 1 additions in any order, so its
     relative error is at most about n half ULP of fp32 (Higham 2002, section 4.2); a square may lose
-    a smallest subnormal. Where the sum comes near the largest fp32 number, +inf is accepted.
+    a smallest subnormal. An overflow of the squares is no rounding: +inf is accepted only where the
+    norm itself comes near the largest fp32 number.
     """
     value = norm_of(tensors)
     if not isinstance(value, Tensor):
@@ -38,5 +39,5 @@ def bounded_l2_norm(
     lowest = math.sqrt(max(total - spread, 0.0))
     root = math.sqrt(total)
     error = max(highest - root, root - lowest) + 8 * HALF_ULP * root + SMALLEST
-    zone = torch.tensor(total + spread >= LARGEST)
+    zone = torch.tensor(root + error >= LARGEST)
     return value, exact, torch.tensor(error, dtype=torch.float64), zone

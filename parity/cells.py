@@ -24,7 +24,7 @@ from parity.shrink import shrunk
 from parity.strategies import recipes
 
 EXAMPLES = 12
-SCALAR_FACTOR = 4
+SCALAR_FACTOR = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Effort:
     def cases(self, law: Law, kernel: Kernel) -> int:
         """Number of recipes to draw for a law."""
         if not kernel.operation.lists:
-            return max(1, round(self.examples * max(law.share, 0.5)) * SCALAR_FACTOR)
+            return max(1, round(self.examples * law.share) * SCALAR_FACTOR)
         return max(1, round(self.examples * law.share))
 
 

@@ -153,10 +153,15 @@ def planted(case: Case, rng: np.random.Generator) -> Case:
 
 def plant(case: Case, name: str, index: int, place: int, kind: str) -> Case:
     """The case with `kind` (a name from `formats.non_finite_bits`) at one element."""
+    tensor = case.lists[name][index]
+    pattern = non_finite_bits(FORMATS[tensor.dtype])[kind]
+    return replaced(case, name, index, with_bits(tensor, [place], pattern))
+
+
+def replaced(case: Case, name: str, index: int, tensor: Tensor) -> Case:
+    """The case with another tensor at one position."""
     tensors = list(case.lists[name])
-    form = FORMATS[tensors[index].dtype]
-    pattern = non_finite_bits(form)[kind]
-    tensors[index] = with_bits(tensors[index], [place], pattern)
+    tensors[index] = tensor
     return case.with_lists({**case.lists, name: tensors})
 
 

@@ -1,7 +1,7 @@
 """Facts about the floating-point formats, and bit patterns drawn by them.
 
-Bits are handled as unsigned integers in NumPy (`uint16` for fp16 and bf16, `uint32` for fp32), which
-has no bf16; tensors are made by reinterpreting, never by converting.
+Bits are handled as unsigned integers in NumPy (`uint16` for fp16 and bf16, `uint32` for fp32),
+which has no bf16; tensors are made by reinterpreting, never by converting.
 """
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
 """Values that controls are drawn from, and controls that several operations share.
 
-No customary default is among them (lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay 0.01): a kernel that
-ignores an argument and hard-codes the usual value must not get away with it. The first value of
-each tuple is the ordinary one; zeros and extremes follow.
+No customary default is among them (lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay 0.01): a kernel
+that ignores an argument and hard-codes the usual value must not get away with it. The first value
+of each tuple is the ordinary one; zeros and extremes follow.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from parity.operation import Control
 
+THIRD = 0.3333333432674408
 FP64, FP32, INT64 = torch.float64, torch.float32, torch.int64
 
 LR = Control(name="lr", dtype=FP64, values=(3.7e-3, 0.25, 2.3e-5, 8.0, 0.0))
@@ -26,12 +29,12 @@ FOUND = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0))
 FOUND_OUT = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0), output=True)
 INV_SCALE = Control(name="inv_scale", dtype=FP32, values=(0.37, 2.0**-16, 1.0, 3.3e-5, 2.0**7))
 MAX_NORM = Control(name="max_norm", dtype=FP64, values=(0.8, 0.03, 7.5, 1e30, 0.0, -1.0))
-NORM = Control(name="norm", dtype=FP32, values=(3.7, 0.0, 0.8, 1e-20, 6.1e4, 3e38, 0.799999))
+NORM = Control(
+    name="norm", dtype=FP32, values=(3.7, 0.0, 0.8, 6.1e4, math.inf, math.nan, 3e38, 1e-20)
+)
 NORM_OUT = Control(name="norm", dtype=FP32, values=(-7.0, 1.25), output=True)
 FACTOR_OUT = Control(name="factor", dtype=FP32, values=(-7.0, 1.25), output=True)
-SCALE = Control(
-    name="scale", dtype=FP64, values=(65536.0, 1024.0, 3.0, 1.0, 0.75, 2.0**-30, 2.0**100)
-)
+SCALE = Control(name="scale", dtype=FP64, values=(65536.0, 1.0, 0.75, 3.0, 128.0, 2.0**-30))
 STEP_SCALE = Control(name="scale", dtype=FP64, values=(1024.0, 65536.0, 3.0, 1.0, 0.75))
 CUR_ITER = Control(name="cur_iter", dtype=INT64, values=(7, 0, 1, 2, 3, 4, 5, 6, 8, 2**40))
 LAST_OVERFLOW = Control(name="last_overflow_iter", dtype=INT64, values=(3, -1, 0, 1, 2, 5, 6))
@@ -46,5 +49,5 @@ GROWTH_INTERVAL = Control(name="growth_interval", dtype=INT64, values=(3, 1, 2, 
 GROWTH_TRACKER = Control(name="growth_tracker", dtype=INT64, values=(2, 0, 1, 3))
 MIN_SCALE = Control(name="min_scale", dtype=FP64, values=(0.75, 1.0, 128.0))
 TORCH_SCALE = Control(
-    name="scale", dtype=FP64, values=(65536.0, 3.0, 2.0**127, 1.0, 2.0**-149, 0.1875)
+    name="scale", dtype=FP64, values=(65536.0, THIRD, 2.0**127, 12345.6787109375, 2.0**-149)
 )

@@ -1,7 +1,8 @@
 """What ran, cell by cell, so that an empty success cannot look like a full one.
 
-A cell is operation x kernel x dtype x law x engine. Every cell that the registry declares has to
-appear with a status; a run with fewer cells than declared, or with nothing judged, is not a success.
+A cell is operation x kernel x dtype x law x engine. Every cell that the registry declares has
+to appear with a status; a run with fewer cells than declared, or with nothing judged, is no
+success.
 """
 
 from __future__ import annotations

@@ -177,6 +177,7 @@ class Same:
         return None
 
     def piece(self, span: Span) -> Piece:
+        """Where the elements of a span of the first call lie in the second."""
         if span.control or self.where is None:
             return Piece(index=span.index, start=0)
         piece = self.where[span.index]

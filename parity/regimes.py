@@ -1,9 +1,9 @@
 """Values by regime: what makes two honest implementations differ, not what training looks like.
 
-All lists of a case share the regime of an element, because the interesting cases are joint ones: eps
-matters only where the second moment is tiny, cancellation only where two arguments fit together.
-`mixture` gives every element a regime of its own, so that a single case of some thousand elements
-covers them all. None of these plants a non-finite value except `planted`.
+All lists of a case share the regime of an element, because the interesting cases are joint ones:
+eps matters only where the second moment is tiny, cancellation only where two arguments fit
+together. `mixture` gives every element a regime of its own, so that a single case of some thousand
+elements covers them all. None of these plants a non-finite value except `planted`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def values(codes: Codes, rng: np.random.Generator, controls: Mapping[str, float]
     count = codes.shape[0]
     factor = abs(controls.get("factor", 1.0)) or 1.0
     normal = rng.standard_normal((4, count))
-    unscaled = normal[1] * 10.0 ** rng.uniform(-6, 0, count)
+    # Half of the cases hold magnitudes alike, so that no single element decides a sum.
+    spread = float(rng.choice([0.3, 6.0]))
+    unscaled = normal[1] * 10.0 ** rng.uniform(-spread, 0, count)
     param = normal[0] * 10.0 ** rng.uniform(-3, 1, count)
     moment = normal[2] * np.abs(unscaled)
     square = unscaled**2 * rng.uniform(0.0, 2.0, count)

@@ -74,13 +74,13 @@ def register(
     Args:
         operation: name of the operation, see `docs/operations.md`.
         name: of the kernel; the function's own by default.
-        arithmetic: "bounded" (within a bound derived from the operation's formula) or "exact" (every
-            bit).
+        arithmetic: "bounded" (within a bound derived from the operation's formula) or "exact"
+            (every bit).
         dtypes: dtype combinations it handles; by default those of fp16, bf16 and fp32 that the
             operation has.
         layouts: "list" (many tensors), "flat" (lists of one); by default both.
-        engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run on the
-            GPU or on replay, everything else on the CPU.
+        engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run
+            on the GPU or on replay, everything else on the CPU.
 
     Raises:
         UsageError: unknown operation, dtype, layout, engine or arithmetic, a taken name, or a

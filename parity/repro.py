@@ -1,8 +1,8 @@
 """Write a failing case as one stand-alone Python file.
 
 The file needs torch (and Triton, if the kernel does), the kernel's file, and nothing of ours: the
-guarded memory of every call is in it as hexadecimal bytes, with the bytes that are accepted. It exits
-with 1 while the kernel breaks the law on this case, with 0 when it does not.
+guarded memory of every call is in it as hexadecimal bytes, with the bytes that are accepted. It
+exits with 1 while the kernel breaks the law on this case, with 0 when it does not.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _simpler(case: Case, name: str, index: int, place: int) -> Iterator[Case]:
         if value == old:
             return
         new = tensor.clone()
-        new.reshape(-1)[place] = value
+        new.reshape(-1)[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
         tensors = list(case.lists[name])
         tensors[index] = new
         yield case.with_lists({**case.lists, name: tensors})

@@ -30,6 +30,8 @@ def sizes(draw: Draw, layout: str) -> SearchStrategy[tuple[int, ...]]:
     with_empties = st.lists(st.sampled_from((3, 0, 1, 33, 0)), min_size=smallest, max_size=7).map(
         lambda row: (*row, 5) if draw.full and not any(row) else tuple(row)
     )
+    if draw.sizes == "pairs":
+        several = several.map(lambda row: (*row, *row[:2]))
     many_tiny = st.integers(9, 40).map(lambda count: (1, 2, 3) * (count // 3))
     return st.one_of(several, several, several, with_empties, many_tiny)
 

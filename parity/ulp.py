@@ -9,7 +9,7 @@ from parity.formats import FORMATS
 
 
 def ordered(tensor: Tensor) -> Tensor:
-    """Map bits to int64 so that neighbouring numbers are neighbouring integers; -0 and +0 meet at 0.
+    """Map bits to int64 so that neighbours differ by one; -0 and +0 both become 0.
 
     Args:
         tensor: fp16, bf16, fp32 or float64, any shape; on the CPU.

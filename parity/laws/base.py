@@ -17,7 +17,8 @@ class Draw:
 
     Attributes:
         regimes: to choose from.
-        sizes: `usual` (several tensors around boundaries), `small` (a few dozen elements).
+        sizes: `usual` (several tensors around boundaries), `small` (a few dozen elements), `pairs`
+            (usual, with tensors of equal size).
         one_step: all tensors have completed the same number of steps.
         guards: bytes to fill the room around the tensors with.
         full: make every list at least one element long.

@@ -1,6 +1,7 @@
 """Arguments that are written and never read are written completely, whatever was in them.
 
-The same call is made twice, with two different poisons in those arguments; the results must be equal.
+The same call is made twice, with two different poisons in those arguments; the results must be
+equal.
 
 Real bugs: low-precision copies left stale where the update is small; padding of a flat buffer that
 keeps what the allocator returned; a norm accumulated on top of its old value; an empty list of

@@ -1,19 +1,22 @@
 """Non-finite and huge values end where the reference says: +inf, -inf, NaNs, the largest finite.
 
 Each kind is planted at the first element of the first tensor, at the last of the last, and in the
-middle, so that every dtype group and every tail sees it, one at a time.
+middle, so that every dtype group and every tail sees it, one at a time; then a whole tensor of
+them, and a whole tensor of the largest finite number under every multiplier.
 
-Real bugs: an overflow test of the sum instead of the elements (finite gradients whose sum overflows);
-`x != x` tests that miss infinities; overflow found after unscaling has hidden it; a test that
-looks at the first tensor, or at full blocks only; fast-math that assumes there is no NaN.
+Real bugs: an overflow test of the sum instead of the elements (finite gradients whose sum
+overflows); `x != x` tests that miss infinities; overflow found after unscaling has hidden it; a
+test that looks at the first tensor, or at full blocks only; fast-math that assumes there is no NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from parity.case import Case
-from parity.expand import plant
+from parity.expand import plant, replaced, with_bits
 from parity.formats import FORMATS, non_finite_bits
 from parity.laws.base import Draw, Law
 from parity.operation import Role
@@ -36,6 +39,22 @@ def matrix(case: Case) -> Iterable[Case]:
         for index, place in sorted(positions):
             for kind in non_finite_bits(FORMATS[tensors[index].dtype]):
                 yield plant(case, name, index, place, kind)
+        largest = max(full, key=lambda index: tensors[index].numel())
+        yield from crowds(case, name, largest)
+
+
+def crowds(case: Case, name: str, index: int) -> Iterable[Case]:
+    """Every element of one tensor non-finite, or huge with one sign, under every multiplier."""
+    tensor = case.lists[name][index]
+    patterns = non_finite_bits(FORMATS[tensor.dtype])
+    everywhere = range(tensor.numel())
+    for kind in ("NaN", "+inf", "huge"):
+        yield replaced(case, name, index, with_bits(tensor, everywhere, patterns[kind]))
+    huge = replaced(case, name, index, with_bits(tensor, everywhere, patterns["huge"]))
+    for control in case.operation.controls:
+        if control.dtype == torch.float32 and len(control.values) > 2:
+            for value in control.values:
+                yield huge.with_controls(**{control.name: value})
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

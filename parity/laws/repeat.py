@@ -1,4 +1,4 @@
-"""The same call gives the same bits: again, after a call of another size, and in the same memory.
+"""The same call gives the same bits: after other calls, and in the same memory; no call leaks.
 
 Real bugs: races between blocks; atomics whose order decides the last bits; a pointer table or a
 scratch buffer cached by address or by length and not renewed; a global accumulator that is never
@@ -7,9 +7,12 @@ cleared; autotuning on live state.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from parity.case import Case
+from parity.expand import expand
 from parity.laws.base import Draw, Law
-from parity.plan import Call, Plan, Same
+from parity.plan import Call, Plan, Same, Values
 
 
 def smaller(case: Case) -> Case:
@@ -25,14 +28,32 @@ def smaller(case: Case) -> Case:
     return case.with_lists(cut)
 
 
+def other_values(case: Case) -> Case:
+    """Another case of the same sizes: other values, and another value of every control."""
+    controls = {
+        control.name: control.values[(place + case.recipe.seed) % len(control.values)]
+        for place, control in enumerate(case.operation.controls)
+    }
+    recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ 0xFFFF, bits=())
+    if recipe.regime == "planted":
+        recipe = replace(recipe, regime="ordinary")
+    return expand(case.operation, case.combination, recipe)
+
+
 def plan(case: Case, arithmetic: str) -> Plan:
-    """The case, another one, the case again, and once more in the memory of the first call."""
+    """Other values of the same sizes, the case, a smaller one, the case twice more."""
     single = any(argument.single for argument in case.operation.lists)
     other = case if single else smaller(case)
-    calls = (Call(case=case), Call(case=other), Call(case=case), Call(case=case, reuse=0))
-    again = Same(says="differs when the call is repeated after another one", first=0, second=2)
-    there = Same(says="differs when the call is repeated in the same memory", first=0, second=3)
-    return Plan(calls=calls, checks=(again, there))
+    calls = (
+        Call(case=other_values(case)),
+        Call(case=case),
+        Call(case=other),
+        Call(case=case),
+        Call(case=case, reuse=1),
+    )
+    again = Same(says="differs when the call is repeated after another one", first=1, second=3)
+    there = Same(says="differs when the call is repeated in the same memory", first=1, second=4)
+    return Plan(calls=calls, checks=(Values(call=1), again, there))
 
 
 REPEAT = Law(

@@ -4,8 +4,8 @@ Where found_inf is an argument it is set; `mixed_step` finds the overflow itself
 is made non-finite.
 
 Real bugs: fused Adam that updates on inf when no scale is given; step counters (and with them bias
-corrections) that advance on skipped steps; moments decayed towards a zeroed gradient; weights written
-back through a lower precision although nothing changed.
+corrections) that advance on skipped steps; moments decayed towards a zeroed gradient; weights
+written back through a lower precision although nothing changed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""Judge a kernel, or everything that a file registers: `parity.check` and `parity check`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.cells import Effort
+from parity.engines import require_live_subnormals
+from parity.errors import UsageError
+from parity.ledger import Cell, Ledger, Status
+from parity.registry import Kernel, kernels, registrations
+from parity.session import Selection, Session
+
+MODULE = "parity_checked_file"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge found.
+
+    Attributes:
+        ledger: every cell.
+    """
+
+    ledger: Ledger
+
+    @property
+    def passed(self) -> bool:
+        """Whether every law was kept and everything declared has run."""
+        return self.ledger.exit_code() == 0
+
+    def failures(self) -> list[Cell]:
+        """The broken cells."""
+        return self.ledger.with_status(Status.FAILED)
+
+    def __bool__(self) -> bool:
+        """The same as `passed`."""
+        return self.passed
+
+    def __str__(self) -> str:
+        """The verdict in one sentence, then every failure."""
+        texts = [cell.failure for cell in self.failures()]
+        return "\n\n".join([self.ledger.verdict(), *texts])
+
+
+def check(
+    kernel: Kernel | Callable[..., object],
+    *,
+    examples: int = Effort.examples,
+    seed: int | None = None,
+    engine: str | None = None,
+    laws: tuple[str, ...] = (),
+    repros: str | None = None,
+) -> Verdict:
+    """Judge one kernel by every law of its operation.
+
+    Args:
+        kernel: a function that `register` decorated, or its registration.
+        examples: cases drawn for the value law; other laws draw their share of it.
+        seed: of the generator; None draws the same cases in every run.
+        engine: where to run; None chooses.
+        laws: names of laws; empty means all of the operation's.
+        repros: folder for repro files; None writes none.
+
+    Raises:
+        UsageError: the function is not registered, or an option is unknown.
+    """
+    rows = [row for row in kernels() if row is kernel or row.function is kernel]
+    if not rows and isinstance(kernel, Kernel):
+        rows = [kernel]
+    if not rows:
+        name = getattr(kernel, "__name__", repr(kernel))
+        raise UsageError(f"{name} is not registered; decorate it with parity.register [check]")
+    selection = Selection(engine=engine, laws=laws)
+    effort = Effort(examples=examples, seed=seed, repros=repros)
+    return Verdict(Session(selection=selection, effort=effort).run(rows))
+
+
+def load(path: str) -> list[Kernel]:
+    """Import a file and return what it registers.
+
+    Raises:
+        UsageError: the file is missing, cannot be imported, or registers nothing.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{path} does not exist, but should be a Python file [parity check]")
+    spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file; its name should end with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    with registrations() as found:
+        try:
+            # A file may import its neighbours, as when it is run by itself.
+            sys.path.insert(0, str(file.resolve().parent))
+            spec.loader.exec_module(module)
+        except UsageError:
+            raise
+        except SyntaxError as error:
+            place = f"{error.filename}:{error.lineno}"
+            raise UsageError(f"{path} has a syntax error: {error.msg} [{place}]") from None
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{path} cannot be imported: {_cause(error, file)}") from None
+        finally:
+            sys.path.remove(str(file.resolve().parent))
+    require_live_subnormals(f"importing {path}")
+    if not found:
+        raise UsageError(
+            f"{path} registers no kernel; decorate a function with @parity.register(operation)"
+        )
+    return found
+
+
+def _cause(error: BaseException, file: Path) -> str:
+    """Type and message of an exception, with the line of the file it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if Path(frame.filename).name == file.name]
+    place = f" [{file}:{inside[-1].lineno}]" if inside else ""
+    message = (str(error).splitlines() or ["(no message)"])[0]
+    return f"{type(error).__name__}: {message}{place}"

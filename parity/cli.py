@@ -1,0 +1,135 @@
+"""The command `parity`: run, check, list, doctor.
+
+Exit codes: 0 all laws kept; 1 a law broken; 2 wrong usage or unreadable input; 3 nothing or too
+little ran; 4 a required device is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from parity.errors import EXIT_USAGE, UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Judge optimizer kernels against their reference, law by law.",
+    epilog=(
+        "Exit codes: 0 all laws kept; 1 a law broken; 2 wrong usage or unreadable input; "
+        "3 nothing or too little ran; 4 a required device is missing."
+    ),
+)
+
+Names = list[str] | None
+OpFlag = Annotated[Names, typer.Option("--op", help="Operation; may be repeated.")]
+KernelFlag = Annotated[Names, typer.Option("--kernel", help="Kernel; may be repeated.")]
+DtypeFlag = Annotated[Names, typer.Option("--dtype", help="dtype combination; may be repeated.")]
+LawFlag = Annotated[Names, typer.Option("--law", help="Law; may be repeated.")]
+EngineFlag = Annotated[
+    str | None, typer.Option("--engine", help="cuda, replay, cpu or interpret; default: chosen.")
+]
+ExamplesFlag = Annotated[
+    int | None, typer.Option("--examples", min=1, help="Cases drawn for the value law.")
+]
+SeedFlag = Annotated[
+    int | None, typer.Option("--seed", help="Draw other cases; default: the same ones every time.")
+]
+QuickFlag = Annotated[bool, typer.Option("--quick", help="A third of the cases.")]
+JsonFlag = Annotated[
+    str | None, typer.Option("--json", help="Write all cells as JSON here; - is standard output.")
+]
+JunitFlag = Annotated[str | None, typer.Option("--junitxml", help="Write JUnit XML here.")]
+
+
+@app.command()
+def run(
+    op: OpFlag = None,
+    kernel: KernelFlag = None,
+    dtype: DtypeFlag = None,
+    law: LawFlag = None,
+    engine: EngineFlag = None,
+    examples: ExamplesFlag = None,
+    seed: SeedFlag = None,
+    quick: QuickFlag = False,
+    json: JsonFlag = None,
+    junitxml: JunitFlag = None,
+) -> None:
+    """Judge our own kernels."""
+    from parity.command import Outputs, judge_house, selection
+
+    chosen = selection(op, kernel, dtype, law, engine)
+    outputs = Outputs(json=json, junitxml=junitxml)
+    raise typer.Exit(judge_house(chosen, examples, seed, quick, outputs))
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="Python file that registers kernels.")],
+    op: OpFlag = None,
+    kernel: KernelFlag = None,
+    dtype: DtypeFlag = None,
+    law: LawFlag = None,
+    engine: EngineFlag = None,
+    examples: ExamplesFlag = None,
+    seed: SeedFlag = None,
+    quick: QuickFlag = False,
+    json: JsonFlag = None,
+    junitxml: JunitFlag = None,
+) -> None:
+    """Judge what a file registers; see docs/adding-a-kernel.md."""
+    if engine == "interpret":
+        # Triton reads it when a kernel is decorated, that is, while the file is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+    from parity.command import Outputs, judge_file, selection
+
+    chosen = selection(op, kernel, dtype, law, engine)
+    outputs = Outputs(json=json, junitxml=junitxml)
+    raise typer.Exit(judge_file(file, chosen, examples, seed, quick, outputs))
+
+
+@app.command(name="list")
+def list_() -> None:
+    """List operations with their dtypes and laws, and our kernels."""
+    from parity.command import print_list
+
+    print_list()
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, engines and devices, and what is missing."""
+    from parity.doctor import print_doctor
+
+    raise typer.Exit(print_doctor())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command; wrong usage is one sentence on standard error and exit code 2."""
+    try:
+        code = app(args=None if argv is None else list(argv), standalone_mode=False)
+    except UsageError as error:
+        print(f"parity: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        print("parity: interrupted", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except Exception as error:
+        sys.exit(_usage_of_click(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_of_click(error: Exception) -> int:
+    """Print a usage error of the argument parser as one sentence; anything else is a defect."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        raise error
+    text = str(message())
+    print(f"parity: {text}", file=sys.stderr)
+    return EXIT_USAGE

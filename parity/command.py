@@ -1,0 +1,150 @@
+"""What the commands do: run a session with progress, print the table, write the reports."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from parity.cells import EXAMPLES, Effort
+from parity.checker import load
+from parity.engines import require, require_live_subnormals
+from parity.ledger import Cell, Ledger, Status
+from parity.operations import operations
+from parity.registry import Kernel, kernels
+from parity.report import as_json, as_junit, write
+from parity.rows import register_house
+from parity.session import Selection, Session, Task
+from parity.table import print_failures, print_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where results go besides the screen."""
+
+    json: str | None = None
+    junitxml: str | None = None
+
+    @property
+    def screen(self) -> Console:
+        """The console for people: standard error where JSON takes standard output."""
+        return Console(stderr=self.json == "-", width=None if sys.stdout.isatty() else 150)
+
+
+Flag = Sequence[str] | None
+
+
+def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None) -> Selection:
+    """The selection that the flags stand for.
+
+    Raises:
+        NoDeviceError: the engine is not there.
+        UsageError: the engine is unknown.
+    """
+    if engine is not None:
+        require(engine)
+    return Selection(
+        operations=tuple(op or ()),
+        names=tuple(kernel or ()),
+        dtypes=tuple(dtype or ()),
+        laws=tuple(law or ()),
+        engine=engine,
+    )
+
+
+def effort(examples: int | None, seed: int | None, quick: bool) -> Effort:
+    """How hard the flags want it."""
+    drawn = examples if examples is not None else (EXAMPLES // 3 if quick else EXAMPLES)
+    return Effort(examples=drawn, seed=seed)
+
+
+def judge_house(
+    chosen: Selection, examples: int | None, seed: int | None, quick: bool, outputs: Outputs
+) -> int:
+    """`parity run`; the exit code."""
+    require_live_subnormals("start")
+    register_house()
+    ledger = judge(kernels(), chosen, effort(examples, seed, quick), outputs)
+    if not ledger.with_status(Status.PASSED):
+        return ledger.exit_code()
+    from parity.traffic import print_traffic
+
+    print_traffic(outputs.screen, chosen)
+    return ledger.exit_code()
+
+
+def judge_file(
+    file: str,
+    chosen: Selection,
+    examples: int | None,
+    seed: int | None,
+    quick: bool,
+    outputs: Outputs,
+) -> int:
+    """`parity check FILE`; the exit code."""
+    require_live_subnormals("start")
+    found = load(file)
+    return judge(found, chosen, effort(examples, seed, quick), outputs).exit_code()
+
+
+def judge(known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs) -> Ledger:
+    """Run a session, print its table, write its reports."""
+    screen = outputs.screen
+    started = time.perf_counter()
+    ledger = _with_progress(known, chosen, how, screen)
+    seconds = time.perf_counter() - started
+    print_failures(screen, ledger.with_status(Status.FAILED))
+    print_table(screen, ledger)
+    screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
+    if outputs.json is not None:
+        write(outputs.json, as_json(ledger, seconds), "--json")
+    if outputs.junitxml is not None:
+        write(outputs.junitxml, as_junit(ledger), "--junitxml")
+    return ledger
+
+
+def _with_progress(
+    known: Sequence[Kernel], chosen: Selection, how: Effort, screen: Console
+) -> Ledger:
+    session = Session(selection=chosen, effort=how)
+    if not screen.is_terminal:
+        return session.run(known)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        line = bar.add_task("", total=None)
+
+        def show(task: Task, done: int, of: int) -> None:
+            what = f"{task.kernel.name} {task.dtype} {task.law}"
+            bar.update(line, description=what, completed=done, total=of)
+
+        def tell(cell: Cell) -> None:
+            if cell.status is Status.FAILED:
+                screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
+
+        session.progress, session.finished = show, tell
+        return session.run(known)
+
+
+def print_list() -> None:
+    """`parity list`."""
+    register_house()
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    by_operation: dict[str, list[Kernel]] = {}
+    for kernel in kernels():
+        by_operation.setdefault(kernel.operation.name, []).append(kernel)
+    for operation in operations():
+        screen.print(f"{operation.name}: {operation.summary}", style="bold")
+        screen.print(f"  dtypes   {', '.join(operation.combinations)}")
+        screen.print(f"  laws     {', '.join(operation.laws)}")
+        for kernel in by_operation.get(operation.name, []):
+            claims = f"{kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'}"
+            screen.print(f"  kernel   {kernel.name} ({claims})")

@@ -1,0 +1,142 @@
+"""Judge many kernels: declare the cells, run them one by one, fill the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from parity.cells import Effort, judge_cell
+from parity.engines import Engine, engine_for, running
+from parity.errors import UsageError
+from parity.laws import LAWS
+from parity.ledger import Cell, Key, Ledger, Status
+from parity.registry import Kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What to judge; empty means all.
+
+    Attributes:
+        operations: names of operations.
+        names: names of kernels.
+        dtypes: dtype combinations.
+        laws: names of laws.
+        engine: the engine that is asked for.
+    """
+
+    operations: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    laws: tuple[str, ...] = ()
+    engine: str | None = None
+
+    def kernels(self, known: Sequence[Kernel]) -> list[Kernel]:
+        """The kernels that are selected.
+
+        Raises:
+            UsageError: a name selects nothing; the sentence lists what there is.
+        """
+        _each_known("--op", self.operations, {kernel.operation.name for kernel in known})
+        _each_known("--kernel", self.names, {kernel.name for kernel in known})
+        _each_known("--dtype", self.dtypes, {d for k in known for d in k.operation.combinations})
+        _each_known("--law", self.laws, set(LAWS))
+        return [
+            kernel
+            for kernel in known
+            if (not self.operations or kernel.operation.name in self.operations)
+            and (not self.names or kernel.name in self.names)
+        ]
+
+
+def _each_known(flag: str, asked: Sequence[str], known: set[str]) -> None:
+    for value in asked:
+        if value not in known:
+            raise UsageError(
+                f'{flag} "{value}" is unknown, but should be among {", ".join(sorted(known))}'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One cell to be run."""
+
+    kernel: Kernel
+    dtype: str
+    law: str
+    engine: Engine
+
+    @property
+    def key(self) -> Key:
+        """Names the cell."""
+        return Key(
+            operation=self.kernel.operation.name,
+            kernel=self.kernel.name,
+            dtype=self.dtype,
+            law=self.law,
+            engine=self.engine.name,
+        )
+
+
+def tasks(selection: Selection, known: Sequence[Kernel]) -> list[Task]:
+    """Every declared cell of the selection: all dtype combinations, all laws of the operation."""
+    found = []
+    for kernel in selection.kernels(known):
+        engine = engine_for(kernel, selection.engine)
+        for dtype in kernel.operation.combinations:
+            if selection.dtypes and dtype not in selection.dtypes:
+                continue
+            found += [
+                Task(kernel=kernel, dtype=dtype, law=law, engine=engine)
+                for law in kernel.operation.laws
+                if not selection.laws or law in selection.laws
+            ]
+    return found
+
+
+Progress = Callable[[Task, int, int], None]
+
+
+def _silent(task: Task, done: int, of: int) -> None:
+    """Show nothing."""
+
+
+def _forget(cell: Cell) -> None:
+    """Keep nothing."""
+
+
+@dataclass
+class Session:
+    """A run over a selection.
+
+    Attributes:
+        selection: what to judge.
+        effort: how hard.
+        progress: told before each cell.
+        finished: told each finished cell.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    effort: Effort = field(default_factory=Effort)
+    progress: Progress = _silent
+    finished: Callable[[Cell], None] = _forget
+
+    def run(self, known: Sequence[Kernel]) -> Ledger:
+        """Judge the selected kernels among the known ones."""
+        planned = tasks(self.selection, known)
+        ledger = Ledger(
+            declared=tuple(task.key for task in planned), asked_device=self.selection.engine
+        )
+        for done, task in enumerate(planned):
+            self.progress(task, done, len(planned))
+            cell = self._cell(task)
+            ledger.add(cell)
+            self.finished(cell)
+        return ledger
+
+    def _cell(self, task: Task) -> Cell:
+        if task.dtype not in task.kernel.dtypes:
+            reason = f"{task.kernel.name} does not claim {task.dtype}"
+            return Cell(key=task.key, status=Status.NOT_CLAIMED, reason=reason)
+        with running(task.engine):
+            return judge_cell(task.kernel, task.dtype, LAWS[task.law], task.engine, self.effort)

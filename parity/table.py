@@ -1,0 +1,107 @@
+"""The one table that a run ends with: operation x kernel x dtype, a column for each law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parity.laws import LAWS
+from parity.ledger import Cell, Key, Ledger, Status
+
+MARKS = {
+    Status.PASSED: ("ok", "green"),
+    Status.FAILED: ("FAIL", "bold red"),
+    Status.NOT_CLAIMED: ("-", "dim"),
+    Status.SKIPPED: ("skip", "yellow"),
+    Status.EXPECTED_FAILURE: ("xfail", "yellow"),
+}
+HEADINGS = {
+    "nothing_else_written": "nothing\nelse",
+    "every_output_written": "every\noutput",
+    "skipped_step": "skipped\nstep",
+    "non_finite": "non\nfinite",
+    "boundary_sizes": "sizes",
+    "permutation": "order",
+}
+
+
+def law_table(ledger: Ledger) -> Table:
+    """All cells; a row whose dtype is not claimed at all is left out, and counted below."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("operation", "kernel", "dtype", "engine"):
+        table.add_column(heading, overflow="fold")
+    for law in LAWS:
+        table.add_column(HEADINGS.get(law, law), justify="center")
+    table.add_column("error/\nbound", justify="right")
+    before = ""
+    for row, cells in _rows(ledger).items():
+        if all(cell.status is Status.NOT_CLAIMED for cell in cells.values()):
+            continue
+        operation, kernel, dtype, engine = row
+        first = operation if kernel != before else ""
+        marks = [_mark(cells.get(law)) for law in LAWS]
+        table.add_row(
+            first, kernel if kernel != before else "", dtype, engine, *marks, _worst(cells)
+        )
+        before = kernel
+    return table
+
+
+Row = tuple[str, str, str, str]
+
+
+def _rows(ledger: Ledger) -> dict[Row, dict[str, Cell]]:
+    rows: dict[Row, dict[str, Cell]] = {}
+    for key, cell in ledger.cells.items():
+        rows.setdefault(_row(key), {})[key.law] = cell
+    return rows
+
+
+def _row(key: Key) -> Row:
+    return key.operation, key.kernel, key.dtype, key.engine
+
+
+def _mark(cell: Cell | None) -> Text:
+    if cell is None:
+        return Text("")
+    word, style = MARKS[cell.status]
+    return Text(word, style=style)
+
+
+def _worst(cells: dict[str, Cell]) -> str:
+    ratios = [ratio for cell in cells.values() for ratio in cell.worst.values()]
+    return f"{max(ratios):.2f}" if ratios else ""
+
+
+def print_table(console: Console, ledger: Ledger) -> None:
+    """Print the table, the reasons of what was skipped, and the counts."""
+    console.print(law_table(ledger))
+    for reason, cells in _reasons(ledger).items():
+        console.print(f"skip: {reason} ({cells} cells)", highlight=False, markup=False)
+    counts = ledger.counts()
+    parts = [f"{count} {name}" for name, count in counts.items() if count]
+    console.print(f"{len(ledger.declared)} cells declared: {', '.join(parts)}", highlight=False)
+
+
+def _reasons(ledger: Ledger) -> dict[str, int]:
+    reasons: dict[str, int] = {}
+    for cell in ledger.with_status(Status.SKIPPED, Status.EXPECTED_FAILURE):
+        reasons[cell.reason] = reasons.get(cell.reason, 0) + 1
+    return reasons
+
+
+def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) -> None:
+    """Print failure texts in full, the first of each kernel first."""
+    seen: set[str] = set()
+    ordered = sorted(
+        failures, key=lambda cell: cell.key.kernel in seen or seen.add(cell.key.kernel) is not None
+    )
+    for cell in ordered[:limit]:
+        console.print(cell.failure, highlight=False, markup=False, soft_wrap=True)
+        console.print()
+    if len(ordered) > limit:
+        console.print(f"... and {len(ordered) - limit} more broken cells; --json lists them all")
