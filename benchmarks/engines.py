@@ -1,0 +1,146 @@
+"""Part: exact kernels leave the same bits on the GPU as on replay.
+
+Each engine fills a file in a process of its own, because a kernel compiled under one Triton driver
+must not be launched under another. Then the files are compared.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.part import Broken, Figures, require_gpu
+from parity.arena import Arena
+from parity.case import Case, Recipe
+from parity.engines import engine_named, running
+from parity.expand import expand
+from parity.registry import Kernel, kernels
+from parity.ulp import same
+
+# Sizes by layout: a tail behind full tiles, less than a tile, empties, and mixed alignment.
+SIZES = {
+    "flat": ((8219,), (33,)),
+    "list": ((4099, 0, 130, 2048, 1), (7, 1, 1025)),
+    "": ((),),
+}
+SCALAR_SEEDS = 24
+REGIMES = ("mixture", "planted", "bits")
+Outputs = dict[str, Tensor]
+
+
+def run() -> Figures:
+    """Compare cuda with replay."""
+    require_gpu()
+    return compare_engines("cuda", "replay", exact_kernels())
+
+
+def exact_kernels() -> list[Kernel]:
+    """Our kernels that claim every bit."""
+    return [kernel for kernel in kernels() if kernel.arithmetic == "exact"]
+
+
+def compare_engines(one: str, other: str, chosen: Sequence[Kernel]) -> Figures:
+    """Run kernels on two engines, in two processes at the same time, and compare all they write.
+
+    Raises:
+        Broken: a process failed, or some element differs.
+    """
+    names = [kernel.name for kernel in chosen]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{place}.pt" for place in ("one", "other")]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.engines", engine, str(file), *names]
+            )
+            for engine, file in zip((one, other), files, strict=True)
+        ]
+        statuses = [child.wait() for child in children]
+        if any(statuses):
+            raise Broken(f"running the kernels on {one}, {other} ended with {statuses}")
+        first, second = (torch.load(file, weights_only=True) for file in files)
+    wrong = differences(first, second)
+    if wrong:
+        shown = "; ".join(wrong[:5])
+        raise Broken(f"{len(wrong)} of {len(first)} outputs differ, {one} against {other}: {shown}")
+    elements = sum(output.numel() for output in first.values())
+    return {"kernels": len(names), "outputs": len(first), "elements": elements}
+
+
+def differences(one: Outputs, other: Outputs) -> list[str]:
+    """Outputs that are missing on one side or differ, with the first element that does."""
+    if one.keys() != other.keys():
+        return sorted(f"{key} is on one engine only" for key in one.keys() ^ other.keys())
+    found = []
+    for key, got in one.items():
+        places = (~same(got, other[key])).reshape(-1).nonzero()
+        if places.numel():
+            at = int(places[0].item())
+            values = got.reshape(-1)[at].item(), other[key].reshape(-1)[at].item()
+            found.append(f"{key}[{at}] {values[0]!r} and {values[1]!r}")
+    return found
+
+
+def outputs(kernel: Kernel, engine_name: str) -> Outputs:
+    """Everything that a kernel writes on one engine, by case, argument and index."""
+    engine = engine_named(engine_name)
+    found: Outputs = {}
+    with running(engine):
+        for label, case in cases(kernel):
+            arena = Arena.of(case, engine.device)
+            arena.call(kernel.function)
+            after = arena.after()
+            for span in arena.spans:
+                if span.name in case.operation.writes:
+                    found[f"{label} {span.name}[{span.index}]"] = span.of(after).clone()
+    return found
+
+
+def cases(kernel: Kernel) -> Iterator[tuple[str, Case]]:
+    """The same cases on every machine: dtypes × layouts × sizes × regimes, controls drawn."""
+    operation = kernel.operation
+    for dtype in kernel.dtypes:
+        for layout in kernel.layouts or ("",):
+            seeds = len(REGIMES) if operation.lists else SCALAR_SEEDS
+            for sizes in SIZES[layout]:
+                for seed in range(seeds):
+                    label = f"{kernel.name} {dtype} {layout} {sizes} {seed}"
+                    yield (
+                        label,
+                        expand(operation, dtype, _recipe(kernel, layout, sizes, seed, label)),
+                    )
+
+
+def _recipe(kernel: Kernel, layout: str, sizes: tuple[int, ...], seed: int, label: str) -> Recipe:
+    draw = random.Random(label)
+    operation = kernel.operation
+    return Recipe(
+        layout=layout or "list",
+        sizes=sizes,
+        regime=REGIMES[seed % len(REGIMES)],
+        seed=draw.getrandbits(32),
+        controls={control.name: draw.choice(control.values) for control in operation.controls},
+        options={option.name: draw.choice(option.choices) for option in operation.options},
+        aligned=seed % 2 == 0,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Child process: `ENGINE FILE KERNEL...`."""
+    engine, file, *names = arguments
+    found: Outputs = {}
+    for kernel in exact_kernels():
+        if kernel.name in names:
+            found |= outputs(kernel, engine)
+    torch.save(found, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

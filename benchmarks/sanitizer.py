@@ -1,0 +1,94 @@
+"""Part: compute-sanitizer watches small runs of every exact kernel for bad accesses and races."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.engines import cases, exact_kernels
+from benchmarks.part import Broken, Figures, Skipped, require_gpu
+from parity.case import Case
+from parity.registry import Kernel
+
+PROGRAM = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck")
+FOUND = 99  # the exit status that the sanitizer is told to use for a finding
+# What it says where the driver or a sandbox does not let it watch.
+REFUSALS = ("Device not supported", "not supported on this", "Unable to initialize")
+
+
+def run() -> Figures:
+    """Run the kernels once under each tool."""
+    require_gpu()
+    if shutil.which(PROGRAM) is None:
+        raise Skipped(f"{PROGRAM} is not on the PATH")
+    return {tool: watch(tool) for tool in TOOLS}
+
+
+def watch(tool: str) -> str:
+    """Run this module's child process under one tool; its closing line.
+
+    Raises:
+        Broken: a finding, or the child failed.
+        Skipped: the sanitizer cannot watch this device.
+    """
+    command = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND)]
+    command += [sys.executable, "-m", "benchmarks.sanitizer"]
+    # Without torch's pool every tensor is an allocation of its own, and a step past it is seen.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return judge(tool, done.returncode, done.stdout + done.stderr)
+
+
+def judge(tool: str, status: int, output: str) -> str:
+    """What a run of the sanitizer means.
+
+    Raises:
+        Broken: a finding, or the child failed.
+        Skipped: the sanitizer cannot watch this device.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    refusals = [line for line in lines if any(words in line for words in REFUSALS)]
+    if refusals:
+        raise Skipped(f"{PROGRAM} refuses this device: {refusals[0]}")
+    if status:
+        findings = [line for line in lines if line.startswith("=========")]
+        raise Broken(f"{tool} ended with {status}: {' | '.join((findings or lines)[:6])}")
+    summary = [line for line in lines if "SUMMARY" in line]
+    if not summary:
+        raise Broken(f"{tool} printed no summary: {' | '.join(lines[-3:])}")
+    return summary[-1].strip("= ")
+
+
+def call_apart(kernel: Kernel, case: Case, device: torch.device) -> None:
+    """Call a kernel with every tensor in an allocation of its own."""
+    lists = [
+        [tensor.to(device) for tensor in case.lists[argument.name]]
+        for argument in case.operation.lists
+    ]
+    controls = {name: value.to(device) for name, value in case.controls.items()}
+    kernel.function(*lists, **controls, **case.options)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Child process: the first case of every kernel, dtype and layout."""
+    del arguments
+    device = torch.device("cuda")
+    for kernel in exact_kernels():
+        seen: set[tuple[str, str]] = set()
+        for _, case in cases(kernel):
+            key = (case.combination, case.recipe.layout)
+            if key not in seen:
+                seen.add(key)
+                call_apart(kernel, case, device)
+    torch.cuda.synchronize()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

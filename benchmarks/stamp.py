@@ -1,0 +1,52 @@
+"""Where and with what a measurement was made. A number without this is not a result."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+
+import torch
+import triton
+
+from benchmarks.part import Figures
+
+
+def stamp() -> Figures:
+    """Machine, versions, commit and time; no host name and no paths."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _first_line(["git", "rev-parse", "--short", "HEAD"]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "gpu": gpu(),
+    }
+
+
+def gpu() -> Figures | None:
+    """Name, memory and driver of the current GPU; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return {
+        "name": facts.name,
+        "memory_bytes": facts.total_memory,
+        "processors": facts.multi_processor_count,
+        "capability": f"{facts.major}.{facts.minor}",
+        "cuda": torch.version.cuda,
+        "driver": _first_line(query),
+    }
+
+
+def _first_line(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return "unknown"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    lines = done.stdout.splitlines()
+    return lines[0].strip() if done.returncode == 0 and lines else "unknown"

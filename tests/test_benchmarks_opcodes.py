@@ -1,0 +1,80 @@
+"""The instruction check without a GPU: its PTX assembles, operands reach edges, it can say no."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import triton
+
+from benchmarks.opcodes import COUNT, FLOATS, INSTRUCTIONS, first_difference, operands, replayed
+from benchmarks.ptx import Instruction, kernel, module
+
+PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+
+
+def test_kernel_names_are_distinct() -> None:
+    assert len({instruction.entry for instruction in INSTRUCTIONS}) == len(INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_the_assembler_accepts_every_kernel(target: str, tmp_path: Path) -> None:
+    (tmp_path / "all.ptx").write_text(module(INSTRUCTIONS, "8.0", target))
+    command = [str(PTXAS), f"-arch={target}", "all.ptx", "-o", "all.cubin"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda item: item.entry[2:])
+def test_replay_knows_every_instruction(instruction: Instruction) -> None:
+    values = replayed(instruction, operands(instruction))
+    assert values.shape == (COUNT,)
+    assert len(np.unique(values)) > 1, "one result for all operands shows nothing"
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_operands_hold_zeros_infinities_nans_and_subnormals(kind: str) -> None:
+    (values,) = operands(Instruction(f"abs.{kind}", (kind,), kind))
+    exponent, mantissa = FLOATS[kind]
+    sign, infinity = 1 << (exponent + mantissa), ((1 << exponent) - 1) << mantissa
+    wanted = {0, sign, 1, sign + 1, infinity, sign + infinity, infinity + 1, infinity - 1}
+    assert wanted <= set(values.tolist())
+
+
+def test_operands_are_the_same_on_every_machine() -> None:
+    (values,) = operands(Instruction("abs.f32", ("f32",), "f32"))
+    again = operands(Instruction("abs.f32", ("f32",), "f32"))[0]
+    assert np.array_equal(values, again)
+
+
+ADD = Instruction("add.rn.f32", ("f32", "f32"), "f32")
+
+
+def bits(*patterns: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    return np.array(patterns, np.uint32)
+
+
+def test_a_different_bit_and_a_flipped_zero_are_found() -> None:
+    assert first_difference(ADD, bits(0, 1, 2), bits(0, 1, 3)) == 2
+    assert first_difference(ADD, bits(0x80000000), bits(0)) == 0
+    assert first_difference(ADD, bits(0x7FC00000), bits(0x7F800000)) == 0
+
+
+def test_nan_payloads_are_not_compared_where_the_result_is_a_float() -> None:
+    assert first_difference(ADD, bits(0x7FC00001), bits(0x7FFFFFFF)) == -1
+    integer = Instruction("add.u32", ("u32", "u32"), "u32")
+    assert first_difference(integer, bits(0x7FC00001), bits(0x7FFFFFFF)) == 0
+
+
+def test_halves_of_packed_results_are_compared_apart() -> None:
+    pack = Instruction("cvt.rn.f16x2.f32", ("f32", "f32"), "f16x2")
+    assert first_difference(pack, bits(0, 0x7E010001), bits(0, 0x7FFF0001)) == -1
+    assert first_difference(pack, bits(0, 0x7E010001), bits(0, 0x7FFF0002)) == 1
+
+
+def test_an_immediate_stands_in_the_text() -> None:
+    assert "lop3.b32 %r, %s0, %s1, %s2, 150;" in kernel(
+        Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=0x96)
+    )
