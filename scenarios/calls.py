@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fast
+import fast.accumulate
+import fast.adam
+import fast.cast
+import fast.clip
+import fast.flatten
+import fast.mixed_step
+import fast.overflow
 from parity.operation import Operation
 from parity.operations import operation_named
 from scenarios.plan import Settings
@@ -21,6 +27,17 @@ from scenarios.state import State, float_control
 
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]
+FAST: Mapping[str, Callable[..., None]] = {
+    "accumulate": fast.accumulate.accumulate_,
+    "adamw_step": fast.adam.adamw_step_,
+    "cast_copy": fast.cast.cast_copy_,
+    "clip_factor": fast.clip.clip_factor_,
+    "flatten": fast.flatten.flatten_,
+    "global_norm": fast.clip.global_norm_,
+    "mixed_step": fast.mixed_step.mixed_step_,
+    "unflatten": fast.flatten.unflatten_,
+    "unscale": fast.overflow.unscale_,
+}
 CPU = torch.device("cpu")
 Answer = Callable[["Call"], Written]
 
@@ -58,8 +75,7 @@ def fast_answer(call: Call, device: torch.device = CPU) -> Written:
     """
     lists = {name: [placed(t, device) for t in ts] for name, ts in call.lists.items()}
     controls = {name: placed(t, device) for name, t in call.controls.items()}
-    step_ = getattr(fast, f"{call.operation}_")
-    step_(*lists.values(), **controls, **call.options)
+    FAST[call.operation](*lists.values(), **controls, **call.options)
     written: dict[str, Value] = {**lists, **controls}
     return {name: on_cpu(written[name]) for name in call.contract.writes}
 
