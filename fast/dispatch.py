@@ -5,8 +5,8 @@ kernels on CPU tensors is active, or under Triton's interpreter; there is no sil
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 import triton
@@ -20,6 +20,15 @@ TRITON_DTYPE = {
     torch.bfloat16: tl.bfloat16,
     torch.float32: tl.float32,
 }
+
+
+class Jitted(Protocol):
+    """A function under `@triton.jit`."""
+
+    __name__: str
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """The kernel, ready to be called on a grid."""
 
 
 def cdiv(count: int, size: int) -> int:
@@ -68,7 +77,7 @@ def on_device(device: torch.device) -> Iterator[None]:
 
 
 def launch(
-    kernel: Any,
+    kernel: Jitted,
     programs: int,
     near: Tensor,
     args: Sequence[object],
