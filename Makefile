@@ -25,6 +25,7 @@ setup:  ## .venv with the pinned versions, or with what is installed where there
 parity:  ## judge every kernel of ours against the reference, then train on real text through both
 	@$(READY)
 	$(PY) -m parity run
+	$(PY) -m scenarios lockstep
 
 test:  ## all tests that need no GPU
 	@$(READY) --need pytest

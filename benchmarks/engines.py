@@ -22,6 +22,7 @@ from parity.case import Case, Recipe
 from parity.engines import engine_named, running
 from parity.expand import expand
 from parity.registry import Kernel, kernels
+from parity.rows import register_house
 from parity.ulp import same
 
 # Sizes by layout: a tail behind full tiles, less than a tile, empties, and mixed alignment.
@@ -43,6 +44,7 @@ def run() -> Figures:
 
 def exact_kernels() -> list[Kernel]:
     """Our kernels that claim every bit."""
+    register_house()
     return [kernel for kernel in kernels() if kernel.arithmetic == "exact"]
 
 

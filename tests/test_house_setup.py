@@ -24,6 +24,7 @@ GPU_BOX = {
     "numpy": "2.5.2",
     "hypothesis": "6.170.15",
     "rich": "15.0.0",
+    "typer": "0.29.2",
     "pytest": "9.2.0",
 }
 PINNED = {**dict.fromkeys(OPTIONAL, "1.0"), **GPU_BOX, "torch": "2.13.0", "triton": "3.7.1"}

@@ -32,7 +32,7 @@ RECIPE = ("constraints.txt", "pyproject.toml", "tools/environment.py", "tools/re
 # The smallest pinned package: fetching it tells whether a registry answers.
 PROBE = "iniconfig"
 PROBE_SECONDS = 20
-IMPORTS = "import hypothesis, numpy, pytest, rich, torch, triton, triton.compiler"
+IMPORTS = "import hypothesis, numpy, pytest, rich, torch, triton, triton.compiler, typer"
 SURVEY = """
 import importlib.metadata as m, json, sys
 found = {}

@@ -9,6 +9,7 @@ REQUIRED = {
     "numpy": ("1.26", ""),
     "hypothesis": ("6.100", ""),
     "rich": ("13", ""),
+    "typer": ("0.12", ""),
 }
 OPTIONAL = {
     "pytest": "make test",
