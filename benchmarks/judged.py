@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 from benchmarks.part import Broken, Figures, require_gpu
@@ -18,14 +17,18 @@ def run() -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.json"
         command = [sys.executable, "-m", "parity", "run", "--engine", "cuda", "--json", str(ledger)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, text=True, check=False)
-        counts = count_statuses(ledger.read_text()) if ledger.exists() else {}
-    if done.returncode:
-        raise Broken(f"parity run --engine cuda ended with {done.returncode}: {counts}")
-    return {"cells": counts}
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+        text = ledger.read_text() if ledger.exists() else ""
+    return verdict(done.returncode, text)
 
 
-def count_statuses(text: str) -> dict[str, int]:
-    """Outcome → number of cells, from the ledger in JSON Lines."""
-    records = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return dict(Counter(record["status"] for record in records if "status" in record))
+def verdict(status: int, text: str) -> Figures:
+    """What a run means: its exit status, and the ledger that it wrote.
+
+    Raises:
+        Broken: the run did not end with every law kept.
+    """
+    document = json.loads(text) if text else {"verdict": "no ledger was written"}
+    if status:
+        raise Broken(f"parity run --engine cuda ended with {status}: {document['verdict']}")
+    return {key: document[key] for key in ("verdict", "counts", "seconds", "environment")}

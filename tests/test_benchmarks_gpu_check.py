@@ -124,9 +124,14 @@ def test_the_sanitizers_verdict_is_read() -> None:
         sanitizer.judge("memcheck", 1, "========= Error: Device not supported. Please refer")
 
 
-def test_cells_are_counted_by_status() -> None:
-    lines = [json.dumps({"status": status}) for status in ("passed", "failed", "passed")]
-    assert judged.count_statuses("\n".join(lines) + "\n") == {"passed": 2, "failed": 1}
+def test_the_ledgers_verdict_is_passed_on() -> None:
+    counts = {"passed": 2, "failed": 0}
+    document = {"verdict": "kept", "counts": counts, "seconds": 1.0, "environment": {}, "cells": []}
+    assert judged.verdict(0, json.dumps(document))["counts"] == counts
+    with pytest.raises(Broken, match="ended with 1: 3 of 9 cells broke a law"):
+        judged.verdict(1, json.dumps({"verdict": "3 of 9 cells broke a law"}))
+    with pytest.raises(Broken, match="ended with -9: no ledger was written"):
+        judged.verdict(-9, "")
 
 
 def test_timing_reports_the_median_of_the_ratios_of_neighbours() -> None:
