@@ -20,9 +20,9 @@ class Difference:
     """The first element of one tensor in which two answers differ, and how many do.
 
     Attributes:
-        where: step, operation, layout, argument and parameter.
+        where: step, operation, layout, argument, parameter and element.
         says: what differs, in a few words, without the values.
-        index: flat index of the element; 0 if the tensors do not even have the same shape of data.
+        index: flat index of the element; 0 if dtype or number of elements differ.
         count: how many elements differ.
         got: what the fast side wrote there, 0-dim; None if there is no such element.
         want: what the reference wrote there.
@@ -36,7 +36,7 @@ class Difference:
     want: Tensor | None = None
 
     def __str__(self) -> str:
-        headline = f"{self.where}[{self.index}] {self.says}"
+        headline = f"{self.where} {self.says}"
         if self.got is None or self.want is None:
             return headline
         finding = Finding(says=self.says, call=0, got=self.got, want=self.want)
@@ -63,7 +63,7 @@ def tensor_difference(where: str, want: Tensor, got: Tensor) -> Difference | Non
         return None
     index = int(differs.int().argmax())
     return Difference(
-        where=where,
+        where=f"{where}[{index}]" if want.dim() else where,
         says=f"differs from the reference, {count} of {want.numel()} elements do",
         index=index,
         count=count,

@@ -54,7 +54,7 @@ def test_sides_that_differ_exit_1_and_show_both(
     assert scenarios.main(["lockstep", *SHORT]) == 1
     out = capsys.readouterr().out
     assert (
-        "DIFFERS step 1 mixed_step[list] cur_iter[0] differs from the reference, 1 of 1 elements do"
+        "DIFFERS step 1 mixed_step[list] cur_iter differs from the reference, 1 of 1 elements do"
         in out
     )
     assert "want     0  0x0" in out

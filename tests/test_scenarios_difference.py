@@ -64,7 +64,7 @@ def test_differences_of_a_list_carry_the_parameters_names() -> None:
     ours: Written = {"params": [torch.zeros(2), torch.zeros(3)], "norm": torch.tensor(1.0)}
     theirs: Written = {"params": [torch.zeros(2), torch.ones(3)], "norm": torch.tensor(1.0)}
     (found,) = written_differences("step 1", ours, theirs, ["embed", "bias"])
-    assert found.where == "step 1 params[bias]"
+    assert found.where == "step 1 params[bias][0]"
     assert elements(ours) == 6
 
 
