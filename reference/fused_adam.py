@@ -189,12 +189,15 @@ class FusedAdam(torch.optim.Optimizer):
         later steps do not write into the dict. Counters of torch's own Adam (fp32) are accepted.
 
         Raises:
-            ValueError: a counter is not an integer, or groups do not match.
+            ValueError: a counter counts no steps, a moment is missing or has another shape, or
+                groups do not match. The optimizer is unchanged.
         """
-        final: StateDict = {}
-        capture = self.register_load_state_dict_pre_hook(lambda _, given: final.update(given))
+        loaded: dict[Tensor, dict[str, Tensor]] = {}
+        capture = self.register_load_state_dict_pre_hook(
+            lambda _, given: loaded.update(self._restored(given))
+        )
         restore = self.register_load_state_dict_post_hook(
-            lambda _: self._restore(final), prepend=True
+            lambda _: self.state.update(loaded), prepend=True
         )
         try:
             super().load_state_dict(state_dict)
@@ -202,28 +205,35 @@ class FusedAdam(torch.optim.Optimizer):
             capture.remove()
             restore.remove()
 
-    def _restore(self, given: StateDict) -> None:
+    def _restored(self, given: StateDict) -> dict[Tensor, dict[str, Tensor]]:
         groups = cast(list[dict[str, list[int]]], given["param_groups"])
         saved = cast(dict[int, dict[str, Tensor | float]], given["state"])
         ids = chain.from_iterable(group["params"] for group in groups)
         params = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, param in zip(ids, params, strict=True):
-            if saved.get(number):
-                self.state[param] |= self._restored(param, saved[number], number)
+        # Groups that do not match are refused by torch, right after this, with its own message.
+        pairs = zip(params, ids, strict=False)
+        return {p: self._restored_one(p, saved[i], i) for p, i in pairs if saved.get(i)}
 
-    def _restored(
+    def _restored_one(
         self, param: Tensor, saved: dict[str, Tensor | float], number: int
     ) -> dict[str, Tensor]:
+        where = f"[parameter {number}, FusedAdam.load_state_dict]"
+        restored = self._initial_state(param)
+        if not restored.keys() <= saved.keys():
+            wanted = ", ".join(restored)
+            raise ValueError(f"state has {', '.join(saved)}, but should have {wanted} {where}")
         count = float(saved["step"])
         if count < 0 or count != int(count):
-            raise ValueError(
-                f"step={count}, but should be a whole number of steps [parameter {number}, "
-                f"FusedAdam.load_state_dict]"
-            )
-        restored = self._initial_state(param)
+            raise ValueError(f"step={count}, but should be a whole number of steps {where}")
         restored["step"].fill_(int(count))
         for name in MOMENTS:
-            restored[name].copy_(cast(Tensor, saved[name]))
+            moment = cast(Tensor, saved[name])
+            if moment.shape != param.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(moment.shape)}, but should have "
+                    f"{tuple(param.shape)} {where}"
+                )
+            restored[name].copy_(moment)
         return restored
 
     def __getstate__(self) -> StateDict:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity.bounded import Bounded
+from parity.counted import Counted
 from parity.rational import BF16, FP16, FP32, FP64, Format, rounded, rounded_root
 from parity.words import anything, bits, moderate
 from reference.adam import AdamResult, adam_step, adamw_step
@@ -125,17 +125,17 @@ def torch_step(lists: Lists, decoupled: bool) -> tuple[Tensor, Tensor, Tensor]:
     return param.detach(), after["exp_avg"], after["exp_avg_sq"]
 
 
-def bounded_step(lists: Lists, decoupled: bool, t: int) -> list[Bounded]:
+def counted_step(lists: Lists, decoupled: bool, t: int) -> list[Counted]:
     """The equation in float64 with the roundings of fp32 counted: value and error bound."""
     (p32,), (g32,), (m32,), (v32,), *_ = lists
-    p, g, m, v = (Bounded.exact(x) for x in (p32, g32, m32, v32))
-    lr, eps, wd = (Bounded.scalar(HYPER[name]) for name in ("lr", "eps", "weight_decay"))
+    p, g, m, v = (Counted.exact(x) for x in (p32, g32, m32, v32))
+    lr, eps, wd = (Counted.scalar(HYPER[name]) for name in ("lr", "eps", "weight_decay"))
     b1, b2 = HYPER["beta1"], HYPER["beta2"]
-    k1, k2 = Bounded.scalar(1 - b1**t), Bounded.scalar(1 - b2**t)
+    k1, k2 = Counted.scalar(1 - b1**t), Counted.scalar(1 - b2**t)
     if not decoupled:
         g = g + wd * p
-    m = Bounded.scalar(b1) * m + Bounded.scalar(1 - b1) * g
-    v = Bounded.scalar(b2) * v + (Bounded.scalar(1 - b2) * g) * g
+    m = Counted.scalar(b1) * m + Counted.scalar(1 - b1) * g
+    v = Counted.scalar(b2) * v + (Counted.scalar(1 - b2) * g) * g
     u = (m / k1) / ((v / k2).sqrt() + eps)
     if decoupled:
         u = u + wd * p
@@ -147,20 +147,20 @@ def bounded_step(lists: Lists, decoupled: bool, t: int) -> list[Bounded]:
 def test_adam_agrees_with_torch_within_its_roundings(decoupled: bool, grad: torch.dtype) -> None:
     lists = state(5000, 7, grad)
     ours = call(STEPS[decoupled], lists)
-    for got, wanted, bounded in zip(
-        ours[:3], torch_step(lists, decoupled), bounded_step(lists, decoupled, 3), strict=True
+    for got, wanted, counted in zip(
+        ours[:3], torch_step(lists, decoupled), counted_step(lists, decoupled, 3), strict=True
     ):
         error = (got[0].double() - wanted).abs()
-        assert bool((error <= bounded.error).all())
-        assert float((error / bounded.error).max()) > 0.1
+        assert bool((error <= counted.error).all())
+        assert float((error / counted.error).max()) > 0.1
 
 
 def test_the_bound_against_torch_rejects_the_other_weight_decay() -> None:
     lists = state(100, 7)
     wrong = torch_step(lists, decoupled=True)[0]
-    bounded = bounded_step(lists, False, 3)[0]
+    counted = counted_step(lists, False, 3)[0]
     error = (call(adam_step, lists)[0][0].double() - wrong).abs()
-    assert bool((error > bounded.error).any())
+    assert bool((error > counted.error).any())
 
 
 def test_first_update_is_the_learning_rate_times_the_sign() -> None:

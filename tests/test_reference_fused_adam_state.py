@@ -119,14 +119,37 @@ def test_the_state_of_torchs_adamw_can_be_loaded() -> None:
     assert bits(optimizer.state[ours]["exp_avg"]) == bits(adamw.state[theirs]["exp_avg"])
 
 
-@pytest.mark.parametrize("step", [1.5, -1.0])
-def test_a_counter_that_counts_no_steps_is_refused(step: float) -> None:
+BROKEN: list[tuple[str, object, str]] = [
+    ("step", 1.5, "step=1.5, but should be a whole number of steps"),
+    ("step", -1.0, "step=-1.0, but should be a whole number of steps"),
+    ("exp_avg", torch.zeros(7), r"exp_avg has shape \(7,\), but should have \(6,\)"),
+    ("exp_avg_sq", None, "state has step, exp_avg, but should have step, exp_avg, exp_avg_sq"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), BROKEN, ids=str)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+    name: str, value: object, message: str
+) -> None:
     first = FusedAdam(parameters(), lr=0.01)
     train(first, range(1))
+    before = observable(first)
     saved = copy.deepcopy(first.state_dict())
-    saved["state"][0]["step"] = step
-    with pytest.raises(ValueError, match=f"step={step}, but should be a whole number of steps"):
-        first.load_state_dict(saved)
+    saved["state"][2][name] = value
+    if value is None:
+        del saved["state"][2][name]
+    with pytest.raises(ValueError, match=message):
+        first.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], "lr": 9.0}]})
+    assert observable(first) == before
+    assert first.param_groups[0]["lr"] == 0.01
+    first.load_state_dict(first.state_dict())
+
+
+def test_groups_that_do_not_match_are_refused() -> None:
+    first = FusedAdam(parameters(), lr=0.01)
+    train(first, range(1))
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        first.load_state_dict(FusedAdam(parameters()[:2]).state_dict())
 
 
 def test_hooks_of_the_user_see_and_change_what_is_loaded() -> None:

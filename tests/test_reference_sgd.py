@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parity.bounded import Bounded
+from parity.counted import Counted
 from parity.rational import FP32, rounded
 from parity.words import anything, bits, moderate
 from reference.sgd import SgdResult, sgd_step
@@ -91,12 +91,12 @@ def torch_steps(lists: Lists, nesterov: bool, dampening: float) -> list[Tensor]:
     return [param.detach(), optimizer.state[param]["momentum_buffer"]]
 
 
-def bounded_step(lists: Lists, nesterov: bool, dampening: float) -> list[Bounded]:
+def counted_step(lists: Lists, nesterov: bool, dampening: float) -> list[Counted]:
     (p32,), (g32,), (b32,), _, (step,) = lists
-    p, g, b = (Bounded.exact(x) for x in (p32, g32, b32))
-    lr, mu, wd = (Bounded.scalar(HYPER[name]) for name in ("lr", "momentum", "weight_decay"))
+    p, g, b = (Counted.exact(x) for x in (p32, g32, b32))
+    lr, mu, wd = (Counted.scalar(HYPER[name]) for name in ("lr", "momentum", "weight_decay"))
     g = g + wd * p
-    b = mu * b + Bounded.scalar(1 - dampening) * g if step.item() else g
+    b = mu * b + Counted.scalar(1 - dampening) * g if step.item() else g
     d = g + mu * b if nesterov else b
     return [p - lr * d, b]
 
@@ -111,19 +111,19 @@ def test_sgd_agrees_with_torch_within_its_roundings(
     lists = state(5000, 23, step)
     ours = call(lists, {"dampening": dampening}, nesterov=nesterov)
     truth = torch_steps(lists, nesterov, dampening)
-    bounds = bounded_step(lists, nesterov, dampening)
-    for got, wanted, bounded in zip(ours[:2], truth, bounds, strict=True):
+    bounds = counted_step(lists, nesterov, dampening)
+    for got, wanted, counted in zip(ours[:2], truth, bounds, strict=True):
         error = (got[0].double() - wanted).abs()
-        assert bool((error <= bounded.error).all())
-        assert float((error / bounded.error).max()) > 0.1
+        assert bool((error <= counted.error).all())
+        assert float((error / counted.error).max()) > 0.1
 
 
 def test_the_bound_against_torch_rejects_a_dampened_first_step() -> None:
     lists = state(100, 23, 1)
     wrong = call(lists, {"dampening": 0.3})[0][0]
     right = torch_steps((*lists[:4], [torch.tensor(0)]), False, 0.3)[0]
-    bounded = bounded_step((*lists[:4], [torch.tensor(0)]), False, 0.3)[0]
-    assert bool(((wrong.double() - right).abs() > bounded.error).any())
+    counted = counted_step((*lists[:4], [torch.tensor(0)]), False, 0.3)[0]
+    assert bool(((wrong.double() - right).abs() > counted.error).any())
 
 
 def test_plain_gradient_descent_without_momentum_buffers() -> None:
