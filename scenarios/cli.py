@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from parity.errors import UsageError
 from scenarios import lockstep, picture, train
 from scenarios import trace as traces
 from scenarios.plan import DTYPES, RULES, Plan
@@ -37,12 +38,12 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("train", help="train with one side and record a trace")
     one.add_argument("--dtype", choices=list(DTYPES), default="fp16")
     one.add_argument("--side", choices=SIDES, default="reference")
-    one.add_argument("--out", type=Path, metavar="FILE", help="write the trace as JSON lines")
+    one.add_argument("--out", type=new_file, metavar="FILE", help="write the trace as JSON lines")
     add_shared(one, steps=300, window=20)
     one.set_defaults(act=train_command)
     drawn = commands.add_parser("picture", help="draw a recorded trace")
     drawn.add_argument("trace", type=Path, help="a file that train --out wrote")
-    drawn.add_argument("picture", type=Path, help="the image to write, such as run.png")
+    drawn.add_argument("picture", type=new_picture, help="the image to write, such as run.png")
     drawn.set_defaults(act=picture_command)
     return top
 
@@ -56,7 +57,7 @@ def add_shared(command: argparse.ArgumentParser, *, steps: int, window: int) -> 
     command.add_argument(
         "--window", type=positive, default=window, help="clean steps before the scale grows"
     )
-    command.add_argument("--picture", type=Path, metavar="FILE", help="draw the run")
+    command.add_argument("--picture", type=new_picture, metavar="FILE", help="draw the run")
 
 
 def plan_of(chosen: argparse.Namespace, dtype: str) -> Plan:
@@ -81,6 +82,21 @@ def natural(word: str) -> int:
     return at_least(0, word)
 
 
+def new_file(word: str) -> Path:
+    """A file to write, in a folder that exists: found out before the run, not after it."""
+    path = Path(word)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{word!r} should lie in a folder that exists")
+    return path
+
+
+def new_picture(word: str) -> Path:
+    """An image file to write, in a format that can be drawn."""
+    if Path(word).suffix not in picture.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{word!r} should end in {', '.join(picture.SUFFIXES)}")
+    return new_file(word)
+
+
 def at_least(least: int, word: str) -> int:
     """The number that a word spells."""
     if not word.isdecimal() or int(word) < least:
@@ -97,7 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     act: Callable[[argparse.Namespace], int] = chosen.act
     try:
         return act(chosen)
-    except (TextMissing, picture.PictureImpossible, OSError, ValueError) as problem:
+    except UsageError as problem:
+        print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except (TextMissing, traces.TraceUnreadable, picture.PictureImpossible, OSError) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
         return USAGE
 

@@ -18,6 +18,7 @@ class PictureImpossible(RuntimeError):
     """matplotlib, which only pictures need, is not installed."""
 
 
+SUFFIXES = (".png", ".svg", ".pdf")
 LINE, AVERAGE, SKIP = "#9db7d5", "#1f4e8c", "#c0392b"
 
 

@@ -11,17 +11,20 @@ from scenarios.model import Shape
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 RULES = ("static", "dynamic", "wrapper", "torch")
 
+TOO_HIGH = 2.0**20  # overflows fp16 on the first steps, so that a rule has something to do
+STATIC_SCALE = 2.0**12  # never overflows here: a static scale cannot come down
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Hyper-parameters of one run; the loss-scale numbers are small so that a short run meets them.
+    """Hyper-parameters of one run; the scale window is small so that a short run meets growth.
 
     Attributes:
         lr: learning rate after warm-up.
         warm_up: steps over which the learning rate rises linearly to `lr`.
         max_norm: gradients longer than this are shortened to it.
         rule: the loss-scale rule: "static", "dynamic" (hysteresis), "wrapper" or "torch".
-        init_scale: first loss scale; the default overflows fp16 on the first steps.
+        init_scale: first loss scale.
         scale_window: clean steps before the scale grows.
         delayed_shift: hysteresis of the "dynamic" rule, in overflows.
     """
@@ -34,7 +37,7 @@ class Settings:
     weight_decay: float = 0.1
     max_norm: float = 1.0
     rule: str = "dynamic"
-    init_scale: float = 2.0**20
+    init_scale: float
     scale_factor: float = 2.0
     scale_window: int = 4
     min_scale: float = 1.0
@@ -81,5 +84,6 @@ class Plan:
     def settings(self) -> Settings:
         """Hyper-parameters: fp16 scales its loss by the rule, bf16 and fp32 do not scale."""
         if self.dtype == "fp16":
-            return Settings(rule=self.rule, scale_window=self.scale_window)
+            first = STATIC_SCALE if self.rule == "static" else TOO_HIGH
+            return Settings(rule=self.rule, init_scale=first, scale_window=self.scale_window)
         return Settings(rule="static", init_scale=1.0, scale_window=self.scale_window)

@@ -21,6 +21,10 @@ from scenarios.state import State
 SCHEMA = 1
 
 
+class TraceUnreadable(ValueError):
+    """A file that should hold a trace does not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """Where a trace came from. Runs with equal headers on one machine have equal steps."""
@@ -126,7 +130,7 @@ def read(path: Path) -> Trace:
     """Read what `write` wrote.
 
     Raises:
-        ValueError: the file is not a trace of this schema, or it stops before its end.
+        TraceUnreadable: the file is not a trace of this schema, or it stops before its end.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     try:
@@ -138,7 +142,9 @@ def read(path: Path) -> Trace:
         records = [_unhexed(step) for step in steps]
         return Trace(header=Header(**header), records=records, held_out=(before, after))
     except (KeyError, TypeError, ValueError) as problem:
-        raise ValueError(f"{path} is no complete trace of schema {SCHEMA}: {problem}") from problem
+        raise TraceUnreadable(
+            f"{path} is no complete trace of schema {SCHEMA}: {problem}"
+        ) from problem
 
 
 def _hexed(record: StepRecord) -> dict[str, object]:

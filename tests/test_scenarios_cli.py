@@ -79,7 +79,11 @@ def test_all_dtypes_are_run_one_after_the_other(
         ["lockstep", "--steps", "many"],
         ["train", "--seed", "-1"],
         ["train", "--side", "slow"],
+        ["train", "--out", "no/such/folder/run.jsonl"],
+        ["train", "--picture", "no/such/folder/run.png"],
+        ["train", "--picture", "run.tiff"],
         ["picture", "absent.jsonl", "x.png"],
+        ["picture", __file__, "x.png"],
     ],
 )
 def test_wrong_requests_exit_2_without_traceback(
