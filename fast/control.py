@@ -160,14 +160,17 @@ class ControlBlock:
         """
         if not self._changed:
             return
-        if self.block.device.type != "cuda":
-            self.block[: len(HOST)] = torch.tensor(self._words[: len(HOST)])
-        elif torch.cuda.is_current_stream_capturing():
+        self._send(self._words[: len(HOST)], self.block[: len(HOST)])
+        self._changed = False
+
+    def _send(self, words: list[int], target: Tensor) -> None:
+        if target.device.type != "cuda":
+            target.copy_(torch.tensor(words))
+            return
+        if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "hyper-parameters changed while a CUDA graph is being captured, but should be "
                 "sent before: call sync_hyperparameters() first [ControlBlock]"
             )
-        else:
-            with torch.cuda.device(self.block.device):
-                self._ring.send(self._words[: len(HOST)], self.block[: len(HOST)])
-        self._changed = False
+        with torch.cuda.device(target.device):
+            self._ring.send(words, target)

@@ -89,11 +89,11 @@ def launch(
     """Launch a kernel of `programs` programs on the device of `near`; zero programs: nothing.
 
     `reaches` names the tensors that the kernel finds through a pointer table among its arguments;
-    `options` are the kernel's compile-time arguments.
+    `options` are the kernel's compile-time arguments. Contraction of a*b + c is off: it would
+    drop a rounding that the reference performs.
 
     Raises:
         RuntimeError: nothing here can run kernels on that device. Nothing was launched.
-    Contraction of a*b + c is off: it would drop a rounding that the reference performs.
     """
     require_engine(near.device, kernel.__name__)
     if programs == 0:

@@ -1,5 +1,7 @@
 """Where kernels run: on a GPU, on an engine for CPU tensors, or not at all and said so."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import triton
@@ -43,8 +45,8 @@ def test_no_programs_means_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     class Kernel:
         __name__ = "kernel"
 
-        def __getitem__(self, grid: object) -> None:
-            raise AssertionError("launched")
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+            raise AssertionError(f"launched on {grid}")
 
     monkeypatch.setattr(dispatch, "executes_cpu_tensors", lambda: True)
     dispatch.launch(Kernel(), 0, torch.empty(0), ())
