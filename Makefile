@@ -9,6 +9,8 @@ OUT ?= out
 PY := .venv/bin/python
 # A PYTHON that was named must be the one in use; the default takes what an earlier set-up left.
 INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
+# One worker for each core where pytest-xdist is installed, else none.
+WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
 READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
 	echo "$(PYTHON) is not on the PATH: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; \
 	exit 2; }; \
@@ -29,7 +31,7 @@ parity:  ## judge every kernel of ours against the reference, then train on real
 
 test:  ## all tests that need no GPU
 	@$(READY) --need pytest
-	$(PY) -m pytest
+	$(PY) -m pytest $(WORKERS)
 
 check: lint test  ## the gate: lint, then test
 
@@ -43,7 +45,7 @@ lint:  ## the static part of the gate: format, lint, types, import contracts, te
 
 property:  ## the property tests with many more examples, drawn anew each time
 	@$(READY) --need pytest
-	$(PY) -m pytest --hypothesis-profile=property
+	$(PY) -m pytest $(WORKERS) --hypothesis-profile=property
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)
