@@ -58,7 +58,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=[f"rule{index}" for index in range(len(RULES))])
 def test_dynamic_operation_follows_the_pure_rule(rule: DynamicRule) -> None:
     for overflows in product([False, True], repeat=5):
         state = DynamicState(scale=4.0, cur_hysteresis=rule.delayed_shift)
