@@ -13,7 +13,7 @@ from golden import record_deepspeed, record_torch
 from golden.sequences import SITUATIONS
 from golden.trace import TRACES, Trace, write
 
-RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper")}
+RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", "wrapper_step")}
 
 
 def recorded(package: str) -> list[Trace]:

@@ -7,6 +7,7 @@ torch, by `pip install deepspeed==0.19.8`, and runs here in one process.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -20,7 +21,8 @@ COMMAND = "python -m golden.record deepspeed"
 
 def record(situation: Situation) -> Trace:
     """Run DeepSpeed's own code through a situation."""
-    return _dynamic(situation) if situation.rule == "dynamic" else _wrapper(situation)
+    run = {"dynamic": _dynamic, "wrapper": _wrapper, "wrapper_step": _wrapper_step}
+    return run[situation.rule](situation)
 
 
 def _version() -> str:
@@ -79,6 +81,36 @@ def _wrapper(situation: Situation) -> Trace:
         steps.append(state())
     subject = f"{WRAPPER}.FP16_Optimizer._update_scale"
     return Trace(header=_header(situation, version, subject, start), steps=steps)
+
+
+def _wrapper_step(situation: Situation) -> Trace:
+    """Whole steps of the real FP16_Optimizer around torch's SGD."""
+    version = _version()
+    import torch
+
+    weights = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
+    optimizer = import_module(WRAPPER).FP16_Optimizer(
+        torch.optim.SGD([weights], lr=1.0),
+        dynamic_loss_scale=True,
+        dynamic_loss_args={"init_scale": situation.scale, **situation.constants},
+        verbose=False,
+    )
+    (master,) = optimizer.fp32_groups_flat
+    steps: list[Step] = []
+    for letter in situation.steps:
+        before = master.detach().clone()
+        loss = weights.float().sum()
+        optimizer.backward(loss * torch.inf if letter == "o" else loss)
+        skipped = bool(optimizer.step())
+        moved = float((before - master.detach())[0])
+        # A skipped step leaves the norm of the step before it; there is none to record.
+        norm = 0.0 if skipped else float(optimizer._global_grad_norm)
+        scale = float(optimizer.loss_scale_config.cur_scale)
+        steps.append({"scale": scale, "applied": moved, "norm": norm, "skipped": skipped})
+    start = {"scale": situation.scale}
+    header = _header(situation, version, f"{WRAPPER}.FP16_Optimizer", start)
+    edge = "edge LS-1: by default the gradient of a growth step is applied whole"
+    return Trace(header=replace(header, differs=edge), steps=steps)
 
 
 def _state(scaler: object) -> dict[str, float | int]:

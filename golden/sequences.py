@@ -17,7 +17,7 @@ class Situation:
 
     Attributes:
         name: says what happens in it.
-        rule: "dynamic", "wrapper" or "torch".
+        rule: "dynamic", "wrapper", "wrapper_step" (whole steps, not the rule alone) or "torch".
         scale: before the first step.
         constants: what the scaler is constructed with, besides the scale.
         steps: one letter per step.
@@ -50,6 +50,12 @@ def wrapper(name: str, scale: float, steps: str, window: int, min_scale: float) 
     return Situation(name=name, rule="wrapper", scale=scale, constants=constants, steps=steps)
 
 
+def wrapper_step(name: str, scale: float, steps: str, window: int) -> Situation:
+    """Whole steps of four weights: plain gradient descent, learning rate 1, true gradient 1."""
+    constants: dict[str, Value] = {"scale_window": window, "min_scale": 1.0}
+    return Situation(name=name, rule="wrapper_step", scale=scale, constants=constants, steps=steps)
+
+
 def torch_scaler(name: str, scale: float, steps: str, interval: int, **changed: Value) -> Situation:
     """A run of torch's scaler."""
     usual: dict[str, Value] = {"growth_factor": 2.0, "backoff_factor": 0.5}
@@ -79,6 +85,7 @@ SITUATIONS = (
     wrapper("silent_at_the_floor", 4.0, "ooooggggo", 3, 1.0),
     wrapper("fractional_floor", 1.0, "oooog", 1000, 0.25),
     wrapper("below_the_floor", 0.5, "og", 1000, 1.0),
+    wrapper_step("growth_halves_the_gradient", 4.0, "ggggggogg", 2),
     torch_scaler("interval_of_two", 4.0, "gggggoggg", 2),
     torch_scaler("no_growth_past_fp32", 3e38, "gggg", 2),
     torch_scaler("no_floor", 2.0**-147, "ooooog", 1),

@@ -19,7 +19,7 @@ LOSS_SCALING = (
         "LS-1",
         "The step on which the scale grows divides by the grown scale: half a gradient is applied",
         UNSCALE,
-        "A step is unscaled with the scale that its gradients were made with.",
+        "A step is unscaled with the scale that its gradients were made with (0.19.8 on record).",
         "reference_mixed_step::compat_halves_the_gradient_of_a_growth_step",
     ),
     waits(
@@ -191,9 +191,9 @@ OVERFLOW = (
 NORMS = (
     proved(
         "NM-1",
-        "A non-finite norm becomes -1, and -1 squared becomes a norm of 1",
-        "correct",
-        "A non-finite norm stays non-finite; 0.19.8 reports it too.",
+        "Earlier versions turned a non-finite norm into -1, and -1 squared into a norm of 1",
+        "same",
+        "A non-finite norm stays non-finite, as in 0.19.8.",
         "reference_clip::nonfinite_gradients_give_a_nonfinite_norm",
     ),
     proved(
@@ -247,16 +247,16 @@ NORMS = (
     ),
     proved(
         "NM-9",
-        "Norms other than L2 are squared before they are added",
-        "correct",
-        "The only norm is L2, from the real sum of squares.",
+        "Earlier versions squared every norm before adding, L1 too",
+        "same",
+        "0.19.8 gives 7 for the L1 norm of (3, 4); ours is L2 alone, from the real sum of squares.",
         "reference_clip::norm_is_the_root_of_the_real_sum",
     ),
     waits(
         "NM-10",
-        "The norm of experts is computed from their weights",
-        "correct",
-        "The gradient norm is computed from gradients.",
+        "Earlier versions computed the norm of experts from their weights",
+        "same",
+        "The gradient norm is computed from gradients, as 0.19.8 does.",
         EXPERTS,
     ),
     proved(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from golden.trace import Header, Step, Trace, Value
+import torch
+from torch import Tensor
+
+from golden.trace import Header, Step, Trace
+from reference.compat import CORRECT, Compat
 from reference.errors import MinimumLossScale
 from reference.loss_scale import (
     DynamicRule,
@@ -17,19 +21,25 @@ from reference.loss_scale import (
     update_torch,
     update_wrapper,
 )
+from reference.mixed_step import MixedResult, mixed_step
+from reference.update_scale import float64, int64
 
-Constants = Mapping[str, Value]
 
+def replayed(header: Header, compat: Compat = CORRECT) -> list[Step]:
+    """Run the reference through the steps of a trace.
 
-def replayed(header: Header) -> list[Step]:
-    """Run the reference's rule through the steps of a trace.
+    Args:
+        header: of the trace.
+        compat: what whole steps reproduce; a rule alone has no choice to make.
 
     Raises:
         ValueError: the rule is unknown.
     """
-    if header.rule not in RULES:
-        names = ", ".join(RULES)
+    if header.rule not in (*RULES, "wrapper_step"):
+        names = ", ".join([*RULES, "wrapper_step"])
         raise ValueError(f"rule={header.rule!r}, but should be one of {names} [{header.name}]")
+    if header.rule == "wrapper_step":
+        return _wrapper_step(header, compat)
     return RULES[header.rule](header)
 
 
@@ -101,6 +111,58 @@ def _torch(header: Header) -> list[Step]:
         state = update_torch(state, letter == "o", rule)
         steps.append(dict(vars(state)))
     return steps
+
+
+def _wrapper_step(header: Header, compat: Compat) -> list[Step]:
+    """Four weights, true gradient 1, plain gradient descent with learning rate 1.
+
+    Adam with both betas 0, without bias correction, and with eps = lr far above the gradient moves
+    by lr g / (|g| + eps), which is g exactly for the powers of two that occur here.
+    """
+    p, scale = torch.zeros(4), float64(float(header.start["scale"]))
+    cur_iter, last = int64(0), int64(-1)
+    still = _still(int(header.constants["scale_window"]), float(header.constants["min_scale"]))
+    step: Callable[..., MixedResult] = mixed_step
+    steps: list[Step] = []
+    for letter in header.steps:
+        gradient = torch.full((4,), torch.inf if letter == "o" else scale.item())
+        controls = {"scale": scale, "cur_iter": cur_iter, "last_overflow_iter": last}
+        m, v = torch.zeros(4), torch.zeros(4)
+        lists: tuple[list[Tensor], ...] = ([p], [gradient], [m], [v], [], [int64(0)])
+        result = step(*lists, **controls, **still, **OPTIONS, compat=compat)
+        (new_p,), scale, cur_iter, last = result[0], *result[5:8]
+        norm, skipped = result[11].item(), bool(result[12].item())
+        applied = (p - new_p)[0].item()
+        steps.append(
+            {
+                "scale": scale.item(),
+                "applied": applied,
+                "norm": 0.0 if skipped else norm,
+                "skipped": skipped,
+            }
+        )
+        p = new_p
+    return steps
+
+
+OPTIONS = {
+    "adam_w_mode": True,
+    "bias_correction": False,
+    "rule": "wrapper",
+    "consecutive_hysteresis": False,
+    "raise_error_at_min_scale": False,
+}
+
+
+def _still(scale_window: int, min_scale: float) -> dict[str, Tensor]:
+    """Controls that stay the same over a replay."""
+    zero, huge, off = float64(0.0), float64(2.0**30), int64(0)
+    adam = {"lr": huge, "eps": huge, "beta1": zero, "beta2": zero, "weight_decay": zero}
+    rule = {"scale_factor": float64(2.0), "scale_window": int64(scale_window)}
+    unused = {"cur_hysteresis": off, "growth_tracker": off, "exhausted": off, "delayed_shift": off}
+    written = {"norm": torch.tensor(0.0), "found_inf": torch.tensor(0.0)}
+    limits = {"max_norm": zero, "min_scale": float64(min_scale), "backoff_factor": float64(0.5)}
+    return {**adam, **rule, **unused, **written, **limits}
 
 
 RULES: dict[str, Callable[[Header], list[Step]]] = {

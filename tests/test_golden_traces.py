@@ -11,15 +11,39 @@ import pytest
 from golden import record, record_torch
 from golden.sequences import SITUATIONS
 from golden.trace import TRACES, Trace, from_text, read, read_all, to_text
+from parity.edges import edge_ids
 from parity.traces import first_difference, replayed
+from reference.compat import Compat
 
 ALL = read_all()
 TORCH = [situation for situation in SITUATIONS if situation.rule == "torch"]
 
 
-@pytest.mark.parametrize("trace", ALL, ids=lambda trace: trace.header.name)
+AGREED = [trace for trace in ALL if not trace.header.differs]
+DIFFERING = [trace for trace in ALL if trace.header.differs]
+
+
+@pytest.mark.parametrize("trace", AGREED, ids=lambda trace: trace.header.name)
 def test_the_reference_repeats_the_trace(trace: Trace) -> None:
     assert first_difference(trace, replayed(trace.header)) == ""
+
+
+@pytest.mark.parametrize("trace", ALL, ids=lambda trace: trace.header.name)
+def test_compat_repeats_what_the_package_does(trace: Trace) -> None:
+    assert first_difference(trace, replayed(trace.header, Compat.deepspeed())) == ""
+
+
+@pytest.mark.parametrize("trace", DIFFERING, ids=lambda trace: trace.header.name)
+def test_a_trace_that_we_differ_from_cites_a_known_edge_and_we_do_differ(trace: Trace) -> None:
+    edge = trace.header.differs.removeprefix("edge ").split(":")[0]
+    assert edge in edge_ids()
+    assert first_difference(trace, replayed(trace.header)) != ""
+
+
+def test_a_growth_step_is_where_the_correct_step_differs_from_deepspeed() -> None:
+    trace = next(t for t in ALL if t.header.rule == "wrapper_step")
+    said = first_difference(trace, replayed(trace.header))
+    assert "step 2 (g), applied: 1.0 was replayed, but 0.5 was recorded" in said
 
 
 def test_every_situation_is_recorded_and_nothing_else() -> None:
