@@ -43,9 +43,16 @@ def run() -> Figures:
 
 
 def exact_kernels() -> list[Kernel]:
-    """Our kernels that claim every bit."""
+    """Our launchers that claim every bit.
+
+    The public functions in front of them are rows of the registry too, but launch the same kernels.
+    """
     register_house()
-    return [kernel for kernel in kernels() if kernel.arithmetic == "exact"]
+    return [
+        kernel
+        for kernel in kernels()
+        if kernel.arithmetic == "exact" and kernel.function.__module__.startswith("fast.kernels")
+    ]
 
 
 def compare_engines(one: str, other: str, chosen: Sequence[Kernel]) -> Figures:

@@ -17,6 +17,8 @@ from parity.registry import Kernel
 
 PROGRAM = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck")
+# Under the sanitizer every launch is slow: 16 bit, all dtypes in one list, and no lists at all.
+DTYPES = ("bf16", "mixed", "scalar")
 FOUND = 99  # the exit status that the sanitizer is told to use for a finding
 # What it says where the driver or a sandbox does not let it watch.
 REFUSALS = ("Device not supported", "not supported on this", "Unable to initialize")
@@ -76,14 +78,14 @@ def call_apart(kernel: Kernel, case: Case, device: torch.device) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Child process: the first case of every kernel, dtype and layout."""
+    """Child process: the first case of every kernel and layout in a few dtypes."""
     del arguments
     device = torch.device("cuda")
     for kernel in exact_kernels():
         seen: set[tuple[str, str]] = set()
         for _, case in cases(kernel):
             key = (case.combination, case.recipe.layout)
-            if key not in seen:
+            if key not in seen and case.combination in DTYPES:
                 seen.add(key)
                 call_apart(kernel, case, device)
     torch.cuda.synchronize()
