@@ -219,6 +219,18 @@ def test_copies_and_pure_weights_are_rounded_once_from_fp32(dtype: torch.dtype) 
     assert bits(pure) == bits(wide.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrow_moments_are_read_to_fp32_and_rounded_once(dtype: torch.dtype) -> None:
+    p, g, m, v, copies, steps = state(300, 21, dtype)
+    m16, v16 = [m[0].to(dtype)], [v[0].to(dtype)]
+    narrow = call(adamw_step, (p, g, m16, v16, copies, steps))
+    wide = call(adamw_step, (p, g, [m16[0].float()], [v16[0].float()], copies, steps))
+    assert bits(narrow[0][0]) == bits(wide[0][0])
+    for index in (1, 2):
+        assert narrow[index][0].dtype == dtype
+        assert bits(narrow[index][0]) == bits(wide[index][0].to(dtype))
+
+
 @pytest.mark.parametrize("step", [adam_step, adamw_step])
 def test_skipped_step_leaves_every_bit(step: Callable[..., AdamResult]) -> None:
     lists = tuple([anything(64, seed, torch.float32)] for seed in range(4))
