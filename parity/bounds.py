@@ -161,9 +161,9 @@ def _settled(c: Carried, plain: Tensor) -> Carried:
     error = c.error + SMALLEST * c.gain
     finite = torch.isfinite(c.exact)
     error = torch.where(finite, error.nan_to_num(nan=torch.inf, posinf=torch.inf), 0.0)
-    # An infinite operand is no matter of order: its products are infinite in any.
     overflows = (c.peak > LARGEST) | (c.exact.abs() + error >= LARGEST * (1 - 2.0**-20))
-    zone = c.zone | (finite & overflows) | torch.isinf(error)
+    # From an infinite operand one order makes an infinity and another a NaN.
+    zone = c.zone | ~finite | overflows | torch.isinf(error)
     return replace(c, value=plain, error=error, zone=zone)
 
 
@@ -203,6 +203,8 @@ def _divide(operands: Sequence[Carried]) -> Carried:
     # 0/0 of two exact zeros is NaN for everybody: no error, whatever the quotient of errors says.
     through = torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(through), through)
     error = through + (ROUNDING + APPROXIMATE) * exact.abs()
+    # By another order the divisor may be infinite, and then the quotient is zero.
+    error = torch.where(b.zone, error + exact.abs(), error)
     merged = _merged(a, b, exact, error, torch.maximum(a.peak, exact.abs()))
     magnified = torch.maximum(a.gain, b.gain) * (1.0 / smallest).clamp(1.0, 1e300)
     return replace(merged, gain=magnified + torch.zeros_like(exact))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
@@ -24,7 +25,7 @@ from parity.shrink import shrunk
 from parity.strategies import recipes
 
 EXAMPLES = 12
-SCALAR_FACTOR = 12
+SCALAR_CASES = {"value": 32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Effort:
     def cases(self, law: Law, kernel: Kernel) -> int:
         """Number of recipes to draw for a law."""
         if not kernel.operation.lists:
-            return max(1, round(self.examples * law.share) * SCALAR_FACTOR)
+            return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
         return max(1, round(self.examples * law.share))
 
 
@@ -95,8 +96,10 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort) -> _Broken | Non
     """Draw cases until one breaks the law."""
     kernel = judge.kernel
 
+    turns = itertools.cycle(law.draw.regimes)
+
     def examine(recipe: Recipe) -> None:
-        drawn = expand(kernel.operation, dtype, recipe)
+        drawn = expand(kernel.operation, dtype, replace(recipe, regime=next(turns)))
         for case in law.vary(drawn):
             finding = judge.violation(law.plan(case, kernel.arithmetic))
             if finding is not None:

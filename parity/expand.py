@@ -139,16 +139,24 @@ def planted(case: Case, rng: np.random.Generator) -> Case:
     readable = [
         (argument.name, index)
         for argument in case.operation.lists
-        if argument.role not in (Role.OUTPUT, Role.STEPS)
+        if argument.role not in _never_planted(case.operation)
         for index, tensor in enumerate(case.lists[argument.name])
         if tensor.numel()
     ]
     if not readable:
         return case
-    name, index = readable[int(rng.integers(0, len(readable)))]
+    gradients = [row for row in readable if row[0] in case.operation.lists_of(Role.GRAD)]
+    pool = gradients if gradients and rng.integers(0, 4) else readable
+    name, index = pool[int(rng.integers(0, len(pool)))]
     place = int(rng.integers(0, case.lists[name][index].numel()))
     kinds = list(non_finite_bits(FORMATS[case.lists[name][index].dtype]))
     return plant(case, name, index, place, kinds[int(rng.integers(0, len(kinds)))])
+
+
+def _never_planted(operation: Operation) -> tuple[Role, ...]:
+    """Not weights beside gradients: a non-finite weight has lost the training already."""
+    written = (Role.OUTPUT, Role.STEPS)
+    return (*written, Role.PARAM) if operation.lists_of(Role.GRAD) else written
 
 
 def plant(case: Case, name: str, index: int, place: int, kind: str) -> Case:

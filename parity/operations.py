@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 from parity import operations_buffer, operations_scale, operations_step
 from parity.errors import UsageError
@@ -63,11 +65,15 @@ def add_operation(operation: Operation) -> None:
     _known[operation.name] = operation
 
 
-def remove_operation(name: str) -> None:
-    """Forget an operation that a user brought (tests and repeated checks of one file)."""
-    if name in {row.name for row in HOUSE}:
-        raise UsageError(f'operation "{name}" belongs to the house and stays [remove_operation]')
-    _known.pop(name, None)
+@contextlib.contextmanager
+def borrowed_operations() -> Iterator[None]:
+    """Forget at the end of the block what was added inside it."""
+    before = dict(_known)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parity.errors import UsageError
 from parity.operation import LAYOUTS, Operation
-from parity.operations import add_operation, operation_named
+from parity.operations import add_operation, borrowed_operations, operation_named
 from parity.signature import check_signature
 
 ARITHMETICS = ("bounded", "exact")
@@ -161,11 +161,12 @@ def kernels() -> tuple[Kernel, ...]:
 
 @contextlib.contextmanager
 def registrations() -> Iterator[list[Kernel]]:
-    """Collect what is registered inside the block, and forget it afterwards."""
+    """Collect what is registered inside the block, and forget it and its operations afterwards."""
     before = dict(_kernels)
     collected: list[Kernel] = []
     try:
-        yield collected
+        with borrowed_operations():
+            yield collected
     finally:
         collected += [kernel for name, kernel in _kernels.items() if name not in before]
         _kernels.clear()

@@ -67,7 +67,6 @@ def recipes(operation: Operation, draw: Draw, layouts: tuple[str, ...]) -> Searc
             Recipe,
             layout=st.just(layout),
             sizes=sizes(draw, layout),
-            regime=st.sampled_from(_weighted(draw)),
             seed=st.integers(0, 2**32 - 1),
             bits=st.one_of(st.just(()), st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)),
             controls=controls(operation),
@@ -80,8 +79,3 @@ def recipes(operation: Operation, draw: Draw, layouts: tuple[str, ...]) -> Searc
         )
 
     return st.sampled_from(layouts).flatmap(in_layout)
-
-
-def _weighted(draw: Draw) -> tuple[str, ...]:
-    """Half of the cases are mixtures, which hold every finite regime."""
-    return ("mixture",) * (len(draw.regimes) // 2) + draw.regimes

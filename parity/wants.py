@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parity.bounds import Bounded, Carried, known
+from parity.bounds import APPROXIMATE, Bounded, Carried, known
 from parity.case import Case, evaluate
 from parity.operation import Bound
 from parity.want import Want
@@ -62,6 +62,7 @@ def _ends(carried: Carried) -> tuple[Tensor, Tensor]:
     low = torch.where(carried.error > 0, carried.exact - carried.error, carried.exact)
     high = torch.where(carried.error > 0, carried.exact + carried.error, carried.exact)
     value = carried.value.to(torch.float64)
-    low = torch.where(carried.zone, torch.fmin(low, value), low)
-    high = torch.where(carried.zone, torch.fmax(high, value), high)
+    room = value.abs() * APPROXIMATE
+    low = torch.where(carried.zone, torch.fmin(low, value - room), low)
+    high = torch.where(carried.zone, torch.fmax(high, value + room), high)
     return low, high
