@@ -230,6 +230,7 @@ class MixedStep:
         self._adam_w_mode = adam_w_mode
         self._finish = scaling.finish(bias_correction=bias_correction)
         self._workspace = kernels.new_workspace(device, len(params))
+        self.sync_hyperparameters()
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""

@@ -119,7 +119,7 @@ def test_the_rules_with_counters_equal_the_reference(
         (0, 1, 2), (0, 1, 2), itertools.product((True, False), repeat=2)
     ):
         more = {**state, "cur_hysteresis": hysteresis, "exhausted": 0}
-        controls = scalars(**more, **constants, delayed_shift=shift)
+        controls = dict(scalars(**more, **constants, delayed_shift=shift))
         names = ("consecutive_hysteresis", "raise_error_at_min_scale")
         flags: dict[str, Any] = dict(zip(names, options, strict=True))
         want = reference.update_scale.update_scale_dynamic(**controls, **flags)
