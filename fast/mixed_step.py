@@ -18,6 +18,7 @@ from torch import Tensor
 from fast.adam import require_adam
 from fast.checks import FLOATS, require_lists
 from fast.control import ControlBlock, Number
+from fast.errors import MinimumLossScale
 from fast.kernels import mixed_step as kernels
 from fast.kernels.finalise import CONTROLS, Finish
 
@@ -254,3 +255,16 @@ class MixedStep:
             self._finish,
             adam_w_mode=self._adam_w_mode,
         )
+
+    def raise_if_exhausted(self) -> None:
+        """Raise where the dynamic rule has met an overflow at its floor; waits for the device.
+
+        Raises:
+            MinimumLossScale: training cannot go on. Every further overflow says so again.
+        """
+        if self.control["exhausted"].item():
+            raise MinimumLossScale(
+                f"gradients overflow at loss scale {self.control['scale'].item()}, which should be "
+                f"above its floor to shrink again "
+                f"[step {self.control['cur_iter'].item()}, MixedStep]"
+            )
