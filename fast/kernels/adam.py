@@ -68,7 +68,7 @@ def adam_prepare_kernel(
 
 @triton.jit(do_not_specialize=["numel", "slot"], do_not_specialize_on_alignment=["coefficients"])
 def adam_flat_kernel(
-    params,
+    param,
     grads,
     exp_avgs,
     exp_avg_sqs,
@@ -79,7 +79,10 @@ def adam_flat_kernel(
     DECOUPLED: tl.constexpr,
     HAS_COPY: tl.constexpr,
 ):
-    """One tensor."""
+    """One tensor.
+
+    Named `param`, because the function that Triton generates to launch a kernel overwrites `params`.
+    """
     skip = tl.load(coefficients + SKIP)
     c = load_adam_coefficients(coefficients, slot)
     if skip != 0.0:
@@ -88,16 +91,12 @@ def adam_flat_kernel(
     if start + CHUNK <= numel:
         for tile in range(0, CHUNK, TILE):
             at = start + tile + tl.arange(0, TILE)
-            adam_tile(
-                params, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY
-            )
+            adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY)
     else:
         for tile in range(0, CHUNK, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             tail = at < numel
-            adam_tile(
-                params, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY
-            )
+            adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])

@@ -71,7 +71,7 @@ def sgd_prepare_kernel(
 
 @triton.jit(do_not_specialize=["numel", "slot"], do_not_specialize_on_alignment=["coefficients"])
 def sgd_flat_kernel(
-    params,
+    param,
     grads,
     momentums,
     copies,
@@ -82,7 +82,10 @@ def sgd_flat_kernel(
     NESTEROV: tl.constexpr,
     HAS_COPY: tl.constexpr,
 ):
-    """One tensor."""
+    """One tensor.
+
+    Named `param`, because the function that Triton generates to launch a kernel overwrites `params`.
+    """
     skip = tl.load(coefficients + SKIP)
     c = load_sgd_coefficients(coefficients, slot)
     if skip != 0.0:
@@ -91,16 +94,12 @@ def sgd_flat_kernel(
     if start + CHUNK <= numel:
         for tile in range(0, CHUNK, TILE):
             at = start + tile + tl.arange(0, TILE)
-            sgd_tile(
-                params, grads, momentums, copies, at, None, c, HAS_MOMENTUM, NESTEROV, HAS_COPY
-            )
+            sgd_tile(param, grads, momentums, copies, at, None, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
     else:
         for tile in range(0, CHUNK, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             tail = at < numel
-            sgd_tile(
-                params, grads, momentums, copies, at, tail, c, HAS_MOMENTUM, NESTEROV, HAS_COPY
-            )
+            sgd_tile(param, grads, momentums, copies, at, tail, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
