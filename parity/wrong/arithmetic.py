@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -65,7 +64,8 @@ def sum_of_squares(tensors: Iterable[Tensor]) -> float:
         return math.nan
     if any(math.isinf(x) for x in values):
         return math.inf
-    return float(sum((Fraction(x) ** 2 for x in values), Fraction(0)))
+    # The square of an fp32 number is exact in float64, and fsum rounds the whole sum once.
+    return math.fsum(x * x for x in values)
 
 
 def divide(numerator: float, denominator: float) -> float:

@@ -294,6 +294,17 @@ def norm_summed_in_float64(call: GlobalNormCall) -> None:
     gradients.global_norm(call, norm)
 
 
+@harmless(SHELF, "global_norm", dtypes=("fp16", "bf16"))
+def norm_summed_in_fp32(call: GlobalNormCall) -> None:
+    """Squares formed and summed in fp32 by torch, the norms of the tensors joined last."""
+
+    def norm(grads: Tensors) -> float:
+        parts = [fp32(g).square().sum() for g in grads]
+        return square_root(float(torch.stack([torch.zeros(()), *parts]).sum()))
+
+    gradients.global_norm(call, norm)
+
+
 @harmless(SHELF, "accumulate", arithmetic="exact", dtypes=MASTERS)
 def accumulated_in_place(call: AccumulateCall) -> None:
     """`a.add_(fp32(g))`."""

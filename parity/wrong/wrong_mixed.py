@@ -202,7 +202,7 @@ def mixed_step_counted_on_a_skipped_step(call: MixedCall) -> None:
     mixed_step(call, MixedPieces(update=counted))
 
 
-@wrong(SHELF, "mixed_step", component="loss scale", dtypes=FP16)
+@wrong(SHELF, "mixed_step", component="loss scale", law=NON_FINITE, dtypes=FP16)
 def overflow_hidden_from_the_rule(call: MixedCall) -> None:
     """The loss-scale rule always hears of a clean step: the scale never backs off."""
 
