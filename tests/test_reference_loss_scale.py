@@ -40,6 +40,20 @@ def scales(trace: list[tuple[float, int]]) -> list[float]:
 WINDOW_2 = DynamicRule(scale_window=2, delayed_shift=1)
 
 
+def test_defaults_are_those_of_the_packages() -> None:
+    rule, state = DynamicRule(), DynamicState(scale=1.0)
+    assert (rule.scale_factor, rule.scale_window, rule.min_scale) == (2.0, 1000, 1.0)
+    assert (state.cur_iter, state.last_overflow_iter) == (0, -1)
+    assert rule.delayed_shift == state.cur_hysteresis == 2
+    assert (rule.consecutive_hysteresis, rule.raise_error_at_min_scale) == (False, True)
+    assert WrapperRule() == WrapperRule(scale_factor=2.0, scale_window=1000, min_scale=1.0)
+    scaler = torch.amp.GradScaler("cpu").state_dict()
+    rule_of_torch = TorchRule()
+    assert rule_of_torch.growth_factor == scaler["growth_factor"]
+    assert rule_of_torch.backoff_factor == scaler["backoff_factor"]
+    assert rule_of_torch.growth_interval == scaler["growth_interval"]
+
+
 def test_static_scale_never_moves() -> None:
     assert update_static(128.0, True) == update_static(128.0, False) == 128.0
 
