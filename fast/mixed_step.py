@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fast.adam import require_adam
 from fast.checks import FLOATS, require_lists
+from fast.compat import CORRECT, Compat
 from fast.control import ControlBlock, Number
 from fast.errors import MinimumLossScale
 from fast.kernels import mixed_step as kernels
@@ -166,13 +167,15 @@ class LossScaling:
             "last_overflow_iter": -1,
         }
 
-    def finish(self, *, bias_correction: bool) -> Finish:
+    def finish(self, compat: Compat, *, bias_correction: bool) -> Finish:
         """Return what the finalise kernel is compiled for."""
         return Finish(
             bias_correction=bias_correction,
             rule=self.rule,
             consecutive_hysteresis=self.consecutive_hysteresis,
             raise_error_at_min_scale=self.raise_error_at_min_scale,
+            growth_counts_this_step=compat.growth_counts_this_step,
+            unscale_with_updated_scale=compat.unscale_with_updated_scale,
         )
 
 
@@ -192,6 +195,7 @@ class MixedStep:
         adam_w_mode: True for AdamW.
         bias_correction: False uses 1 for both corrections.
         loss_scaling: the rule and its constants; the dynamic rule with its defaults unless given.
+        compat: upstream behaviour to reproduce, as far as it concerns the loss scale.
 
     Attributes:
         control: the `ControlBlock`; `control["scale"]`, `control["norm"]` and
@@ -214,6 +218,7 @@ class MixedStep:
         adam_w_mode: bool = True,
         bias_correction: bool = True,
         loss_scaling: LossScaling | None = None,
+        compat: Compat = CORRECT,
     ) -> None:
         if not len(params):
             raise ValueError("params has 0 tensors, but should have at least 1 [MixedStep]")
@@ -229,7 +234,7 @@ class MixedStep:
             self.control.set(name, value)
         self._lists = [params, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
         self._adam_w_mode = adam_w_mode
-        self._finish = scaling.finish(bias_correction=bias_correction)
+        self._finish = scaling.finish(compat, bias_correction=bias_correction)
         self._workspace = kernels.new_workspace(device, len(params))
         self.sync_hyperparameters()
 

@@ -11,6 +11,8 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fast.compat
+import reference.compat
 import reference.mixed_step
 from fast.errors import MinimumLossScale
 from fast.kernels.finalise import CONTROLS
@@ -37,7 +39,9 @@ RULES = ("static", "dynamic", "wrapper", "torch")
 class Training:
     """Master weights, moments and copies on both sides, and gradients that both see."""
 
-    def __init__(self, sizes: list[int], low: torch.dtype | None, scaling: LossScaling) -> None:
+    def __init__(
+        self, sizes: list[int], low: torch.dtype | None, scaling: LossScaling, **compat: bool
+    ) -> None:
         self.params = [moderate(n, slot, FP32) for slot, n in enumerate(sizes)]
         self.moments = [[torch.zeros(n) for n in sizes] for _ in range(2)]
         self.copies = [p.to(low) for p in self.params] if low else []
@@ -51,6 +55,7 @@ class Training:
             weight_decay=0.03,
             max_norm=2.0,
             loss_scaling=scaling,
+            compat=fast.compat.Compat(**compat),
         )
         self.ours = ours
         self.lists = [self.params, *self.moments, self.copies, [torch.tensor(0) for _ in sizes]]
@@ -62,6 +67,7 @@ class Training:
             "consecutive_hysteresis": scaling.consecutive_hysteresis,
             "raise_error_at_min_scale": scaling.raise_error_at_min_scale,
         }
+        self.compat = reference.compat.Compat(**compat)
 
     def grads(self, seed: int, bad: float | None = None) -> list[Tensor]:
         """Return gradients, the last of them with one element that is not finite."""
@@ -77,7 +83,15 @@ class Training:
         """Step both sides and compare everything that a step writes."""
         params, exp_avgs, exp_avg_sqs, copies, steps = self.lists
         results: Any = reference.mixed_step.mixed_step(
-            params, grads, exp_avgs, exp_avg_sqs, copies, steps, **self.controls, **self.options
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            copies,
+            steps,
+            **self.controls,
+            **self.options,
+            compat=self.compat,
         )
         self.lists = list(results[:5])
         self.controls |= dict(zip(WRITTEN, results[5:], strict=True))
@@ -97,6 +111,15 @@ def test_steps_equal_the_reference(rule: str, sizes: list[int], low: Any) -> Non
     training = Training(sizes, low, scaling)
     bads = [None, None, math.inf, None, math.nan, -math.inf, None, None, None, None]
     for seed, bad in enumerate(bads):
+        training.both(training.grads(seed, bad))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("field", ["growth_counts_this_step", "unscale_with_updated_scale"])
+def test_compat_steps_equal_the_reference(rule: str, field: str) -> None:
+    scaling = LossScaling(rule=rule, init_scale=64.0, scale_window=2, delayed_shift=1)
+    training = Training([70], FP16, scaling, **{field: True})
+    for seed, bad in enumerate([None, None, math.inf, None, None, None]):
         training.both(training.grads(seed, bad))
 
 

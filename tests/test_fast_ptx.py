@@ -58,7 +58,7 @@ class Case:
 
 def state(grad: str, copy: str) -> dict[str, str]:
     return {
-        "params": "*fp32",
+        "param": "*fp32",
         "grads": grad,
         "exp_avgs": "*fp32",
         "exp_avg_sqs": "*fp32",
@@ -69,6 +69,7 @@ def state(grad: str, copy: str) -> dict[str, str]:
 
 BF16 = {"P": tl.float32, "G": tl.bfloat16, "M": tl.float32, "C": tl.bfloat16}
 WHOLE = {"BIAS_CORRECTION": True, "IS_TABLE": True, "CONSECUTIVE": False, "RAISE": True}
+COMPAT = {"EARLY": False, "LATE": False}
 ADAM = {"DECOUPLED": True, "HAS_COPY": True}
 SGD = {"HAS_MOMENTUM": True, "NESTEROV": True, "HAS_COPY": True}
 
@@ -113,7 +114,7 @@ SCALAR = {
     "wrapper": Case(loss_scale.wrapper_kernel, FIXED, {}, 1),
     "torch": Case(loss_scale.torch_kernel, {}, {}, 1),
     **{
-        f"finalise {rule}": Case(finalise.finalise_kernel, {}, {**WHOLE, "RULE": rule})
+        f"finalise {rule}": Case(finalise.finalise_kernel, {}, {**WHOLE, **COMPAT, "RULE": rule})
         for rule in ("static", "dynamic", "wrapper", "torch")
     },
 }

@@ -81,7 +81,7 @@ def adam_flat_kernel(
 ):
     """One tensor.
 
-    Named `param`, because the function that Triton generates to launch a kernel overwrites `params`.
+    Named `param`: the function that Triton generates to launch a kernel overwrites `params`.
     """
     skip = tl.load(coefficients + SKIP)
     c = load_adam_coefficients(coefficients, slot)

@@ -76,18 +76,16 @@ def finalise_kernel(
     RULE: tl.constexpr,
     CONSECUTIVE: tl.constexpr,
     RAISE: tl.constexpr,
+    EARLY: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
     scaled_norm, skip = norm_of(limbs)
     s = tl.load(scale)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
-    factor = unscale_and_clip(scaled_norm, s, tl.load(max_norm))
-    wd = tl.load(weight_decay)
-    store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, factor, skip)
-    tl.store(norm, (scaled_norm.to(tl.float64) / s).to(tl.float32))
-    tl.store(found_inf, skip)
     overflow = skip != 0.0
+    new_scale = s
     if RULE == "dynamic":
         new_scale, new_iter, new_last, new_hysteresis, new_exhausted = dynamic_rule(
             s,
@@ -102,6 +100,7 @@ def finalise_kernel(
             tl.load(delayed_shift),
             CONSECUTIVE,
             RAISE,
+            EARLY,
         )
     elif RULE == "wrapper":
         new_scale, new_iter, new_last = wrapper_rule(
@@ -122,9 +121,18 @@ def finalise_kernel(
             tl.load(backoff_factor),
             tl.load(scale_window),
         )
+    # The gradients carry the scale that they were made with, not the next one.
+    applied = s
+    if LATE:
+        applied = new_scale
+    factor = unscale_and_clip(scaled_norm, applied, tl.load(max_norm))
+    wd = tl.load(weight_decay)
+    store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, factor, skip)
     # Every thread reads limbs and state, one thread writes: no write may overtake a read.
     tl.debug_barrier()
     tl.store(limbs + tl.arange(0, PADDED), tl.zeros([PADDED], tl.int64))
+    tl.store(norm, (scaled_norm.to(tl.float64) / applied).to(tl.float32))
+    tl.store(found_inf, skip)
     if RULE != "static":
         tl.store(scale, new_scale)
     if RULE == "dynamic" or RULE == "wrapper":
@@ -145,12 +153,14 @@ def finalise_kernel(
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """What a whole step fixes for good: the rule and how it corrects the moments."""
+    """What a whole step fixes for good; the last two fields as in `fast.compat.Compat`."""
 
     bias_correction: bool
     rule: str
     consecutive_hysteresis: bool
     raise_error_at_min_scale: bool
+    growth_counts_this_step: bool = False
+    unscale_with_updated_scale: bool = False
 
 
 def finalise(
@@ -175,4 +185,6 @@ def finalise(
         RULE=finish.rule,
         CONSECUTIVE=finish.consecutive_hysteresis,
         RAISE=finish.raise_error_at_min_scale,
+        EARLY=finish.growth_counts_this_step,
+        LATE=finish.unscale_with_updated_scale,
     )

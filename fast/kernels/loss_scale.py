@@ -13,10 +13,13 @@ from fast.dispatch import launch
 
 
 @triton.jit
-def grows_now(cur_iter, last_overflow_iter, window):
-    """Say whether a full window of clean steps lies between the last overflow and this step."""
+def grows_now(cur_iter, last_overflow_iter, window, EARLY: tl.constexpr):
+    """Say whether a full window of clean steps lies between the last overflow and this step.
+
+    EARLY counts this step as well (DeepSpeed 0.14).
+    """
     clean = cur_iter - last_overflow_iter - 1
-    return (clean > 0) & (clean % window == 0)
+    return (clean + 1) % window == 0 if EARLY else (clean > 0) & (clean % window == 0)
 
 
 @triton.jit
@@ -40,11 +43,12 @@ def dynamic_rule(
     shift,
     CONSECUTIVE: tl.constexpr,
     RAISE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Return (scale, cur_iter, last, hysteresis, exhausted) after one step."""
     spent = (shift == 1) | (hysteresis == 1)
     shrinks = overflow & spent
-    grows = (~overflow) & grows_now(cur_iter, last, window)
+    grows = (~overflow) & grows_now(cur_iter, last, window, EARLY)
     refills = grows
     if CONSECUTIVE:
         refills = ~overflow
@@ -67,7 +71,7 @@ def dynamic_rule(
 @triton.jit
 def wrapper_rule(scale, cur_iter, last, overflow, factor, window, floor):
     """Return (scale, cur_iter, last) after one step."""
-    grows = (~overflow) & grows_now(cur_iter, last, window)
+    grows = (~overflow) & grows_now(cur_iter, last, window, False)
     new_scale = tl.where(overflow, shrunk(scale, factor, floor), scale)
     new_scale = tl.where(grows, scale * factor, new_scale)
     return new_scale, cur_iter + 1, tl.where(overflow, cur_iter, last)
@@ -119,6 +123,7 @@ def dynamic_kernel(
         tl.load(shift),
         CONSECUTIVE,
         RAISE,
+        False,
     )
     # Every thread reads, one thread writes: no write may overtake a read.
     tl.debug_barrier()

@@ -84,7 +84,7 @@ def sgd_flat_kernel(
 ):
     """One tensor.
 
-    Named `param`, because the function that Triton generates to launch a kernel overwrites `params`.
+    Named `param`: the function that Triton generates to launch a kernel overwrites `params`.
     """
     skip = tl.load(coefficients + SKIP)
     c = load_sgd_coefficients(coefficients, slot)
