@@ -79,10 +79,9 @@ class Bounded(Tensor):
     def __new__(cls, carried: Carried, *, pending: bool = False) -> Bounded:
         """Wrap; `pending` says that `error` lacks the rounding to the dtype of `value`."""
         value = carried.value
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        bounded = Tensor._make_wrapper_subclass(
             cls, value.shape, dtype=value.dtype, device=value.device
         )
-        bounded = cast("Bounded", made)
         bounded.carried = carried
         bounded.pending = pending
         return bounded
@@ -107,7 +106,7 @@ class Bounded(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., object],
         types: Sequence[type],

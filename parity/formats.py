@@ -35,7 +35,12 @@ class Format:
     @property
     def unsigned(self) -> type[np.unsignedinteger]:
         """The NumPy integer of the same width."""
-        return {16: np.uint16, 32: np.uint32, 64: np.uint64}[self.width]
+        by_width: dict[int, type[np.unsignedinteger]] = {
+            16: np.uint16,
+            32: np.uint32,
+            64: np.uint64,
+        }
+        return by_width[self.width]
 
     @property
     def signed(self) -> torch.dtype:

@@ -23,10 +23,11 @@ under "writes" in place, writes nothing else, and returns None.
 - *Options* are keyword-only plain Python values.
 
 All arithmetic is IEEE 754, to nearest even, in fp32 unless said otherwise, one rounding for each
-written operation, in the written order. Scalars (beta, 1 - beta, 1 - beta^t, lr, eps, ...) are formed
-in float64 and rounded once to fp32. A kernel with `arithmetic="exact"` follows this bit for bit;
-one with `arithmetic="bounded"` may contract and rearrange within the derived bound. found_inf is 0.0 or
-1.0. An optimizer step with found_inf = 1 is skipped: nothing is written, the step counts neither.
+written operation, in the written order. Scalars (beta, 1 - beta, 1 - beta^t, lr, eps, ...) are
+formed in float64 and rounded once to fp32. A kernel with `arithmetic="exact"` follows this bit for
+bit; one with `arithmetic="bounded"` may contract and rearrange within the derived bound. found_inf
+is 0.0 or 1.0. An optimizer step with found_inf = 1 is skipped: nothing is written, the step counts
+neither.
 """
 
 

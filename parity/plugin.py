@@ -3,8 +3,8 @@
     def test_my_adamw(parity_check):
         parity_check(my_adamw)
 
-With `--parity`, every file given on the command line that registers kernels is collected as well, one
-test for each kernel, dtype combination and law.
+With `--parity`, every file given on the command line that registers kernels is collected as well,
+one test for each kernel, dtype combination and law.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def register(
         place = _place(function)
         contract = operation_named(operation, place)
         kernel = Kernel(
-            name=name or getattr(function, "__name__", operation),
+            name=name or str(getattr(function, "__name__", operation)),
             operation=contract,
             function=function,
             arithmetic=arithmetic,

@@ -96,10 +96,11 @@ def _reasons(ledger: Ledger) -> dict[str, int]:
 
 def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) -> None:
     """Print failure texts in full, the first of each kernel first."""
-    seen: set[str] = set()
-    ordered = sorted(
-        failures, key=lambda cell: cell.key.kernel in seen or seen.add(cell.key.kernel) is not None
-    )
+    first: dict[str, Cell] = {}
+    for cell in failures:
+        first.setdefault(cell.key.kernel, cell)
+    leading = list(first.values())
+    ordered = [*leading, *(cell for cell in failures if cell not in leading)]
     for cell in ordered[:limit]:
         console.print(cell.failure, highlight=False, markup=False, soft_wrap=True)
         console.print()

@@ -9,7 +9,6 @@ from parity.case import Case
 from parity.operation import Operation
 from parity.plan import Plan
 
-
 # Every regime has its turn, and the first cases see the most; a mixture holds all finite ones.
 TURNS = (
     "mixture",

@@ -1,0 +1,92 @@
+"""Which engine a kernel gets, and live subnormals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from parity.engines import (
+    engine_for,
+    engine_named,
+    live_subnormals,
+    require_live_subnormals,
+    uses_triton,
+)
+from parity.errors import UsageError
+from parity.operations import operation_named
+from parity.registry import Kernel
+
+
+def plain(accumulators: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+    """Reaches no Triton kernel."""
+
+
+def with_triton() -> Callable[..., None]:
+    import triton
+
+    def kernel(accumulators: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        triton.cdiv(1, 1)
+
+    return kernel
+
+
+PLAIN = Kernel(
+    name="plain",
+    operation=operation_named("accumulate", "test"),
+    function=plain,
+    arithmetic="bounded",
+    dtypes=("bf16",),
+    layouts=("list",),
+    engines=(),
+    place="here:1",
+)
+
+
+def test_a_torch_kernel_runs_on_the_cpu() -> None:
+    assert not uses_triton(plain)
+    assert engine_for(PLAIN).name == "cpu"
+
+
+def test_a_triton_kernel_runs_on_the_gpu_or_on_replay() -> None:
+    kernel = replace(PLAIN, function=with_triton())
+    assert uses_triton(kernel.function)
+    assert engine_for(kernel).name == ("cuda" if torch.cuda.is_available() else "replay")
+
+
+def test_declared_engines_win() -> None:
+    assert engine_for(replace(PLAIN, engines=("cpu",), function=with_triton())).name == "cpu"
+
+
+def test_a_kernel_that_cannot_run_where_it_is_asked_to_says_why() -> None:
+    refused = engine_for(replace(PLAIN, engines=("cpu",)), "replay")
+    assert refused.missing == "the kernel runs on cpu, not on replay"
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(UsageError, match='engine "tpu" is unknown'):
+        engine_named("tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_named() -> None:
+    assert engine_named("cuda").missing == "no CUDA GPU here"
+
+
+def test_flushed_subnormals_are_seen() -> None:
+    assert live_subnormals()
+    require_live_subnormals("nothing")
+    torch.set_flush_denormal(True)
+    try:
+        assert not live_subnormals()
+        with pytest.raises(UsageError, match="flushed to zero after a test"):
+            require_live_subnormals("a test")
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_an_object_without_globals_uses_no_triton() -> None:
+    assert not uses_triton(SimpleNamespace(__call__=None))  # type: ignore[arg-type]

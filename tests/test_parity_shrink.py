@@ -1,0 +1,83 @@
+"""Failures shrink to one tensor, one element and plain numbers; the repro file stands alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.cells import Effort, judge_cell
+from parity.checker import load
+from parity.engines import engine_named
+from parity.laws import LAWS
+from parity.ledger import Cell, Status
+
+KERNEL = """
+from parity import register
+
+@register("accumulate", name="mine", arithmetic="{arithmetic}", dtypes=("bf16",), engines=("cpu",))
+def mine(accumulators, grads):
+    for a, g in zip(accumulators, grads):
+        {body}
+"""
+RIGHT = "a.copy_(a.float() + g.float())"
+BUGS = {
+    "value": "a.copy_(a.float() + 2 * g.float())",
+    "nothing_else_written": "a.add_(g.float()); g.zero_()",
+    "boundary_sizes": "n = a.numel() // 4 * 4; a.view(-1)[:n] += g.reshape(-1)[:n].float()",
+    "permutation": "a.add_(g.float() if a is accumulators[0] else g.float() + 1)",
+    "non_finite": "a.add_(g.float().nan_to_num(0.0))",
+}
+
+
+def judged(folder: Path, law: str, body: str, arithmetic: str = "exact") -> Cell:
+    file = folder / "kernel.py"
+    file.write_text(KERNEL.format(body=body, arithmetic=arithmetic))
+    (kernel,) = load(str(file))
+    effort = Effort(examples=6, repros=str(folder), shrink_seconds=3.0)
+    return judge_cell(kernel, "bf16", LAWS[law], engine_named("cpu"), effort)
+
+
+def test_a_wrong_element_shrinks_to_one_element(tmp_path: Path) -> None:
+    cell = judged(tmp_path, "value", BUGS["value"])
+    assert cell.status is Status.FAILED
+    assert "1 tensor, 1 element (shrunk from" in cell.failure
+    assert "inputs   accumulators 0  0x00000000   grads 1  0x3f80" in cell.failure
+    assert "got      2  0x40000000" in cell.failure
+    assert "want     1  0x3f800000" in cell.failure
+
+
+@pytest.mark.parametrize(
+    ("law", "arithmetic"), [("value", "bounded"), *((law, "exact") for law in BUGS)]
+)
+def test_repro_file_fails_while_the_bug_is_there_and_passes_when_it_is_fixed(
+    tmp_path: Path, law: str, arithmetic: str
+) -> None:
+    cell = judged(tmp_path, law, BUGS[law], arithmetic)
+    assert cell.status is Status.FAILED
+    repro = Path(cell.repro)
+    assert repro.parent == tmp_path
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(repro.resolve())]
+        return subprocess.run(command, cwd=elsewhere, capture_output=True, text=True, check=False)
+
+    broken = run()
+    assert broken.returncode == 1, broken.stderr
+    assert "the law is broken" in broken.stdout
+    fixed = KERNEL.format(body=RIGHT, arithmetic=arithmetic)
+    (tmp_path / "kernel.py").write_text(fixed)
+    kept = run()
+    assert kept.returncode == 0, kept.stdout + kept.stderr
+
+
+def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
+    cell = judged(tmp_path, "value", BUGS["value"])
+    text = Path(cell.repro).read_text()
+    imports = {line for line in text.splitlines() if line.startswith(("import ", "from "))}
+    names = {"importlib.util", "math", "sys", "types", "torch"}
+    assert imports == {f"import {name}" for name in names}
