@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,10 +97,14 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort) -> _Broken | Non
     """Draw cases until one breaks the law."""
     kernel = judge.kernel
 
-    turns = itertools.cycle(law.draw.regimes)
+    regimes = itertools.cycle(law.draw.regimes)
+    # Hypothesis leans towards first choices, and a dozen cases can miss an option's other value.
+    dice = random.Random(effort.seed or 0)
 
     def examine(recipe: Recipe) -> None:
-        drawn = expand(kernel.operation, dtype, replace(recipe, regime=next(turns)))
+        options = {option.name: dice.choice(option.choices) for option in kernel.operation.options}
+        turn = replace(recipe, regime=next(regimes), options=options)
+        drawn = expand(kernel.operation, dtype, turn)
         for case in law.vary(drawn):
             finding = judge.violation(law.plan(case, kernel.arithmetic))
             if finding is not None:

@@ -17,7 +17,7 @@ from parity.wrong.triton_kernels import AdamwLaunch, adamw
 
 SHELF: list[Variant] = []
 ENGINES = ("cuda", "replay")
-MASTERS = ("fp32", "fp16", "bf16")
+MASTERS = ("bf16", "fp16", "fp32")
 
 
 @harmless(SHELF, "adamw_step", arithmetic="exact", engines=ENGINES, dtypes=(*MASTERS, "bf16-pure"))

@@ -18,7 +18,7 @@ from parity.wrong.entry import Variant
 from parity.wrong.shelf import harmless
 
 SHELF: list[Variant] = []
-MASTERS = ("fp32", "fp16", "bf16")
+MASTERS = ("bf16", "fp32")
 LATE = 2.0**40
 
 
