@@ -1,0 +1,56 @@
+"""Replay: a compiled GPU kernel's PTX executed on the CPU, instruction by instruction.
+
+    import parity.replay
+    parity.replay.activate()
+    kernel[grid](x, y, n, BLOCK=1024)        # CPU tensors; the code a GPU would run
+
+    with parity.replay.launches() as log:    # what each launch did
+        kernel[grid](x, y, n, BLOCK=1024)
+    log[0].bytes_read, log[0].opcodes
+
+Accesses outside the tensors of a launch, misaligned ones, unknown instructions and deadlocks are
+errors with kernel, source line, block and thread; `options` adds checks of races and of memory
+that nobody wrote, and shuffles the order of blocks.
+"""
+
+from __future__ import annotations
+
+from parity.replay.driver import activate, active, deactivate
+from parity.replay.errors import (
+    Deadlock,
+    KernelTrap,
+    Misaligned,
+    OutOfBounds,
+    Race,
+    ReplayError,
+    UninitialisedRead,
+    UnknownInstruction,
+    UnsupportedTriton,
+)
+from parity.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
+from parity.replay.record import Launch, Traffic, launches
+from parity.replay.virtual import virtual_tensor
+
+__all__ = [
+    "Deadlock",
+    "KernelTrap",
+    "Launch",
+    "Misaligned",
+    "Options",
+    "OutOfBounds",
+    "Race",
+    "ReplayError",
+    "Traffic",
+    "UninitialisedRead",
+    "UnknownInstruction",
+    "UnsupportedTriton",
+    "activate",
+    "active",
+    "allow",
+    "deactivate",
+    "launches",
+    "options",
+    "register_buffer_provider",
+    "run_ptx",
+    "virtual_tensor",
+]

@@ -1,0 +1,341 @@
+"""Loads and stores: every access is checked before a byte is touched.
+
+An access of `count` words of `size` bytes must be aligned to count·size and lie inside one
+region. Regular patterns (each thread next to its neighbour, rows evenly spaced) move through a
+strided view; everything else through an index.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+
+from parity.replay.dtypes import Array
+from parity.replay.errors import Misaligned, OutOfBounds, ReplayError
+from parity.replay.lanes import Lanes
+from parity.replay.memory import Region
+from parity.replay.parse import Instruction
+
+SHARED_WINDOW = 0x7E00 << 48
+LOCAL_WINDOW = 0x7F00 << 48
+_WINDOW = np.uint64(0xFF00 << 48)
+
+
+class Site:
+    """One memory instruction of one kernel.
+
+    Attributes:
+        kind: "read", "write" or "atomic".
+        size: Bytes of one word.
+        count: Words per thread.
+        offset: Constant added to the address.
+    """
+
+    def __init__(
+        self, instruction: Instruction, kind: str, space: str, size: int, count: int, offset: int
+    ) -> None:
+        self.instruction = instruction
+        self.kind = kind
+        self.space = space
+        self.size = size
+        self.count = count
+        self.bytes = size * count
+        self.offset = np.uint64(offset % 2**64)
+        self.word = np.dtype(f"u{size}")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def load(
+        self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        """The words that each active thread reads; where the guard is false, the old values."""
+        if guard is not None:
+            if guard.all():
+                guard = None
+            elif not guard.any():
+                return old
+        if self.space == "global":
+            return self._load_global(lanes, address, guard, old)
+        return self._load_private(lanes, address, guard, old)
+
+    def store(
+        self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
+    ) -> None:
+        """Write each active thread's words; of two to one place the higher thread's stays."""
+        if guard is not None:
+            if guard.all():
+                guard = None
+            elif not guard.any():
+                return
+        if self.space == "global":
+            self._store_global(lanes, address, guard, values)
+        else:
+            self._store_private(lanes, address, guard, values)
+
+    # --- global memory ---------------------------------------------------------------------
+
+    def _load_global(
+        self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        address = address + self.offset if self.offset else address
+        if guard is None and (regular := self._regular(lanes, address)) is not None:
+            region, views = regular
+            self._count(lanes, region.index, lanes.size, self._merged(lanes, address))
+            return tuple(view.copy() for view in views)
+        chosen = self.select(lanes, address, guard)
+        out = np.empty((self.count, len(chosen.flat)), self.word)
+        for region, part in chosen.regions():
+            words, first = region.words(self.size, self.bytes)
+            index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // self.size
+            for k in range(self.count):
+                out[k, part] = words[index + k]
+        return self.spread(lanes, guard, chosen, out, old)
+
+    def _store_global(
+        self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
+    ) -> None:
+        address = address + self.offset if self.offset else address
+        if guard is None and address.shape == lanes.shape:
+            regular = self._regular(lanes, address)
+            if regular is not None:
+                region, views = regular
+                self._count(lanes, region.index, lanes.size, lanes.size * self.bytes)
+                for view, value in zip(views, values, strict=True):
+                    view[...] = value
+                return
+        chosen = self.select(lanes, np.broadcast_to(address, lanes.shape), guard)
+        data = [np.broadcast_to(v, lanes.shape).reshape(-1)[chosen.flat] for v in values]
+        for region, part in chosen.regions():
+            words, first = region.words(self.size, self.bytes)
+            index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // self.size
+            for k, value in enumerate(data):
+                words[index + k] = value[part]
+
+    def _regular(self, lanes: Lanes, address: Array) -> tuple[Region, list[Array]] | None:
+        """Views of the words if the addresses form an even, gapless-in-the-row pattern."""
+        if lanes.batch.shadow is not None:
+            return None
+        rows, columns = address.shape
+        first = int(address[0, 0])
+        step = int(address[0, 1]) - first if columns > 1 else self.bytes
+        stride = int(address[1, 0]) - first if rows > 1 else 0
+        if step != self.bytes or stride < 0 or first % self.bytes or stride % self.bytes:
+            return None
+        if rows > 1 and stride < columns * step and self.kind != "read":
+            return None
+        region = lanes.batch.regions.find(
+            first, first + (rows - 1) * stride + (columns - 1) * step + self.bytes
+        )
+        if region is None:
+            return None
+        if address.size > 1:
+            row = np.arange(columns, dtype=np.uint64) * np.uint64(step)
+            column = np.arange(rows, dtype=np.uint64)[:, None] * np.uint64(stride)
+            if not np.array_equal(address, (column + np.uint64(first)) + row):
+                return None
+        base = region.bytes()
+        offset = first - region.start
+        return region, [
+            np.ndarray(
+                (rows, columns), self.word, base.data, offset + k * self.size, (stride, step)
+            )
+            for k in range(self.count)
+        ]
+
+    def select(self, lanes: Lanes, address: Array, guard: Array | None) -> Chosen:
+        """The threads that access memory, their addresses, all of them checked and counted."""
+        if guard is None:
+            flat_address = np.ascontiguousarray(address).reshape(-1)
+            flat = np.arange(address.size)
+        else:
+            flat = np.flatnonzero(np.broadcast_to(guard, lanes.shape))
+            flat_address = np.broadcast_to(address, lanes.shape).reshape(-1)[flat]
+        shape = address.shape if guard is None else lanes.shape
+        chosen = Chosen(lanes, flat, flat_address, shape)
+        if len(flat):
+            self._check(lanes, chosen)
+            self._account(lanes, chosen, guard is None)
+            if lanes.batch.shadow is not None:
+                lanes.batch.shadow.access(self, lanes, chosen)
+        return chosen
+
+    def _check(self, lanes: Lanes, chosen: Chosen) -> None:
+        address = chosen.address
+        region = lanes.batch.regions.find(int(address.min()), int(address.max()) + self.bytes)
+        wrong = (address & np.uint64(self.bytes - 1)) != 0
+        if wrong.any():
+            self._refuse(lanes, chosen, int(np.argmax(wrong)), Misaligned)
+        if region is not None:
+            chosen.single = region
+            return
+        chosen.index, inside = lanes.batch.regions.lookup(address, self.bytes)
+        if not inside.all():
+            self._refuse(lanes, chosen, int(np.argmin(inside)), OutOfBounds)
+
+    def _refuse(
+        self, lanes: Lanes, chosen: Chosen, which: int, error: type[ReplayError]
+    ) -> NoReturn:
+        address = int(chosen.address[which])
+        region = lanes.batch.regions.nearest(address)
+        what = f"{self.kind} of {self.bytes} bytes at address {address:#x}"
+        if region is not None:
+            size = region.end - region.start
+            what += f", byte offset {address - region.start} of {region.label} ({size} bytes)"
+        why = "is outside it" if error is OutOfBounds else f"is not a multiple of {self.bytes}"
+        raise error(f"{what}, {why}; {self.where(chosen.where(which), lanes)}.")
+
+    def where(self, flat: int, lanes: Lanes) -> str:
+        """The instruction, its source line and the thread, for messages."""
+        block, thread = lanes.place(flat)
+        return (
+            f"kernel {lanes.batch.kernel}, {self.instruction.location or 'no source line'}, "
+            f"`{self.instruction.text}`, block {block}, thread {thread}"
+        )
+
+    # --- counting --------------------------------------------------------------------------
+
+    def _count(self, lanes: Lanes, region: int, threads: int, moved: int) -> None:
+        entry = lanes.batch.traffic.setdefault((self, region), [0, 0])
+        entry[0] += threads
+        entry[1] += moved
+
+    def _merged(self, lanes: Lanes, address: Array) -> int:
+        """Bytes of a regular access, equal addresses within a warp counted once."""
+        if address.shape[1] > 1:
+            return lanes.size * self.bytes
+        warps = lanes.shape[0] * -(-lanes.shape[1] // 32)
+        return warps * self.bytes
+
+    def _account(self, lanes: Lanes, chosen: Chosen, unguarded: bool) -> None:
+        address, shape = chosen.address, chosen.shape
+        if unguarded and shape != lanes.shape and shape[1] == 1:
+            region = chosen.region_of(0)
+            if chosen.single is not None:
+                self._count(
+                    lanes,
+                    region,
+                    lanes.size,
+                    lanes.shape[0] * -(-lanes.shape[1] // 32) * self.bytes,
+                )
+                return
+        for region_object, part in chosen.regions():
+            own = address[part]
+            moved = len(own)
+            if moved > 1 and not (own[1:] > own[:-1]).all():
+                warp = chosen.warp()[part].astype(np.uint64) << np.uint64(48)
+                moved = len(np.unique(warp ^ own))
+            rows = lanes.shape[0] // shape[0] if unguarded else 1
+            self._count(lanes, region_object.index, len(own) * rows, moved * self.bytes * rows)
+
+    # --- shared and local memory -----------------------------------------------------------
+
+    def _plain(
+        self, lanes: Lanes, address: Array, guard: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Memory as words, and for each accessing thread its flat position and word index."""
+        batch = lanes.batch
+        memory = batch.shared if self.space == "shared" else batch.local
+        address = np.broadcast_to(
+            address.astype(np.int64) + self.offset.view(np.int64), lanes.shape
+        )
+        owner = lanes.row_index
+        if self.space == "local":
+            owner = lanes.row_index * batch.threads + lanes.thread_index
+        owner = np.broadcast_to(owner, lanes.shape)
+        flat = np.arange(lanes.size)
+        if guard is not None:
+            flat = np.flatnonzero(np.broadcast_to(guard, lanes.shape))
+        own, row = address.reshape(-1)[flat], owner.reshape(-1)[flat]
+        wrong = own % self.bytes != 0
+        outside = (own < 0) | (own + self.bytes > memory.shape[1])
+        for mask, error in ((outside, OutOfBounds), (wrong, Misaligned)):
+            if mask.any():
+                which = int(np.argmax(mask))
+                raise error(
+                    f"{self.space} {self.kind} of {self.bytes} bytes at offset {own[which]} of "
+                    f"{memory.shape[1]}; {self.where(int(flat[which]), lanes)}."
+                )
+        batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
+        if batch.shadow is not None and self.space == "shared" and len(flat):
+            batch.shadow.shared(self, lanes, flat, row, own)
+        words = memory.reshape(-1).view(self.word)
+        return words, flat, (row * memory.shape[1] + own) // self.size
+
+    def _load_private(
+        self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        words, flat, index = self._plain(lanes, address, guard)
+        out = np.stack([words[index + k] for k in range(self.count)])
+        return self.spread(lanes, guard, Chosen(lanes, flat, index, lanes.shape), out, old)
+
+    def _store_private(
+        self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
+    ) -> None:
+        words, flat, index = self._plain(lanes, address, guard)
+        for k, value in enumerate(values):
+            words[index + k] = np.broadcast_to(value, lanes.shape).reshape(-1)[flat]
+
+    def spread(
+        self,
+        lanes: Lanes,
+        guard: Array | None,
+        chosen: Chosen,
+        out: Array,
+        old: tuple[Array, ...],
+    ) -> tuple[Array, ...]:
+        """Loaded words back in the shape of the lanes, old values where the guard is false."""
+        if guard is None:
+            return tuple(out[k].reshape(chosen.shape) for k in range(self.count))
+        results = []
+        for k in range(self.count):
+            whole = np.array(np.broadcast_to(old[k], lanes.shape))
+            whole.reshape(-1)[chosen.flat] = out[k]
+            results.append(whole)
+        return tuple(results)
+
+
+class Chosen:
+    """The threads that take part in one access, as positions in the lanes' shape."""
+
+    def __init__(self, lanes: Lanes, flat: Array, address: Array, shape: tuple[int, ...]) -> None:
+        self.lanes = lanes
+        self.flat = flat
+        self.address = address
+        self.shape = shape
+        self.single: Region | None = None
+        self.index: Array | None = None
+
+    def regions(self) -> list[tuple[Region, Array | slice]]:
+        """Each region touched, with the accesses that go there."""
+        if not len(self.flat):
+            return []
+        if self.single is not None:
+            return [(self.single, slice(None))]
+        assert self.index is not None
+        known = self.lanes.batch.regions.regions
+        return [(known[i], np.flatnonzero(self.index == i)) for i in np.unique(self.index)]
+
+    def region_of(self, which: int) -> int:
+        """Index of the region of one access."""
+        if self.single is not None:
+            return self.single.index
+        assert self.index is not None
+        return int(self.index[which])
+
+    def where(self, which: int) -> int:
+        """The position in the lanes' shape of one access."""
+        row, column = divmod(int(self.flat[which]), self.shape[1])
+        return row * self.lanes.shape[1] + column
+
+    def warp(self) -> Array:
+        """A number per access that equal warps share."""
+        row, column = np.divmod(self.flat, self.shape[1])
+        lanes = self.lanes
+        rows = np.broadcast_to(lanes.row_index, lanes.shape)[row, column]
+        threads = np.broadcast_to(lanes.thread_index, lanes.shape)[row, column]
+        return rows * 32 + threads // 32

@@ -1,0 +1,318 @@
+"""One launch from start to record: parameters, memory, batches of blocks, counters."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from parity.replay.dtypes import NUMPY, Array, raw, width
+from parity.replay.errors import ReplayError
+from parity.replay.execute import Execution
+from parity.replay.lanes import Batch, Place
+from parity.replay.memory import Regions
+from parity.replay.parse import parse
+from parity.replay.record import Launch, Traffic, class_of, publish
+from parity.replay.shadow import Memory, Shadow
+from parity.replay.translate import Program, translate
+
+LANES = 16384
+"""Threads per batch: large enough to hide NumPy's overhead, small enough for the cache."""
+
+SHARED_LIMIT = 64 << 20
+"""Bytes of shared memory that one batch may take."""
+
+Labelled = tuple[str, torch.Tensor]
+Provider = Callable[[], Iterable[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How launches are run.
+
+    Attributes:
+        check_races: Report two threads that touch the same bytes, one writing, without order.
+        uninitialised: Tensors of which nobody has written anything yet; reads before a write
+            are errors.
+        order: "natural", or "permuted" to run blocks in a shuffled order.
+        seed: Of the shuffle.
+        only_blocks: Linear indices of the blocks to run, or None for all.
+        max_steps: Steps after which a batch is taken to be stuck.
+    """
+
+    check_races: bool = False
+    uninitialised: tuple[torch.Tensor, ...] = ()
+    order: str = "natural"
+    seed: int = 0
+    only_blocks: tuple[int, ...] | None = None
+    max_steps: int = 50_000_000
+
+
+_OPTIONS: ContextVar[Options] = ContextVar("replay options", default=Options())
+_ALLOWED: ContextVar[tuple[torch.Tensor, ...]] = ContextVar("replay allowed", default=())
+_PROVIDERS: list[Provider] = []
+_PROGRAMS: dict[tuple[str, str], Program] = {}
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def options(
+    *,
+    check_races: bool = False,
+    uninitialised: Iterable[torch.Tensor] = (),
+    order: str = "natural",
+    seed: int = 0,
+    only_blocks: Iterable[int] | None = None,
+    max_steps: int = 50_000_000,
+) -> Iterator[None]:
+    """Run the launches of this thread inside the context with other `Options`."""
+    if order not in ("natural", "permuted"):
+        raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
+    chosen = None if only_blocks is None else tuple(only_blocks)
+    token = _OPTIONS.set(Options(check_races, tuple(uninitialised), order, seed, chosen, max_steps))
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+@contextmanager
+def allow(*tensors: torch.Tensor) -> Iterator[None]:
+    """Let launches of this thread inside the context touch these tensors as well."""
+    token = _ALLOWED.set((*_ALLOWED.get(), *tensors))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def register_buffer_provider(provider: Provider) -> None:
+    """Ask a function before every launch for further tensors that kernels may touch.
+
+    For launchers that pass addresses in tables: the function returns the tensors whose addresses
+    are in live tables. Registering the same function twice has no effect.
+    """
+    with _LOCK:
+        if provider not in _PROVIDERS:
+            _PROVIDERS.append(provider)
+
+
+def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
+    """The translation of a kernel (made once) and the hash of its text."""
+    digest = hashlib.sha256(ptx.encode()).hexdigest()
+    with _LOCK:
+        program = _PROGRAMS.get((digest, kernel))
+        if program is None:
+            program = _PROGRAMS[digest, kernel] = translate(parse(ptx), kernel)
+    return program, digest
+
+
+def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
+    """Parameter bytes from values in order of declaration."""
+    params = program.kernel.params
+    if len(values) != len(params):
+        raise ReplayError(
+            f"Kernel {program.kernel.name} has {len(params)} parameters, got {len(values)}."
+        )
+    data = bytearray(program.layout.param_size)
+    for (variable, kind), value in zip(params, values, strict=True):
+        start = program.layout.params[variable.name]
+        if isinstance(value, bytes):
+            encoded = value
+        elif isinstance(value, float):
+            encoded = np.array(
+                value, NUMPY[kind] if kind[0] == "f" else f"f{width(kind)}"
+            ).tobytes()
+        else:
+            mask = (1 << (8 * width(kind))) - 1
+            encoded = np.array(value & mask, NUMPY[raw(kind)]).tobytes()
+        data[start : start + len(encoded)] = encoded
+    return bytes(data)
+
+
+@dataclass
+class Request:
+    """Everything that one launch needs."""
+
+    program: Program
+    digest: str
+    grid: Place
+    block: Place
+    params: bytes
+    tensors: list[Labelled]
+    shared: int = 0
+    settings: Options = field(default_factory=Options)
+
+
+def run(request: Request) -> Launch:
+    """Execute a launch and return (and publish) its record.
+
+    Raises:
+        ReplayError: for anything the kernel must not do; memory outside the known tensors is
+            never touched.
+    """
+    settings = _OPTIONS.get()
+    with _LOCK:
+        started = perf_counter()
+        request = replace(request, settings=settings)
+        launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
+        regions = Regions(_known(request), _constants(request.program))
+        shadows = _shadow_memory(settings, regions)
+        with np.errstate(all="ignore"):
+            for blocks in _batches(request):
+                _run_batch(request, blocks, regions, shadows, launch)
+        launch.seconds = perf_counter() - started
+    publish(launch)
+    return launch
+
+
+def _known(request: Request) -> list[Labelled]:
+    tensors = list(request.tensors)
+    tensors += [(f"allowed[{i}]", t) for i, t in enumerate(_ALLOWED.get())]
+    for provider in _PROVIDERS:
+        tensors += [(f"table[{i}]", t) for i, t in enumerate(provider())]
+    return [(label, t) for label, t in tensors if t.device.type == "cpu"]
+
+
+def _constants(program: Program) -> list[tuple[str, int, int, object]]:
+    return [
+        (name, -(-memory.ctypes.data // 16) * 16, variable.size, memory)
+        for name, (variable, memory) in program.layout.constants.items()
+    ]
+
+
+def _shadow_memory(settings: Options, regions: Regions) -> Memory | None:
+    if not (settings.check_races or settings.uninitialised):
+        return None
+    return Memory(regions, settings.check_races, settings.uninitialised)
+
+
+def _batches(request: Request) -> Iterator[Array]:
+    """Linear block indices, batch by batch."""
+    settings, grid = request.settings, request.grid
+    threads = request.block[0] * request.block[1] * request.block[2]
+    per_batch = max(1, LANES // threads)
+    shared = _shared_size(request)
+    if shared:
+        per_batch = max(1, min(per_batch, SHARED_LIMIT // shared))
+    count = grid[0] * grid[1] * grid[2]
+    if settings.only_blocks is not None:
+        chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
+    elif settings.order == "permuted":
+        chosen = np.random.default_rng(settings.seed).permutation(count)
+    else:
+        for start in range(0, count, per_batch):
+            yield np.arange(start, min(start + per_batch, count))
+        return
+    for start in range(0, len(chosen), per_batch):
+        yield chosen[start : start + per_batch]
+
+
+def _shared_size(request: Request) -> int:
+    size = max(request.shared, request.program.layout.shared_size)
+    return -(-size // 16) * 16
+
+
+def _run_batch(
+    request: Request,
+    blocks: Array,
+    regions: Regions,
+    memory: Memory | None,
+    launch: Launch,
+) -> None:
+    program, threads = request.program, request.block[0] * request.block[1] * request.block[2]
+    local = -(-program.layout.local_size // 16) * 16
+    batch = Batch(
+        blocks,
+        threads,
+        request.grid,
+        request.block,
+        request.params,
+        regions,
+        np.full((len(blocks), _shared_size(request)), 0xCD, np.uint8),
+        np.full((len(blocks) * threads if local else 0, local), 0xCD, np.uint8),
+        program.kernel.name,
+    )
+    if memory is not None:
+        batch.shadow = Shadow(memory, batch)
+    execution = Execution(program, batch, request.settings.max_steps)
+    execution.run()
+    _count(launch, program, execution, batch)
+
+
+def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:
+    for runs, census, charges, block in zip(
+        execution.runs, program.census, program.charges, program.blocks, strict=True
+    ):
+        if not runs:
+            continue
+        for opcode, count in census.items():
+            launch.opcodes[opcode] += runs * count
+            launch.classes[class_of(opcode)] += runs * count
+        for name, count in charges.items():
+            launch.approximations[name] += runs * count
+        launch.barriers += runs if block.waits == "block" else 0
+    for (site, index), (threads, moved) in batch.traffic.items():
+        traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
+        launch.widths[site.kind, site.bytes] += threads
+        if site.kind != "write":
+            traffic.read += moved
+        if site.kind != "read":
+            traffic.written += moved
+        traffic.reads += threads if site.kind == "read" else 0
+        traffic.writes += threads if site.kind == "write" else 0
+        traffic.atomics += threads if site.kind == "atomic" else 0
+    counts = batch.counts
+    launch.shared_read += counts["shared read"] + counts["shared atomic"]
+    launch.shared_written += counts["shared write"] + counts["shared atomic"]
+
+
+def run_ptx(
+    ptx_text: str,
+    kernel_name: str,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: Sequence[torch.Tensor | int | float | bytes],
+    *,
+    shared: int = 0,
+) -> Launch:
+    """Run a kernel from PTX text.
+
+    Args:
+        ptx_text: A PTX module.
+        kernel_name: Its entry to run.
+        grid: Blocks in up to three dimensions.
+        block: Threads in up to three dimensions.
+        args: One per parameter: a CPU tensor for a pointer, a number, or the raw bytes of a
+            structure.
+        shared: Bytes of dynamic shared memory.
+
+    Returns:
+        The launch record; tensors are written in place.
+    """
+    program, digest = program_of(ptx_text, kernel_name)
+    tensors: list[Labelled] = []
+    values: list[int | float | bytes] = []
+    for index, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor):
+            tensors.append((f"argument {index}", arg))
+            values.append(arg.data_ptr())
+        else:
+            values.append(arg)
+    request = Request(
+        program, digest, place(grid), place(block), pack(program, values), tensors, shared
+    )
+    return run(request)
+
+
+def place(extent: Sequence[int]) -> Place:
+    """One to three extents as x, y, z."""
+    x, y, z = (int(n) for n in [*extent, 1, 1, 1][:3])
+    return x, y, z

@@ -1,0 +1,147 @@
+"""PTX to Python: each basic block becomes one function of NumPy calls, made once per kernel.
+
+A register is a local variable of the generated function while the block runs; registers that
+live across blocks pass through the list `R`. Every operand is viewed in the type its instruction
+asks for, so the translation depends on nothing but single instructions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parity.replay import approximate, bitwise, compare, convert, integer
+from parity.replay.dtypes import Array, undefined
+from parity.replay.emit import Emitter
+from parity.replay.errors import UnknownInstruction
+from parity.replay.flow import Block, build, defined
+from parity.replay.parse import Kernel, Module, Variable
+from parity.replay.registers import RegisterTypes
+
+FAMILIES = (approximate, bitwise, compare, convert, integer)
+"""Modules whose import registers the pure instructions."""
+
+BlockFunction = Callable[[list[Array | None], object], Array | None]
+
+
+@dataclass
+class Layout:
+    """Where variables live.
+
+    Attributes:
+        shared: Byte offset of each shared variable.
+        shared_size: Bytes of shared memory that the text itself declares.
+        local: Byte offset of each local variable.
+        local_size: Bytes of local memory per thread.
+        params: Byte offset of each parameter.
+        param_size: Bytes of all parameters.
+        constants: Module-scope `.global` and `.const` variables, in memory of our own.
+    """
+
+    shared: dict[str, int] = field(default_factory=dict)
+    shared_size: int = 0
+    local: dict[str, int] = field(default_factory=dict)
+    local_size: int = 0
+    params: dict[str, int] = field(default_factory=dict)
+    param_size: int = 0
+    constants: dict[str, tuple[Variable, Array]] = field(default_factory=dict)
+
+
+@dataclass
+class Program:
+    """A translated kernel.
+
+    Attributes:
+        functions: One per block.
+        slots: Index in the register list of every register (specials included).
+        specials: Special registers read, by name.
+        live_in, live_out: Slots per block that it reads, and that are needed after it.
+        writes: Slots per block that it writes.
+        census: Opcodes per block, without operands.
+        charges: Approximate instructions per block.
+        undefined: Per slot, what an unwritten register holds.
+        source: The generated Python, for the curious.
+    """
+
+    kernel: Kernel
+    blocks: list[Block]
+    functions: list[BlockFunction]
+    slots: dict[str, int]
+    specials: dict[str, int]
+    live_in: list[list[int]]
+    live_out: list[list[int]]
+    writes: list[set[int]]
+    census: list[Counter[str]]
+    charges: list[Counter[str]]
+    undefined: list[Array]
+    layout: Layout
+    source: str
+
+
+def _place(offset: int, variable: Variable) -> int:
+    return -(-offset // variable.align) * variable.align
+
+
+def lay_out(module: Module, kernel: Kernel) -> Layout:
+    """Assign addresses to parameters and variables."""
+    layout = Layout()
+    for variable, _ in kernel.params:
+        offset = _place(layout.param_size, variable)
+        layout.params[variable.name] = offset
+        layout.param_size = offset + variable.size
+    for variable in [*module.variables, *kernel.variables]:
+        if variable.space == "shared":
+            offset = _place(layout.shared_size, variable)
+            layout.shared[variable.name] = offset
+            layout.shared_size = offset + variable.size
+        elif variable.space == "local":
+            offset = _place(layout.local_size, variable)
+            layout.local[variable.name] = offset
+            layout.local_size = offset + variable.size
+        else:
+            memory = np.zeros(variable.size + 16, np.uint8)
+            memory[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            layout.constants[variable.name] = (variable, memory)
+    return layout
+
+
+def translate(module: Module, name: str) -> Program:
+    """Translate one kernel of a module.
+
+    Raises:
+        UnknownInstruction: naming opcode, kernel and source line.
+    """
+    if name not in module.kernels:
+        raise UnknownInstruction(f"No kernel {name} in this PTX; it has {sorted(module.kernels)}.")
+    kernel = module.kernels[name]
+    blocks = build(kernel)
+    layout = lay_out(module, kernel)
+    types = RegisterTypes(kernel)
+    emitter = Emitter(kernel, types, layout)
+    lines: list[str] = []
+    for block in blocks:
+        lines.extend(emitter.block(block))
+    source = "\n".join(lines)
+    namespace: dict[str, object] = emitter.namespace
+    exec(compile(source, f"<replay of {name}>", "exec"), namespace)
+    functions = [namespace[f"block_{block.index}"] for block in blocks]
+    slots = emitter.slots
+    empty = [undefined(types.kind(register)) for register in slots]
+    return Program(
+        kernel,
+        blocks,
+        functions,  # type: ignore[arg-type]
+        slots,
+        {r: s for r, s in slots.items() if r in emitter.specials},
+        [sorted(slots[r] for r in block.live_in) for block in blocks],
+        [sorted(slots[r] for r in block.live_out) for block in blocks],
+        [{slots[r] for i in block.code for r in defined(i) if r in slots} for block in blocks],
+        [Counter(i.opcode for i in block.code) for block in blocks],
+        emitter.charges,
+        empty,
+        layout,
+        source,
+    )
