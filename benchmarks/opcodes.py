@@ -17,12 +17,13 @@ import torch
 
 from benchmarks.part import Broken, Figures, require_gpu
 from benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
-from parity.replay.dtypes import NUMPY
-from parity.replay.operations import resolve
+from parity.replay import run_ptx
 
 # The width is known to the instruction, not to the type.
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 COUNT = 1 << 16
+THREADS = 256
+VERSION = "8.0"
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 # exponent bits, mantissa bits
 FLOATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
@@ -109,7 +110,7 @@ def run() -> Figures:
 
     major, minor = torch.cuda.get_device_capability()
     target = "sm_90" if major >= 9 else f"sm_{major}{minor}"
-    loaded = Loaded(module(INSTRUCTIONS, "8.0", target))
+    loaded = Loaded(module(INSTRUCTIONS, VERSION, target))
     wrong = []
     for instruction in INSTRUCTIONS:
         sources = operands(instruction)
@@ -167,22 +168,16 @@ def _edges(kind: str, top: int) -> set[int]:
 
 
 def replayed(instruction: Instruction, sources: Sequence[Bits]) -> Bits:
-    """What replay computes, as bits."""
-    constants = [] if instruction.immediate is None else [instruction.immediate]
-    extra = [np.array([constant], np.uint32) for constant in constants]
-    operation = resolve(instruction.opcode, len(sources) + len(extra))
-    # Replay's registers have two dimensions: blocks and threads.
-    given = [
-        (source.astype(np.bool_) if kind == "pred" else source.view(NUMPY[kind])).reshape(1, -1)
-        for source, kind in zip([*sources, *extra], operation.sources, strict=True)
-    ]
-    with np.errstate(all="ignore"):
-        results = operation.function(*given)
-    result = (results[0] if isinstance(results, tuple) else results).reshape(-1)
+    """What replay makes of the same PTX text, as bits."""
     size = REGISTERS[instruction.result][1]
-    if result.dtype == np.bool_:
-        return result.astype(UNSIGNED[size])
-    return np.ascontiguousarray(result).view(UNSIGNED[size])
+    result = torch.zeros(COUNT * size, dtype=torch.uint8)
+    buffers: list[torch.Tensor | int | float | bytes] = [
+        torch.from_numpy(source.view(np.uint8)) for source in sources
+    ]
+    buffers += [0] * (MOST_SOURCES - len(buffers))
+    text, grid = module([instruction], VERSION, "sm_90"), (COUNT // THREADS,)
+    run_ptx(text, instruction.entry, grid, (THREADS,), [*buffers, result, COUNT])
+    return result.numpy().view(UNSIGNED[size])
 
 
 def first_difference(instruction: Instruction, got: Bits, want: Bits) -> int:
