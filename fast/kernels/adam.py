@@ -160,7 +160,8 @@ def prepare_adam(
     near = controls[0]
     size = HEADER.value + 2 * len(steps)
     coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
-    counters = steps[0] if len(steps) == 1 else step_table(steps, cache).data
+    is_table = len(steps) > 1
+    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
     launch(
         adam_prepare_kernel,
         cdiv(len(steps), LANES.value),
@@ -168,7 +169,7 @@ def prepare_adam(
         (counters, coefficients, *controls, len(steps)),
         reaches=steps,
         BIAS_CORRECTION=bias_correction,
-        IS_TABLE=len(steps) > 1,
+        IS_TABLE=is_table,
     )
     return coefficients
 
