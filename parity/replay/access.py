@@ -338,4 +338,4 @@ class Chosen:
         lanes = self.lanes
         rows = np.broadcast_to(lanes.row_index, lanes.shape)[row, column]
         threads = np.broadcast_to(lanes.thread_index, lanes.shape)[row, column]
-        return rows * 32 + threads // 32
+        return np.asarray(rows * 32 + threads // 32)

@@ -40,7 +40,7 @@ def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
 
 
 def _increment(old: Array, limit: Array) -> Array:
-    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+    return np.asarray(np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1)))
 
 
 def _decrement(old: Array, limit: Array) -> Array:
@@ -174,7 +174,7 @@ class AtomicSite:
         lengths = np.diff(np.append(starts, len(place)))
         old = np.empty(len(place), self.dtype)
         if (lengths > MANY).any() and (self.running or self.running_float):
-            for start, length in zip(starts, lengths, strict=True):
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
                 self._run(update, words, place[start], values[0], start, start + length, old)
         else:
             for turn in range(int(lengths.max(initial=0))):

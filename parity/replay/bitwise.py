@@ -44,12 +44,12 @@ def _shift(parts: tuple[str, ...], count: int) -> Operation:
     def shift(a: Array, amount: Array) -> Array:
         if bits < 32:
             amount = np.minimum(amount, np.uint32(bits))
-        return function(a, amount.astype(dtype))
+        return np.asarray(function(a, amount.astype(dtype)))
 
     def shift32(a: Array, amount: Array) -> Array:
         if dtype.kind == "i":
             amount = np.minimum(amount, np.uint32(31))
-        return function(a, amount.view(dtype))
+        return np.asarray(function(a, amount.view(dtype)))
 
     return Operation(shift32 if bits == 32 else shift, (kind, "u32"), (kind,))
 
@@ -82,10 +82,10 @@ def _extract(parts: tuple[str, ...], count: int) -> Operation:
         fill = np.where(kept > 0, bits - kept, 0).astype(dtype)
         field = (a.view(unsigned) << drop.view(unsigned)).view(dtype) >> fill
         if dtype.kind == "u":
-            return np.where(kept > 0, field, dtype.type(0))
+            return np.asarray(np.where(kept > 0, field, dtype.type(0)))
         # Past the end of the word the sign bit of the source fills in.
         sign = np.where(size == 0, dtype.type(0), a >> dtype.type(bits - 1))
-        return np.where(kept > 0, field, sign)
+        return np.asarray(np.where(kept > 0, field, sign))
 
     return Operation(function, (kind, "u32", "u32"), (kind,))
 
@@ -100,7 +100,7 @@ def _insert(parts: tuple[str, ...], count: int) -> Operation:
         size = (length & np.uint32(0xFF)).astype(a.dtype)
         ones = np.where(size >= bits, ~NUMPY[kind].type(0), (one << size) - one)
         mask = ones << start
-        return (b & ~mask) | ((a << start) & mask)
+        return np.asarray((b & ~mask) | ((a << start) & mask))
 
     return Operation(function, (kind, kind, "u32", "u32"), (kind,))
 
@@ -216,8 +216,7 @@ def _extend(parts: tuple[str, ...], count: int) -> Operation:
         up = a << drop
         if signed:
             filled = up.view(np.int32) >> np.minimum(drop, np.uint32(31)).view(np.int32)
-            up = np.where(size == 0, np.int32(0), filled).view(np.uint32)
-            return up
+            return np.where(size == 0, np.int32(0), filled).view(np.uint32)
         return up >> drop
 
     return Operation(function, ("u32", "u32"), ("u32",))

@@ -8,13 +8,14 @@ packed pairs (f16x2, bf16x2) as uint32, f32x2 as uint64. Predicates are bool.
 from __future__ import annotations
 
 from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 """A register, address or buffer: its dtype is known to the instruction, not to the type."""
 
-NUMPY: dict[str, np.dtype[np.generic]] = {
+NUMPY: dict[str, np.dtype[Any]] = {
     "u8": np.dtype(np.uint8),
     "u16": np.dtype(np.uint16),
     "u32": np.dtype(np.uint32),

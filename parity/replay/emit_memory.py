@@ -27,12 +27,14 @@ _SPACES = {
     "param": "param",
 }
 _QUALIFIERS = frozenset(
-    "weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys ca cg cs lu cv wb wt nc"
-    " b128".split()
+    ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "nc")
+    + ("cta", "cluster", "gpu", "sys")
+    + ("ca", "cg", "cs", "lu", "cv", "wb", "wt")
 )
 _NOTHING = frozenset(
-    "membar fence prefetch prefetchu griddepcontrol nanosleep setmaxnreg pmevent discard"
-    " applypriority cp.async.commit_group cp.async.wait_group cp.async.wait_all".split()
+    ("membar", "fence", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "setmaxnreg")
+    + ("pmevent", "discard", "applypriority")
+    + ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all")
 )
 
 
@@ -237,7 +239,7 @@ def _policy(emitter: Emitter, instruction: Instruction) -> None:
     emitter.assign(instruction.operands[0], emitter.constant(0, "u64"), "u64", instruction.guard)
 
 
-_ATOMIC_WORDS = frozenset("add min max and or xor exch cas inc dec".split())
+_ATOMIC_WORDS = frozenset(["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"])
 
 
 def _atomic(emitter: Emitter, instruction: Instruction) -> None:

@@ -61,7 +61,7 @@ def _saturating(function: Callable[..., Array]) -> Callable[..., Array]:
     def clamped(*args: Array) -> Array:
         value = function(*args)
         kind = value.dtype.type
-        return np.where(value > 0, np.minimum(value, kind(1)), kind(0))
+        return np.asarray(np.where(value > 0, np.minimum(value, kind(1)), kind(0)))
 
     return clamped
 
@@ -99,7 +99,7 @@ def canonical(x: Array) -> Array:
 
 
 def sum_operation(parts: tuple[str, ...]) -> Operation:
-    """add and sub."""
+    """Add and sub."""
     kind, mode = parts[-1], rounding_of(parts)
     if kind in _HALF:
         from parity.replay.half import half_operation
@@ -136,7 +136,7 @@ def _signed_zero(result: Array, a: Array, b: Array, mode: str) -> Array:
 
 
 def product_operation(parts: tuple[str, ...]) -> Operation:
-    """mul."""
+    """Mul."""
     kind, mode = parts[-1], rounding_of(parts)
     if kind in _HALF:
         from parity.replay.half import half_operation
@@ -152,7 +152,7 @@ def product_operation(parts: tuple[str, ...]) -> Operation:
 
 
 def fused_operation(parts: tuple[str, ...]) -> Operation:
-    """fma and floating mad (one rounding)."""
+    """Fma and floating mad (one rounding)."""
     kind, mode = parts[-1], rounding_of(parts, "relu")
     if kind in _HALF:
         from parity.replay.half import half_operation
@@ -219,7 +219,7 @@ def _reciprocal(parts: tuple[str, ...], count: int) -> Operation:
 
 
 def extremum(smaller: bool, propagate: bool) -> Callable[[Array, Array], Array]:
-    """min or max: a NaN gives way to a number (or wins, with `.NaN`), and -0 < +0."""
+    """Min or max: a NaN gives way to a number (or wins, with `.NaN`), and -0 < +0."""
     pick = np.fmin if smaller else np.fmax
     spread = np.minimum if smaller else np.maximum
 
@@ -236,7 +236,7 @@ def extremum(smaller: bool, propagate: bool) -> Callable[[Array, Array], Array]:
 
 
 def extremum_operation(parts: tuple[str, ...], count: int) -> Operation:
-    """min and max of two (or, on newer targets, three) values."""
+    """Min and max of two (or, on newer targets, three) values."""
     if parts[-1] in _HALF:
         from parity.replay.half import half_operation
 
@@ -260,7 +260,7 @@ def extremum_operation(parts: tuple[str, ...], count: int) -> Operation:
 
 
 def sign_operation(parts: tuple[str, ...]) -> Operation:
-    """abs and neg: the sign bit, nothing else."""
+    """Abs and neg: the sign bit, nothing else."""
     if parts[-1] in _HALF:
         from parity.replay.half import half_operation
 

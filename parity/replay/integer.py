@@ -27,7 +27,9 @@ def high_product(kind: str) -> Callable[[Array, Array], Array]:
         wide, bits = NUMPY[doubled(kind)], 8 * width(kind)
 
         def narrow_high(a: Array, b: Array) -> Array:
-            return ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(NUMPY[kind])
+            return np.asarray(
+                ((a.astype(wide) * b.astype(wide)) >> wide.type(bits)).astype(NUMPY[kind])
+            )
 
         return narrow_high
     return _high64 if kind == "u64" else _high64_signed
@@ -91,7 +93,7 @@ def remainder(kind: str) -> Callable[[Array, Array], Array]:
 def saturating_add(a: Array, b: Array, c: Array | None = None, sign: int = 1) -> Array:
     """add.sat.s32, sub.sat.s32: the int32 result clamped to its range."""
     total = a.astype(np.int64) + sign * b.astype(np.int64)
-    return np.clip(total, -(2**31), 2**31 - 1).astype(np.int32)
+    return np.asarray(np.clip(total, -(2**31), 2**31 - 1).astype(np.int32))
 
 
 @opcode("add", "sub")
@@ -200,7 +202,7 @@ def _absolute_difference(parts: tuple[str, ...], count: int) -> Operation:
 
     def function(a: Array, b: Array, c: Array) -> Array:
         difference = np.where(a > b, a - b, b - a).view(NUMPY[raw(kind)])
-        return c.view(NUMPY[raw(kind)]) + difference
+        return np.asarray(c.view(NUMPY[raw(kind)]) + difference)
 
     return Operation(function, (kind,) * 3, (raw(kind),))
 

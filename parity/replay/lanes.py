@@ -106,7 +106,7 @@ class Lanes:
             return value if rows == 1 else value[self.rows]
         row = self.row_index[0] if rows > 1 else 0
         column = self.thread_index[0] if columns > 1 else 0
-        return value[row, column][None, :]
+        return np.asarray(value[row, column][None, :])
 
     def scatter(self, old: Array | None, value: Array, undefined: Array) -> Array:
         """The whole batch's value with the active part replaced; `old` is left as it was."""
@@ -143,7 +143,7 @@ class Lanes:
         whole = value.reshape(value.shape[0], -1)
         if self.ids is None:
             return whole[:, : self.batch.threads]
-        return whole[self.row_index[0], self.thread_index[0]][None, :]
+        return np.asarray(whole[self.row_index[0], self.thread_index[0]][None, :])
 
     def place(self, flat: int) -> tuple[Place, Place]:
         """Block and thread coordinates of an active thread, counted in this shape."""

@@ -55,7 +55,8 @@ class Options:
     max_steps: int = 50_000_000
 
 
-_OPTIONS: ContextVar[Options] = ContextVar("replay options", default=Options())
+_DEFAULTS = Options()
+_OPTIONS: ContextVar[Options] = ContextVar("replay options", default=_DEFAULTS)
 _ALLOWED: ContextVar[tuple[torch.Tensor, ...]] = ContextVar("replay allowed", default=())
 _PROVIDERS: list[Provider] = []
 _PROGRAMS: dict[tuple[str, str], Program] = {}

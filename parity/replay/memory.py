@@ -42,7 +42,7 @@ class Region:
         """All of the region's bytes, as uint8."""
         if self._bytes is None:
             raw = (ctypes.c_ubyte * (self.end - self.start)).from_address(self.start)
-            self._bytes = np.frombuffer(raw, np.uint8)
+            self._bytes = np.frombuffer(memoryview(raw), np.uint8)
         return self._bytes
 
     def words(self, size: int, align: int) -> tuple[Array, int]:
@@ -74,7 +74,9 @@ class Regions:
         tensors: Iterable[tuple[str, torch.Tensor]],
         extra: Iterable[tuple[str, int, int, object]] = (),
     ) -> None:
-        spans = [(t.data_ptr(), t.data_ptr() + span(t), label, t) for label, t in tensors]
+        spans: list[tuple[int, int, str, object]] = [
+            (t.data_ptr(), t.data_ptr() + span(t), label, t) for label, t in tensors
+        ]
         spans += [(address, address + size, label, keep) for label, address, size, keep in extra]
         self.regions: list[Region] = []
         for start, end, label, keeper in sorted(spans, key=lambda item: (item[0], -item[1])):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import isfinite, isinf, ldexp
-from typing import cast
 
 import numpy as np
 
@@ -23,14 +22,14 @@ _LOW29 = np.uint64((1 << 29) - 1)
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """a + b = s + e exactly, s = RN(a + b), for finite float64 without overflow."""
+    """A + b = s + e exactly, s = RN(a + b), for finite float64 without overflow."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def odd_sum(a: Array, b: Array) -> Array:
-    """a + b in float64 rounded to odd (finite sums; infinities and NaN as IEEE)."""
+    """A + b in float64 rounded to odd (finite sums; infinities and NaN as IEEE)."""
     a, b = np.broadcast_arrays(a, b)
     s, e = two_sum(a, b)
     return to_odd(s, e)
@@ -103,7 +102,7 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
             _fma_exact(float(x), float(y), float(z))
             for x, y, z in zip(a[wild], b[wild], c[wild], strict=True)
         ]
-    return cast(Array, result)
+    return result
 
 
 def _plain(a: Array, b: Array, c: Array, finite: Array) -> Array:
@@ -124,7 +123,7 @@ def _product_error(a: Array, b: Array, p: Array) -> Array:
 
     ah, al = split(a)
     bh, bl = split(b)
-    return ((ah * bh - p) + ah * bl + al * bh) + al * bl
+    return np.asarray(((ah * bh - p) + ah * bl + al * bh) + al * bl)
 
 
 def _fma_exact(a: float, b: float, c: float) -> float:
@@ -170,7 +169,7 @@ def directed(nearest: Array, residual: Array, mode: str) -> Array:
     kind = nearest.dtype.type
     lower = np.nextafter(nearest, kind(-np.inf))
     upper = np.nextafter(nearest, kind(np.inf))
-    return cast(Array, np.where(down, lower, np.where(up, upper, nearest)))
+    return np.where(down, lower, np.where(up, upper, nearest))
 
 
 def narrow(x: Array, kind: type[np.floating], mode: str = "rn") -> Array:

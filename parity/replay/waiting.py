@@ -62,7 +62,7 @@ class Waiting:
         here = np.isin(counters, same) & ~self.released
         full = here.sum(axis=1) >= count
         self.released |= here & full[:, None]
-        return self.released & (counters == pc)
+        return np.asarray(self.released & (counters == pc))
 
     def leave(self, mask: Array) -> None:
         """These threads run now: their permission is used up."""
