@@ -8,7 +8,6 @@ success.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 
@@ -100,6 +99,11 @@ class Ledger:
             raise ValueError(f"{cell.key} is recorded twice [ledger]")
         self.cells[cell.key] = cell
 
+    def sorted(self) -> Ledger:
+        """The same ledger with its cells in the order in which they are declared."""
+        ordered = {key: self.cells[key] for key in self.declared if key in self.cells}
+        return Ledger(self.declared, self.asked_device, ordered)
+
     def missing(self) -> list[Key]:
         """Declared cells that did not appear."""
         return [key for key in self.declared if key not in self.cells]
@@ -132,14 +136,3 @@ class Ledger:
         if missing:
             return f"{missing} of {len(self.declared)} declared cells did not run"
         return f"all laws kept in {len(self.with_status(Status.PASSED))} cells"
-
-
-def merge(ledgers: Iterable[Ledger]) -> Ledger:
-    """Join ledgers of runs over different kernels."""
-    joined = Ledger()
-    for ledger in ledgers:
-        joined.declared += ledger.declared
-        joined.asked_device = joined.asked_device or ledger.asked_device
-        for cell in ledger.cells.values():
-            joined.add(cell)
-    return joined

@@ -97,11 +97,11 @@ def tasks(selection: Selection, known: Sequence[Kernel]) -> list[Task]:
 Progress = Callable[[Task, int, int], None]
 
 
-def _silent(task: Task, done: int, of: int) -> None:
+def silent(task: Task, done: int, of: int) -> None:
     """Show nothing."""
 
 
-def _forget(cell: Cell) -> None:
+def forget(cell: Cell) -> None:
     """Keep nothing."""
 
 
@@ -118,23 +118,27 @@ class Session:
 
     selection: Selection = field(default_factory=Selection)
     effort: Effort = field(default_factory=Effort)
-    progress: Progress = _silent
-    finished: Callable[[Cell], None] = _forget
+    progress: Progress = silent
+    finished: Callable[[Cell], None] = forget
+
+    def ledger(self, planned: Sequence[Task]) -> Ledger:
+        """An empty ledger that declares these cells."""
+        declared = tuple(task.key for task in planned)
+        return Ledger(declared=declared, asked_device=self.selection.engine)
 
     def run(self, known: Sequence[Kernel]) -> Ledger:
         """Judge the selected kernels among the known ones."""
         planned = tasks(self.selection, known)
-        ledger = Ledger(
-            declared=tuple(task.key for task in planned), asked_device=self.selection.engine
-        )
+        ledger = self.ledger(planned)
         for done, task in enumerate(planned):
             self.progress(task, done, len(planned))
-            cell = self._cell(task)
+            cell = self.cell(task)
             ledger.add(cell)
             self.finished(cell)
         return ledger
 
-    def _cell(self, task: Task) -> Cell:
+    def cell(self, task: Task) -> Cell:
+        """Judge one cell."""
         if task.dtype not in task.kernel.dtypes:
             reason = f"{task.kernel.name} does not claim {task.dtype}"
             return Cell(key=task.key, status=Status.NOT_CLAIMED, reason=reason)
