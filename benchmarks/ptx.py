@@ -40,12 +40,14 @@ class Instruction:
         sources: types of the sources, at most three.
         result: type of the result.
         immediate: last operand, where the instruction wants a constant.
+        oldest: compute capability × 10 of the first GPU that has it.
     """
 
     opcode: str
     sources: tuple[str, ...]
     result: str
     immediate: int | None = None
+    oldest: int = 80
 
     @property
     def entry(self) -> str:

@@ -7,10 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import triton
 
-from benchmarks.opcodes import COUNT, FLOATS, INSTRUCTIONS, first_difference, operands, replayed
-from benchmarks.ptx import Instruction, kernel, module
+from benchmarks.engines import cases, exact_kernels
+from benchmarks.opcodes import (
+    COUNT,
+    FLOATS,
+    INSTRUCTIONS,
+    VERSION,
+    first_difference,
+    operands,
+    replayed,
+)
+from benchmarks.ptx import Instruction, module
+from benchmarks.ptx import kernel as ptx_kernel
+from parity.arena import Arena
+from parity.registry import Kernel
+from parity.replay import launches
+from parity.replay.operations import RESOLVERS
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
@@ -21,7 +36,8 @@ def test_kernel_names_are_distinct() -> None:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_the_assembler_accepts_every_kernel(target: str, tmp_path: Path) -> None:
-    (tmp_path / "all.ptx").write_text(module(INSTRUCTIONS, "8.0", target))
+    present = [known for known in INSTRUCTIONS if known.oldest <= int(target[3:])]
+    (tmp_path / "all.ptx").write_text(module(present, VERSION, target))
     command = [str(PTXAS), f"-arch={target}", "all.ptx", "-o", "all.cubin"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -32,6 +48,23 @@ def test_replay_knows_every_instruction(instruction: Instruction) -> None:
     values = replayed(instruction, operands(instruction))
     assert values.shape == (COUNT,)
     assert len(np.unique(values)) > 1, "one result for all operands shows nothing"
+
+
+@pytest.mark.parametrize("kernel", exact_kernels(), ids=lambda kernel: kernel.name)
+def test_the_list_holds_every_pure_instruction_of_our_kernels(replay: None, kernel: Kernel) -> None:
+    listed = {instruction.opcode for instruction in INSTRUCTIONS}
+    used: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    for _, case in cases(kernel):
+        key = (case.combination, case.recipe.layout)
+        if key not in seen:
+            seen.add(key)
+            with launches() as log:
+                Arena.of(case, torch.device("cpu")).call(kernel.function)
+            used.update(*(launch.opcodes for launch in log))
+    assert used, "nothing was launched"
+    pure = {opcode for opcode in used if opcode.split(".")[0] in RESOLVERS}
+    assert pure - listed == set()
 
 
 @pytest.mark.parametrize("kind", FLOATS)
@@ -75,6 +108,6 @@ def test_halves_of_packed_results_are_compared_apart() -> None:
 
 
 def test_an_immediate_stands_in_the_text() -> None:
-    assert "lop3.b32 %r, %s0, %s1, %s2, 150;" in kernel(
+    assert "lop3.b32 %r, %s0, %s1, %s2, 150;" in ptx_kernel(
         Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=0x96)
     )
