@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from parity.replay.dtypes import Array
+from parity.replay.dtypes import Array, stretched
 from parity.replay.errors import Misaligned, OutOfBounds, ReplayError
 from parity.replay.lanes import Lanes
 from parity.replay.memory import Region
@@ -108,8 +108,8 @@ class Site:
                 for view, value in zip(views, values, strict=True):
                     view[...] = value
                 return
-        chosen = self.select(lanes, np.broadcast_to(address, lanes.shape), guard)
-        data = [np.broadcast_to(v, lanes.shape).reshape(-1)[chosen.flat] for v in values]
+        chosen = self.select(lanes, stretched(address, lanes.shape), guard)
+        data = [stretched(v, lanes.shape).reshape(-1)[chosen.flat] for v in values]
         for region, part in chosen.regions():
             words, first = region.words(self.size, self.bytes)
             index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // self.size
@@ -153,8 +153,8 @@ class Site:
             flat_address = np.ascontiguousarray(address).reshape(-1)
             flat = np.arange(address.size)
         else:
-            flat = np.flatnonzero(np.broadcast_to(guard, lanes.shape))
-            flat_address = np.broadcast_to(address, lanes.shape).reshape(-1)[flat]
+            flat = np.flatnonzero(stretched(guard, lanes.shape))
+            flat_address = stretched(address, lanes.shape).reshape(-1)[flat]
         shape = address.shape if guard is None else lanes.shape
         chosen = Chosen(lanes, flat, flat_address, shape)
         if len(flat):
@@ -240,16 +240,16 @@ class Site:
         """Memory as words, and for each accessing thread its flat position and word index."""
         batch = lanes.batch
         memory = batch.shared if self.space == "shared" else batch.local
-        address = np.broadcast_to(
+        address = stretched(
             address.astype(np.int64) + self.offset.view(np.int64), lanes.shape
         )
         owner = lanes.row_index
         if self.space == "local":
             owner = lanes.row_index * batch.threads + lanes.thread_index
-        owner = np.broadcast_to(owner, lanes.shape)
+        owner = stretched(owner, lanes.shape)
         flat = np.arange(lanes.size)
         if guard is not None:
-            flat = np.flatnonzero(np.broadcast_to(guard, lanes.shape))
+            flat = np.flatnonzero(stretched(guard, lanes.shape))
         own, row = address.reshape(-1)[flat], owner.reshape(-1)[flat]
         wrong = own % self.bytes != 0
         outside = (own < 0) | (own + self.bytes > memory.shape[1])
@@ -278,7 +278,7 @@ class Site:
     ) -> None:
         words, flat, index = self._plain(lanes, address, guard)
         for k, value in enumerate(values):
-            words[index + k] = np.broadcast_to(value, lanes.shape).reshape(-1)[flat]
+            words[index + k] = stretched(value, lanes.shape).reshape(-1)[flat]
 
     def spread(
         self,
@@ -293,7 +293,7 @@ class Site:
             return tuple(out[k].reshape(chosen.shape) for k in range(self.count))
         results = []
         for k in range(self.count):
-            whole = np.array(np.broadcast_to(old[k], lanes.shape))
+            whole = np.array(stretched(old[k], lanes.shape))
             whole.reshape(-1)[chosen.flat] = out[k]
             results.append(whole)
         return tuple(results)
@@ -336,6 +336,6 @@ class Chosen:
         """A number per access that equal warps share."""
         row, column = np.divmod(self.flat, self.shape[1])
         lanes = self.lanes
-        rows = np.broadcast_to(lanes.row_index, lanes.shape)[row, column]
-        threads = np.broadcast_to(lanes.thread_index, lanes.shape)[row, column]
+        rows = stretched(lanes.row_index, lanes.shape)[row, column]
+        threads = stretched(lanes.thread_index, lanes.shape)[row, column]
         return np.asarray(rows * 32 + threads // 32)

@@ -64,3 +64,8 @@ def undefined(kind: str) -> Array:
     size = width(kind)
     pattern = np.array([[UNDEFINED & ((1 << (8 * size)) - 1)]], NUMPY[UNSIGNED[size]])
     return pattern.view(NUMPY[kind])
+
+
+def stretched(value: Array, shape: tuple[int, ...]) -> Array:
+    """`numpy.broadcast_to`, without its cost where nothing has to be done."""
+    return value if value.shape == shape else np.broadcast_to(value, shape)

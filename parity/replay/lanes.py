@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parity.replay.dtypes import Array
+from parity.replay.dtypes import Array, stretched
 from parity.replay.memory import Regions
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ class Lanes:
             return value
         whole = (len(self.batch.blocks), self.batch.threads)
         base = undefined if old is None else old
-        result = np.array(np.broadcast_to(base, whole))
+        result = np.array(stretched(base, whole))
         if self.rows is not None:
             result[self.rows] = value
         else:
-            result[self.row_index[0], self.thread_index[0]] = np.broadcast_to(value, self.shape)[0]
+            result[self.row_index[0], self.thread_index[0]] = stretched(value, self.shape)[0]
         return result
 
     def warps(self, value: Array) -> Array:
@@ -126,12 +126,12 @@ class Lanes:
         threads = self.batch.threads
         padded = -(-threads // 32) * 32
         if self.ids is None:
-            whole = np.broadcast_to(value, self.shape)
+            whole = stretched(value, self.shape)
             if padded != threads:
                 whole = np.pad(whole, ((0, 0), (0, padded - threads)))
             return whole.reshape(self.shape[0], padded // 32, 32)
         whole = np.zeros((len(self.batch.blocks), padded), value.dtype)
-        whole[self.row_index[0], self.thread_index[0]] = np.broadcast_to(value, self.shape)[0]
+        whole[self.row_index[0], self.thread_index[0]] = stretched(value, self.shape)[0]
         return whole.reshape(len(self.batch.blocks), padded // 32, 32)
 
     def active(self) -> Array:
@@ -148,8 +148,8 @@ class Lanes:
     def place(self, flat: int) -> tuple[Place, Place]:
         """Block and thread coordinates of an active thread, counted in this shape."""
         row, column = divmod(flat, self.shape[1])
-        threads = np.broadcast_to(self.thread_index, self.shape)
-        rows = np.broadcast_to(self.row_index, self.shape)
+        threads = stretched(self.thread_index, self.shape)
+        rows = stretched(self.row_index, self.shape)
         batch = self.batch
         return (
             batch.block_place(int(rows[row, column])),
