@@ -88,6 +88,7 @@ class Site:
             self._count(lanes, region.index, lanes.size, self._merged(lanes, address))
             return tuple(view.copy() for view in views)
         chosen = self.select(lanes, address, guard)
+        self.note(lanes, chosen)
         out = np.empty((self.count, len(chosen.flat)), self.word)
         for region, part in chosen.regions():
             words, first = region.words(self.size, self.bytes)
@@ -109,7 +110,8 @@ class Site:
                     view[...] = value
                 return
         chosen = self.select(lanes, stretched(address, lanes.shape), guard)
-        data = [stretched(v, lanes.shape).reshape(-1)[chosen.flat] for v in values]
+        data = tuple(stretched(v, lanes.shape).reshape(-1)[chosen.flat] for v in values)
+        self.note(lanes, chosen, data)
         for region, part in chosen.regions():
             words, first = region.words(self.size, self.bytes)
             index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // self.size
@@ -149,6 +151,8 @@ class Site:
 
     def select(self, lanes: Lanes, address: Array, guard: Array | None) -> Chosen:
         """The threads that access memory, their addresses, all of them checked and counted."""
+        if lanes.batch.shadow is not None:
+            address = stretched(address, lanes.shape)  # the checks want every single thread
         if guard is None:
             flat_address = np.ascontiguousarray(address).reshape(-1)
             flat = np.arange(address.size)
@@ -160,9 +164,12 @@ class Site:
         if len(flat):
             self._check(lanes, chosen)
             self._account(lanes, chosen, guard is None)
-            if lanes.batch.shadow is not None:
-                lanes.batch.shadow.access(self, lanes, chosen)
         return chosen
+
+    def note(self, lanes: Lanes, chosen: Chosen, data: tuple[Array, ...] | None = None) -> None:
+        """Let the opt-in checks see an access of global memory before it happens."""
+        if lanes.batch.shadow is not None and len(chosen.flat):
+            lanes.batch.shadow.global_access(self, lanes, chosen, data)
 
     def _check(self, lanes: Lanes, chosen: Chosen) -> None:
         address = chosen.address
@@ -234,15 +241,13 @@ class Site:
 
     # --- shared and local memory -----------------------------------------------------------
 
-    def _plain(
+    def private(
         self, lanes: Lanes, address: Array, guard: Array | None
     ) -> tuple[Array, Array, Array]:
         """Memory as words, and for each accessing thread its flat position and word index."""
         batch = lanes.batch
         memory = batch.shared if self.space == "shared" else batch.local
-        address = stretched(
-            address.astype(np.int64) + self.offset.view(np.int64), lanes.shape
-        )
+        address = stretched(address.astype(np.int64) + self.offset.view(np.int64), lanes.shape)
         owner = lanes.row_index
         if self.space == "local":
             owner = lanes.row_index * batch.threads + lanes.thread_index
@@ -261,24 +266,32 @@ class Site:
                     f"{memory.shape[1]}; {self.where(int(flat[which]), lanes)}."
                 )
         batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
-        if batch.shadow is not None and self.space == "shared" and len(flat):
-            batch.shadow.shared(self, lanes, flat, row, own)
         words = memory.reshape(-1).view(self.word)
         return words, flat, (row * memory.shape[1] + own) // self.size
+
+    def note_private(
+        self, lanes: Lanes, flat: Array, index: Array, data: tuple[Array, ...] | None = None
+    ) -> None:
+        """Let the opt-in checks see an access of shared memory before it happens."""
+        if lanes.batch.shadow is not None and self.space == "shared":
+            lanes.batch.shadow.shared_access(self, lanes, flat, index * self.size, data)
 
     def _load_private(
         self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
     ) -> tuple[Array, ...]:
-        words, flat, index = self._plain(lanes, address, guard)
+        words, flat, index = self.private(lanes, address, guard)
+        self.note_private(lanes, flat, index)
         out = np.stack([words[index + k] for k in range(self.count)])
         return self.spread(lanes, guard, Chosen(lanes, flat, index, lanes.shape), out, old)
 
     def _store_private(
         self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
     ) -> None:
-        words, flat, index = self._plain(lanes, address, guard)
-        for k, value in enumerate(values):
-            words[index + k] = stretched(value, lanes.shape).reshape(-1)[flat]
+        words, flat, index = self.private(lanes, address, guard)
+        data = tuple(stretched(v, lanes.shape).reshape(-1)[flat] for v in values)
+        self.note_private(lanes, flat, index, data)
+        for k, value in enumerate(data):
+            words[index + k] = value
 
     def spread(
         self,

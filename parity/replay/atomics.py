@@ -143,11 +143,13 @@ class AtomicSite:
         site = self.sites[space]
         data = [np.broadcast_to(a, lanes.shape).reshape(-1) for a in arguments]
         if space == "shared":
-            words, flat, index = site._plain(lanes, address, guard)
+            words, flat, index = site.private(lanes, address, guard)
+            site.note_private(lanes, flat, index)
             chosen = Chosen(lanes, flat, index, lanes.shape)
             out = self._apply(space, words, index, [d[flat] for d in data])
             return site.spread(lanes, guard, chosen, out, old)
         chosen = site.select(lanes, address, guard)
+        site.note(lanes, chosen)
         out = np.empty((self.count, len(chosen.flat)), site.word)
         for region, part in chosen.regions():
             words, first = region.words(site.size, site.bytes)

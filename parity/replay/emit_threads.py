@@ -131,8 +131,7 @@ def _barrier(emitter: Emitter, instruction: Instruction) -> None:
         emitter.assign(instruction.operands[0], call, kind, instruction.guard)
     elif "sync" not in parts:
         raise unknown(emitter.kernel, instruction)
-    if "warp" not in parts:
-        emitter.line("L.barrier()")
+    emitter.line(f"L.barrier({'warp' in parts})")
 
 
 def _trap(emitter: Emitter, instruction: Instruction) -> None:

@@ -56,6 +56,10 @@ class Batch:
         """Block coordinates of a row."""
         return unravel(int(self.blocks[row]), self.grid)
 
+    def block_place_of(self, block: int) -> Place:
+        """Block coordinates of a linear index."""
+        return unravel(block, self.grid)
+
     def thread_place(self, thread: int) -> Place:
         """Thread coordinates within its block."""
         return unravel(thread, self.block)
@@ -92,10 +96,10 @@ class Lanes:
         self.size = self.shape[0] * self.shape[1]
         self.full = rows is None and ids is None
 
-    def barrier(self) -> None:
-        """Tell the checks of shared memory that these threads have met."""
+    def barrier(self, warp_only: bool = False) -> None:
+        """Tell the checks of memory that these threads have met."""
         if self.batch.shadow is not None:
-            self.batch.shadow.barrier(self)
+            self.batch.shadow.barrier(self, warp_only)
 
     def gather(self, value: Array) -> Array:
         """The active part of a value of the whole batch."""

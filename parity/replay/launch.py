@@ -16,11 +16,12 @@ import torch
 from parity.replay.dtypes import NUMPY, Array, raw, width
 from parity.replay.errors import ReplayError
 from parity.replay.execute import Execution
+from parity.replay.flow import family
 from parity.replay.lanes import Batch, Place
 from parity.replay.memory import Regions
 from parity.replay.parse import parse
 from parity.replay.record import Launch, Traffic, class_of, publish
-from parity.replay.shadow import Memory, Shadow
+from parity.replay.shadow import Memory, Shadow, Unwritten
 from parity.replay.translate import Program, translate
 
 LANES = 16384
@@ -39,8 +40,7 @@ class Options:
 
     Attributes:
         check_races: Report two threads that touch the same bytes, one writing, without order.
-        uninitialised: Tensors of which nobody has written anything yet; reads before a write
-            are errors.
+        unwritten: Bytes that nobody has written; reading one is an error.
         order: "natural", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
         only_blocks: Linear indices of the blocks to run, or None for all.
@@ -48,7 +48,7 @@ class Options:
     """
 
     check_races: bool = False
-    uninitialised: tuple[torch.Tensor, ...] = ()
+    unwritten: Unwritten | None = None
     order: str = "natural"
     seed: int = 0
     only_blocks: tuple[int, ...] | None = None
@@ -73,11 +73,23 @@ def options(
     only_blocks: Iterable[int] | None = None,
     max_steps: int = 50_000_000,
 ) -> Iterator[None]:
-    """Run the launches of this thread inside the context with other `Options`."""
+    """Run the launches of this thread inside the context with other `Options`.
+
+    Args:
+        check_races: See `Options`.
+        uninitialised: Tensors of which nobody has written anything yet: reading a byte before a
+            launch inside this context has written it is an error, in shared memory too.
+        order: See `Options`.
+        seed: See `Options`.
+        only_blocks: See `Options`.
+        max_steps: See `Options`.
+    """
     if order not in ("natural", "permuted"):
         raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
     chosen = None if only_blocks is None else tuple(only_blocks)
-    token = _OPTIONS.set(Options(check_races, tuple(uninitialised), order, seed, chosen, max_steps))
+    tensors = tuple(uninitialised)
+    unwritten = Unwritten(tensors) if tensors else None
+    token = _OPTIONS.set(Options(check_races, unwritten, order, seed, chosen, max_steps))
     try:
         yield
     finally:
@@ -165,7 +177,7 @@ def run(request: Request) -> Launch:
         request = replace(request, settings=settings)
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         regions = Regions(_known(request), _constants(request.program))
-        shadows = _shadow_memory(settings, regions)
+        shadows = _shadow_memory(settings, request.program)
         with np.errstate(all="ignore"):
             for blocks in _batches(request):
                 _run_batch(request, blocks, regions, shadows, launch)
@@ -189,10 +201,11 @@ def _constants(program: Program) -> list[tuple[str, int, int, object]]:
     ]
 
 
-def _shadow_memory(settings: Options, regions: Regions) -> Memory | None:
-    if not (settings.check_races or settings.uninitialised):
+def _shadow_memory(settings: Options, program: Program) -> Memory | None:
+    if not (settings.check_races or settings.unwritten):
         return None
-    return Memory(regions, settings.check_races, settings.uninitialised)
+    fenced = any(family(i) in ("membar", "fence") for i in program.kernel.code)
+    return Memory(settings.check_races, settings.unwritten, fenced)
 
 
 def _batches(request: Request) -> Iterator[Array]:

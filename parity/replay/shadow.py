@@ -1,38 +1,282 @@
-"""Opt-in checks of order and of unwritten memory, with a shadow for every byte."""
+"""Opt-in checks: accesses without an order between them, and reads of memory nobody wrote.
+
+Every byte remembers its last write and its last two readers. Two threads' accesses are ordered
+
+* within a block, by a barrier between them (within a warp, also by `bar.warp.sync`);
+* between blocks, by a chain of atomics on one address, if they carry acquire or release
+  semantics or the kernel has a fence.
+
+Unordered accesses of one byte, at least one of them a plain write that changes its value, are a
+race. A store of the value that is already there is not reported: replicated threads do that.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import torch
 
 from parity.replay.access import Chosen, Site
-from parity.replay.dtypes import Array
+from parity.replay.clocks import Clocks
+from parity.replay.dtypes import Array, stretched
+from parity.replay.errors import Race, UninitialisedRead
 from parity.replay.lanes import Batch, Lanes
-from parity.replay.memory import Regions
+from parity.replay.memory import span
+
+NOBODY = -1
+
+
+class Unwritten:
+    """Bytes of tensors that nobody has written yet; lives across the launches of a context."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.keepers = tensors
+        self.spans = [
+            (t.data_ptr(), t.data_ptr() + span(t), np.zeros(span(t), np.bool_)) for t in tensors
+        ]
+
+    def write(self, addresses: Array) -> None:
+        """These bytes are written."""
+        for start, end, written in self.spans:
+            inside = (addresses >= start) & (addresses < end)
+            written[addresses[inside] - start] = True
+
+    def unread(self, addresses: Array) -> Array:
+        """Which of these bytes nobody has written."""
+        missing = np.zeros(addresses.shape, np.bool_)
+        for start, end, written in self.spans:
+            inside = (addresses >= start) & (addresses < end)
+            missing[inside] = ~written[addresses[inside] - start]
+        return missing
+
+
+class Trace:
+    """Who last touched each byte of one memory: a write and two reads per byte.
+
+    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
+    site number).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.write = np.full((size, 5), NOBODY, np.int64)
+        self.atomic = np.zeros(size, np.bool_)
+        self.reads = np.full((2, size, 5), NOBODY, np.int64)
+
+
+@dataclass
+class Access:
+    """One instruction's accesses, byte by byte.
+
+    Attributes:
+        place: Position of each byte in its trace.
+        lane: Which accessing thread the byte belongs to.
+        event: One row per byte, as in `Trace`.
+        changed: For a write, which bytes get another value; else all true.
+        value: For a write, the new bytes.
+    """
+
+    place: Array
+    lane: Array
+    event: Array
+    changed: Array
+    value: Array | None
 
 
 class Memory:
-    """Shadow of all global memory of one launch."""
+    """Shadow of the global memory of one launch."""
 
-    def __init__(
-        self, regions: Regions, races: bool, uninitialised: tuple[torch.Tensor, ...]
-    ) -> None:
-        self.regions = regions
+    def __init__(self, races: bool, unwritten: Unwritten | None, fenced: bool) -> None:
         self.races = races
+        self.unwritten = unwritten
+        self.traces: dict[int, Trace] = {}
+        self.clocks = Clocks(fenced)
+        self.sites: list[Site] = []
+
+    def number(self, site: Site) -> int:
+        """A number for a site, to be kept in traces."""
+        if site not in self.sites:
+            self.sites.append(site)
+        return self.sites.index(site)
 
 
 class Shadow:
-    """The checks of one batch."""
+    """The checks of one batch: its epochs and its shared memory."""
 
     def __init__(self, memory: Memory, batch: Batch) -> None:
         self.memory = memory
-        self.epoch = np.zeros(len(batch.blocks), np.int64)
+        self.batch = batch
+        rows, warps = len(batch.blocks), -(-batch.threads // 32)
+        self.block_epoch = np.zeros(rows, np.int64)
+        self.warp_epoch = np.zeros((rows, warps), np.int64)
+        self.shared_trace = Trace(batch.shared.size if memory.races else 0)
+        self.shared_written = np.zeros(batch.shared.size, np.bool_)
 
-    def access(self, site: Site, lanes: Lanes, chosen: Chosen) -> None:
-        """Check and note an access of global memory."""
+    def barrier(self, lanes: Lanes, warp_only: bool) -> None:
+        """All of these threads have met."""
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)
+        if not warp_only:
+            self.block_epoch[np.unique(rows)] += 1
+        met = np.zeros(self.warp_epoch.shape, np.bool_)
+        met[rows, threads // 32] = True
+        self.warp_epoch[met] += 1
 
-    def shared(self, site: Site, lanes: Lanes, flat: Array, row: Array, offset: Array) -> None:
-        """Check and note an access of shared memory."""
+    def global_access(
+        self, site: Site, lanes: Lanes, chosen: Chosen, data: tuple[Array, ...] | None
+    ) -> None:
+        """Check and note an access of global memory, before it happens."""
+        flat = chosen.flat
+        addresses = chosen.address.astype(np.int64)
+        if self.memory.unwritten is not None:
+            self._initialised(site, lanes, flat, addresses, self.memory.unwritten)
+        if not self.memory.races:
+            return
+        if site.kind == "atomic":
+            self._synchronise(site, lanes, flat, addresses)
+        for region, part in chosen.regions():
+            if region.index not in self.memory.traces:
+                self.memory.traces[region.index] = Trace(region.end - region.start)
+            own = None if data is None else tuple(d[part] for d in data)
+            access = self._access(
+                site, lanes, flat[part], addresses[part] - region.start, region.bytes(), own
+            )
+            self._check(site, lanes, access, self.memory.traces[region.index], flat[part])
 
-    def barrier(self, lanes: Lanes) -> None:
-        """All threads of these blocks have met."""
+    def shared_access(
+        self,
+        site: Site,
+        lanes: Lanes,
+        flat: Array,
+        start: Array,
+        data: tuple[Array, ...] | None,
+    ) -> None:
+        """Check and note an access of shared memory; `start` counts bytes over all rows."""
+        if not len(flat):
+            return
+        if self.memory.unwritten is not None:
+            bytes_ = start[:, None] + np.arange(site.bytes)
+            missing = ~self.shared_written[bytes_].all(axis=1)
+            if site.kind != "write" and missing.any():
+                self._unread(site, lanes, int(flat[int(np.argmax(missing))]), "shared memory")
+            self.shared_written[bytes_] |= site.kind != "read"
+        if self.memory.races:
+            content = self.batch.shared.reshape(-1)
+            access = self._access(site, lanes, flat, start, content, data)
+            self._check(site, lanes, access, self.shared_trace, flat)
+
+    # --- unwritten memory ------------------------------------------------------------------
+
+    def _initialised(
+        self, site: Site, lanes: Lanes, flat: Array, addresses: Array, unwritten: Unwritten
+    ) -> None:
+        bytes_ = addresses[:, None] + np.arange(site.bytes)
+        if site.kind != "write":
+            missing = unwritten.unread(bytes_).any(axis=1)
+            if missing.any():
+                self._unread(site, lanes, int(flat[int(np.argmax(missing))]), "global memory")
+        if site.kind != "read":
+            unwritten.write(bytes_.reshape(-1))
+
+    def _unread(self, site: Site, lanes: Lanes, flat: int, what: str) -> NoReturn:
+        raise UninitialisedRead(
+            f"{site.kind} of {site.bytes} bytes of {what} that nobody has written; "
+            f"{site.where(flat, lanes)}."
+        )
+
+    # --- races -----------------------------------------------------------------------------
+
+    def _access(
+        self,
+        site: Site,
+        lanes: Lanes,
+        flat: Array,
+        start: Array,
+        content: Array,
+        data: tuple[Array, ...] | None,
+    ) -> Access:
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
+        blocks = self.batch.blocks[rows]
+        event = np.stack(
+            [
+                blocks * self.batch.threads + threads,
+                self.block_epoch[rows],
+                self.warp_epoch[rows, threads // 32],
+                self.memory.clocks.own(blocks),
+                np.full(len(flat), self.memory.number(site)),
+            ],
+            axis=1,
+        )
+        place = (start[:, None] + np.arange(site.bytes)).reshape(-1)
+        lane = np.repeat(np.arange(len(flat)), site.bytes)
+        changed, value = np.ones(len(place), np.bool_), None
+        if data is not None and site.kind == "write":
+            words = np.stack([np.ascontiguousarray(d) for d in data], axis=1)
+            value = words.view(np.uint8).reshape(-1)
+            changed = content[place] != value
+        return Access(place, lane, event[lane], changed, value)
+
+    def _check(self, site: Site, lanes: Lanes, access: Access, trace: Trace, flat: Array) -> None:
+        atomic = site.kind == "atomic"
+        earlier = trace.write[access.place]
+        plain = ~(trace.atomic[access.place] & atomic)
+        self._compare(site, lanes, access, earlier, plain & access.changed, flat)
+        if site.kind == "read":
+            first = trace.reads[0][access.place]
+            new = first[:, 0] != access.event[:, 0]
+            trace.reads[1][access.place[new]] = first[new]
+            trace.reads[0][access.place] = access.event
+            return
+        for reads in trace.reads:
+            self._compare(site, lanes, access, reads[access.place], access.changed, flat)
+        if access.value is not None:
+            self._compare_within(site, lanes, access, flat)
+        kept = access.changed
+        trace.write[access.place[kept]] = access.event[kept]
+        trace.atomic[access.place[kept]] = atomic
+
+    def _compare(
+        self, site: Site, lanes: Lanes, access: Access, earlier: Array, wanted: Array, flat: Array
+    ) -> None:
+        """Raise if an earlier event has no order with this one."""
+        now, threads = access.event, self.batch.threads
+        suspect = wanted & (earlier[:, 0] != NOBODY) & (earlier[:, 0] != now[:, 0])
+        if not suspect.any():
+            return
+        same_block = earlier[:, 0] // threads == now[:, 0] // threads
+        warps = (earlier[:, 0] % threads // 32) == (now[:, 0] % threads // 32)
+        ordered = same_block & ((earlier[:, 1] < now[:, 1]) | (warps & (earlier[:, 2] < now[:, 2])))
+        for index in np.flatnonzero(suspect & ~ordered):
+            before = int(earlier[index, 0]) // threads
+            after = int(now[index, 0]) // threads
+            if before == after or not self.memory.clocks.ordered(
+                before, int(earlier[index, 3]), after
+            ):
+                self._race(site, lanes, flat[access.lane[index]], earlier[index])
+
+    def _compare_within(self, site: Site, lanes: Lanes, access: Access, flat: Array) -> None:
+        """Raise if two threads of this very instruction store different values to one byte."""
+        assert access.value is not None
+        order = np.argsort(access.place, kind="stable")
+        place, value = access.place[order], access.value[order]
+        clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
+        if clash.any():
+            index = int(np.argmax(clash))
+            self._race(site, lanes, flat[access.lane[order[index + 1]]], access.event[order[index]])
+
+    def _race(self, site: Site, lanes: Lanes, flat: int, earlier: Array) -> NoReturn:
+        other = self.memory.sites[int(earlier[4])]
+        block, thread = divmod(int(earlier[0]), self.batch.threads)
+        where = other.instruction.location or "no source line"
+        raise Race(
+            f"{site.kind} of {site.bytes} bytes of {site.space} memory without order after a "
+            f"{other.kind} at {where} by block {self.batch.block_place_of(block)}, thread "
+            f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
+        )
+
+    def _synchronise(self, site: Site, lanes: Lanes, flat: Array, addresses: Array) -> None:
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        parts = site.instruction.parts
+        self.memory.clocks.atomic(self.batch.blocks[rows], addresses, parts)
