@@ -45,6 +45,9 @@ QuickFlag = Annotated[bool, typer.Option("--quick", help="A third of the cases."
 JsonFlag = Annotated[
     str | None, typer.Option("--json", help="Write all cells as JSON here; - is standard output.")
 ]
+JobsFlag = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Processes; default: by the amount of work.")
+]
 JunitFlag = Annotated[str | None, typer.Option("--junitxml", help="Write JUnit XML here.")]
 
 
@@ -60,12 +63,13 @@ def run(
     quick: QuickFlag = False,
     json: JsonFlag = None,
     junitxml: JunitFlag = None,
+    jobs: JobsFlag = None,
 ) -> None:
     """Judge our own kernels."""
     from parity.command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
-    outputs = Outputs(json=json, junitxml=junitxml)
+    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs)
     raise typer.Exit(judge_house(chosen, examples, seed, quick, outputs))
 
 
@@ -82,6 +86,7 @@ def check(
     quick: QuickFlag = False,
     json: JsonFlag = None,
     junitxml: JunitFlag = None,
+    jobs: JobsFlag = None,
 ) -> None:
     """Judge what a file registers; see docs/adding-a-kernel.md."""
     if engine == "interpret":
@@ -90,7 +95,7 @@ def check(
     from parity.command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
-    outputs = Outputs(json=json, junitxml=junitxml)
+    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs)
     raise typer.Exit(judge_file(file, chosen, examples, seed, quick, outputs))
 
 

@@ -15,19 +15,21 @@ from parity.checker import load
 from parity.engines import require, require_live_subnormals
 from parity.ledger import Cell, Ledger, Status
 from parity.operations import operations
+from parity.parallel import Source, run
 from parity.registry import Kernel, kernels
 from parity.report import as_json, as_junit, write
 from parity.rows import register_house
-from parity.session import Selection, Session, Task
+from parity.session import Selection, Task
 from parity.table import print_failures, print_table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where results go besides the screen."""
+    """Where results go besides the screen, and on how many processes they are made."""
 
     json: str | None = None
     junitxml: str | None = None
+    jobs: int | None = None
 
     @property
     def screen(self) -> Console:
@@ -68,7 +70,7 @@ def judge_house(
     """`parity run`; the exit code."""
     require_live_subnormals("start")
     register_house()
-    ledger = judge(kernels(), chosen, effort(examples, seed, quick), outputs)
+    ledger = judge(Source(), kernels(), chosen, effort(examples, seed, quick), outputs)
     if not ledger.with_status(Status.PASSED):
         return ledger.exit_code()
     from parity.traffic import print_traffic
@@ -88,14 +90,17 @@ def judge_file(
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
     found = load(file)
-    return judge(found, chosen, effort(examples, seed, quick), outputs).exit_code()
+    how = effort(examples, seed, quick)
+    return judge(Source(file=file), found, chosen, how, outputs).exit_code()
 
 
-def judge(known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs) -> Ledger:
+def judge(
+    source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
+) -> Ledger:
     """Run a session, print its table, write its reports."""
     screen = outputs.screen
     started = time.perf_counter()
-    ledger = _with_progress(known, chosen, how, screen)
+    ledger = _with_progress(source, known, chosen, how, outputs)
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)
@@ -108,11 +113,11 @@ def judge(known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outp
 
 
 def _with_progress(
-    known: Sequence[Kernel], chosen: Selection, how: Effort, screen: Console
+    source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
 ) -> Ledger:
-    session = Session(selection=chosen, effort=how)
+    screen = outputs.screen
     if not screen.is_terminal:
-        return session.run(known)
+        return run(source, chosen, how, known=known, jobs=outputs.jobs)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -130,8 +135,9 @@ def _with_progress(
             if cell.status is Status.FAILED:
                 screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
 
-        session.progress, session.finished = show, tell
-        return session.run(known)
+        return run(
+            source, chosen, how, known=known, jobs=outputs.jobs, progress=show, finished=tell
+        )
 
 
 def print_list() -> None:

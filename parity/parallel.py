@@ -1,7 +1,7 @@
 """Judge on several processes; a kernel that kills its process kills nothing else.
 
-Each worker loads the kernels itself (ours, or a user's file) and judges whole rows of the table, one
-kernel with one dtype combination, so that what is compiled once serves all laws.
+Each worker loads the kernels itself (ours, or a user's file) and judges whole rows of the table,
+one kernel with one dtype combination, so that what is compiled once serves all laws.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from parity.operation import LAYOUTS
 from parity.operations import HOUSE
 from parity.registry import kernels, register
 
@@ -39,7 +40,7 @@ def register_house() -> None:
     for operation in HOUSE:
         launcher, public = FILES[operation.name]
         every = tuple(operation.combinations)
-        # The public function adds checks, not arithmetic: one dtype combination shows that.
+        # The public function adds checks, not arithmetic: one combination and one layout show it.
         rows = (
             ("triton", f"fast.kernels.{launcher}", every),
             ("fast", f"fast.{public}", every[-1:]),
@@ -50,6 +51,11 @@ def register_house() -> None:
                 continue
             function = getattr(import_module(module), f"{operation.name}_")
             row = register(
-                operation.name, name=name, arithmetic="exact", dtypes=dtypes, engines=GPU_ENGINES
+                operation.name,
+                name=name,
+                arithmetic="exact",
+                dtypes=dtypes,
+                layouts=LAYOUTS if prefix == "triton" else ("list",),
+                engines=GPU_ENGINES,
             )
             row(function)

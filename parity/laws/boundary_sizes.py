@@ -15,8 +15,8 @@ from parity.expand import expand
 from parity.laws.base import Draw, Law
 from parity.plan import Call, Plan, Untouched, Values
 
-FLAT_SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 127, 128, 129, 255, 257)
-FLAT_BLOCKS = (511, 512, 513, 1021, 1023, 1024, 1025, 2048, 2049, 4093, 4095, 4096, 4097, 12_289)
+FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257)
+FLAT_BLOCKS = (511, 513, 1021, 1023, 1025, 2047, 4095, 4096, 4097, 12_289)
 LISTS = (
     (),
     (0,),
