@@ -156,7 +156,7 @@ def layouts() -> Iterator[Any]:
         yield pytest.param(one, other, id=name)
 
 
-@pytest.mark.parametrize(("param", "grad"), layouts())
+@pytest.mark.parametrize(("param", "grad"), list(layouts()))
 def test_any_layout_steps_like_a_contiguous_one(
     param: Callable[[], Tensor], grad: Callable[[], Tensor]
 ) -> None:
@@ -242,7 +242,7 @@ def test_the_closure_runs_with_gradients_and_its_loss_comes_back() -> None:
         optimizer.zero_grad()
         loss = (param * param).sum()
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     assert optimizer.step(closure) == 5.0
     assert param.grad is not None

@@ -109,7 +109,7 @@ class Training:
 def test_steps_equal_the_reference(rule: str, sizes: list[int], low: Any) -> None:
     scaling = LossScaling(rule=rule, init_scale=64.0, scale_window=2, delayed_shift=2)
     training = Training(sizes, low, scaling)
-    bads = [None, None, math.inf, None, math.nan, -math.inf, None, None, None, None]
+    bads = [None, None, math.inf, math.nan, None, None, None]
     for seed, bad in enumerate(bads):
         training.both(training.grads(seed, bad))
 

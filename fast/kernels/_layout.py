@@ -1,10 +1,11 @@
 """How the kernels cut tensors into chunks and find tensors through a pointer table.
 
-A program owns one chunk of CHUNK elements. A full chunk on aligned addresses is walked in tiles
-of TILE elements without masks: four elements for each of 128 threads, the width at which 16-bit
-and 32-bit tensors share one thread layout (eight would send the 16-bit tensors through shared
-memory). Every other chunk is walked in tiles of EDGE elements under a mask, one element for each
-thread: wider tiles could not use wider accesses there, and would go through shared memory too.
+A program owns one chunk of CHUNK elements. Where addresses are aligned it walks whole tiles of
+TILE elements without masks: four elements for each of 128 threads, the width at which 16-bit and
+32-bit tensors share one thread layout (eight would send the 16-bit tensors through shared memory).
+What is left, or all of a misaligned tensor, is walked in tiles of EDGE elements under a mask, one
+element for each thread: wider tiles could not use wider accesses there, and would go through shared
+memory too.
 
 A pointer table is one int64 tensor, laid out for T tensors and C chunks as
 DEPTH rows of T addresses, then the rows numel[T], aligned[T], slot[T], then C pairs
@@ -17,7 +18,13 @@ import triton.language as tl
 
 TILE = tl.constexpr(512)
 EDGE = tl.constexpr(128)
-CHUNK = tl.constexpr(2048)
+CHUNK = tl.constexpr(4096)
+
+
+@triton.jit
+def whole_tiles(count):
+    """Return how many of the first `count` elements whole tiles cover, none if negative."""
+    return tl.maximum(count, 0) // TILE * TILE
 
 
 @triton.jit

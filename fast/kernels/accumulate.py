@@ -3,7 +3,7 @@
 Versions, and what each costs for fp32 accumulators and 16-bit gradients:
 
 1. flat: one pair of tensors; reads 4 + 2, writes 4 bytes per element: 10.
-2. list: pairs of one dtype combination through a pointer table, 48 bytes more per chunk of 2048.
+2. list: pairs of one dtype combination through a pointer table, 48 bytes more per chunk of 4096.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fast.dispatch import TRITON_DTYPE, cdiv, launch
-from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.kernels._layout import (
+    CHUNK,
+    EDGE,
+    TILE,
+    address_of,
+    chunk_of,
+    facts_of,
+    pointer,
+    whole_tiles,
+)
 from fast.tables import tensor_tables
 
 
@@ -29,13 +38,13 @@ def accumulate_tile(accumulators, grads, at, mask):
 def accumulate_flat_kernel(accumulators, grads, numel: tl.int64):
     """One pair of tensors."""
     start = tl.program_id(0).to(tl.int64) * CHUNK
-    if start + CHUNK <= numel:
-        for tile in range(0, CHUNK, TILE):
-            accumulate_tile(accumulators, grads, start + tile + tl.arange(0, TILE), None)
-    else:
-        for tile in range(0, CHUNK, EDGE):
-            at = start + tile + tl.arange(0, EDGE)
-            accumulate_tile(accumulators, grads, at, at < numel)
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = whole_tiles(left)
+    for tile in range(0, whole, TILE):
+        accumulate_tile(accumulators, grads, start + tile + tl.arange(0, TILE), None)
+    for tile in range(whole, left, EDGE):
+        at = start + tile + tl.arange(0, EDGE)
+        accumulate_tile(accumulators, grads, at, at < numel)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table"])
@@ -45,15 +54,17 @@ def accumulate_list_kernel(table, tensors: tl.int64, A: tl.constexpr, G: tl.cons
     numel, aligned, _ = facts_of(table, tensors, tensor, 2)
     a = address_of(table, tensors, tensor, 0)
     g = address_of(table, tensors, tensor, 1)
-    if (aligned != 0) & (start + CHUNK <= numel):
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = tl.where(aligned != 0, whole_tiles(left), 0)
+    if whole > 0:
         accumulators = pointer(a, A, True)
         grads = pointer(g, G, True)
-        for tile in range(0, CHUNK, TILE):
+        for tile in range(0, whole, TILE):
             accumulate_tile(accumulators, grads, start + tile + tl.arange(0, TILE), None)
-    else:
+    if whole < left:
         accumulators = pointer(a, A, False)
         grads = pointer(g, G, False)
-        for tile in range(0, CHUNK, EDGE):
+        for tile in range(whole, left, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             accumulate_tile(accumulators, grads, at, at < numel)
 

@@ -5,7 +5,7 @@ Versions, and what each costs for fp32 state, a 16-bit gradient and a 16-bit cop
 1. flat: one tensor, addresses proven aligned by argument specialisation. Reads 2 + 4 + 4 + 4,
    writes 4 + 4 + 4 + 2 bytes per parameter: 28.
 2. list: tensors of one dtype combination found through a pointer table, 28 bytes per parameter
-   and 72 bytes per chunk of 2048; tensors on 16-byte addresses take the vector path, others
+   and 72 bytes per chunk of 4096; tensors on 16-byte addresses take the vector path, others
    element by element.
 
 Both read a coefficient block written by a preparing launch, which also advances the step
@@ -30,7 +30,16 @@ from fast.kernels._arith import (
     load_adam_coefficients,
     store_adam_header,
 )
-from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.kernels._layout import (
+    CHUNK,
+    EDGE,
+    TILE,
+    address_of,
+    chunk_of,
+    facts_of,
+    pointer,
+    whole_tiles,
+)
 from fast.tables import SHARED, TableCache, step_table, tensor_tables
 
 CONTROLS = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor", "found_inf")
@@ -88,15 +97,15 @@ def adam_flat_kernel(
     if skip != 0.0:
         return
     start = tl.program_id(0).to(tl.int64) * CHUNK
-    if start + CHUNK <= numel:
-        for tile in range(0, CHUNK, TILE):
-            at = start + tile + tl.arange(0, TILE)
-            adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY)
-    else:
-        for tile in range(0, CHUNK, EDGE):
-            at = start + tile + tl.arange(0, EDGE)
-            tail = at < numel
-            adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY)
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = whole_tiles(left)
+    for tile in range(0, whole, TILE):
+        at = start + tile + tl.arange(0, TILE)
+        adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY)
+    for tile in range(whole, left, EDGE):
+        at = start + tile + tl.arange(0, EDGE)
+        tail = at < numel
+        adam_tile(param, grads, exp_avgs, exp_avg_sqs, copies, at, tail, c, DECOUPLED, HAS_COPY)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
@@ -124,24 +133,26 @@ def adam_list_kernel(
     c = load_adam_coefficients(coefficients, slot)
     if skip != 0.0:
         return
-    if (aligned != 0) & (start + CHUNK <= numel):
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = tl.where(aligned != 0, whole_tiles(left), 0)
+    if whole > 0:
         params = pointer(p, P, True)
         grads = pointer(g, G, True)
         exp_avgs = pointer(m, M, True)
         exp_avg_sqs = pointer(v, M, True)
         copies = pointer(low, C, True)
-        for tile in range(0, CHUNK, TILE):
+        for tile in range(0, whole, TILE):
             at = start + tile + tl.arange(0, TILE)
             adam_tile(
                 params, grads, exp_avgs, exp_avg_sqs, copies, at, None, c, DECOUPLED, HAS_COPY
             )
-    else:
+    if whole < left:
         params = pointer(p, P, False)
         grads = pointer(g, G, False)
         exp_avgs = pointer(m, M, False)
         exp_avg_sqs = pointer(v, M, False)
         copies = pointer(low, C, False)
-        for tile in range(0, CHUNK, EDGE):
+        for tile in range(whole, left, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             tail = at < numel
             adam_tile(

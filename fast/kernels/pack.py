@@ -3,7 +3,7 @@
 Versions, and what each costs for 16-bit tensors:
 
 1. one kernel for both directions: regions of memory copied through a pointer table, 4 bytes per
-   element and 56 per chunk of 2048. A region that packs ends where the next one begins: what its
+   element and 56 per chunk of 4096. A region that packs ends where the next one begins: what its
    tensor does not fill is written as +0, in the same pass.
 """
 
@@ -15,7 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fast.dispatch import launch
-from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.kernels._layout import (
+    CHUNK,
+    EDGE,
+    TILE,
+    address_of,
+    chunk_of,
+    facts_of,
+    pointer,
+    whole_tiles,
+)
 from fast.tables import SHARED, TensorTable, build_table
 
 # Bits are copied as integers: a NaN keeps its payload.
@@ -29,16 +38,19 @@ def copy_kernel(table, regions: tl.int64, W: tl.constexpr):
     numel, aligned, extent = facts_of(table, regions, region, 2)
     source = address_of(table, regions, region, 0)
     target = address_of(table, regions, region, 1)
-    if (aligned != 0) & (start + CHUNK <= numel):
+    left = tl.minimum(extent - start, CHUNK).to(tl.int32)
+    filled = tl.maximum(tl.minimum(numel - start, CHUNK), 0).to(tl.int32)
+    whole = tl.where(aligned != 0, whole_tiles(filled), 0)
+    if whole > 0:
         sources = pointer(source, W, True)
         targets = pointer(target, W, True)
-        for tile in range(0, CHUNK, TILE):
+        for tile in range(0, whole, TILE):
             at = start + tile + tl.arange(0, TILE)
             tl.store(targets + at, tl.load(sources + at))
-    else:
+    if whole < left:
         sources = pointer(source, W, False)
         targets = pointer(target, W, False)
-        for tile in range(0, CHUNK, EDGE):
+        for tile in range(whole, left, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             words = tl.load(sources + at, mask=at < numel, other=0)
             tl.store(targets + at, words, mask=at < extent)

@@ -3,7 +3,7 @@
 Versions, and what each costs:
 
 1. flat: one tensor; 2 bytes per 16-bit gradient.
-2. list: tensors of one dtype through a pointer table; 16 bytes more per chunk of 4096.
+2. list: tensors of one dtype through a pointer table; 48 bytes more per span of 16384.
 
 Programs are persistent: each walks over every n-th chunk with its limbs in registers and adds
 them to memory once. A second launch of one program rounds the limbs (`norm_kernel`; a whole mixed
@@ -22,7 +22,8 @@ from fast.kernels._layout import address_of, facts_of, pointer
 from fast.kernels._limbs import NONFINITE, PADDED, add_tile, norm_of
 from fast.tables import SHARED, TableCache, tensor_tables
 
-REDUCE_CHUNK = tl.constexpr(4096)
+REDUCE_CHUNK = tl.constexpr(4096)  # elements whose squares are added at once
+SPAN = tl.constexpr(16384)  # elements for each entry of the pointer table
 WARPS = 8
 
 
@@ -59,15 +60,18 @@ def reduce_list_kernel(table, limbs, tensors: tl.int64, chunks: tl.int64, G: tl.
     while chunk < chunks:
         pair = table + 4 * tensors + 2 * chunk
         tensor = tl.load(pair)
-        start = tl.load(pair + 1) * REDUCE_CHUNK
+        start = tl.load(pair + 1) * SPAN
         numel, aligned, _ = facts_of(table, tensors, tensor, 1)
         address = address_of(table, tensors, tensor, 0)
-        if (aligned != 0) & (start + REDUCE_CHUNK <= numel):
-            total = add_tile(total, tl.load(pointer(address, G, True) + start + lanes))
-        else:
-            at = start + lanes
-            grads = pointer(address, G, False)
-            total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
+        stop = tl.minimum(start + SPAN, numel)
+        while start < stop:
+            if (aligned != 0) & (start + REDUCE_CHUNK <= numel):
+                total = add_tile(total, tl.load(pointer(address, G, True) + start + lanes))
+            else:
+                at = start + lanes
+                grads = pointer(address, G, False)
+                total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
+            start += REDUCE_CHUNK
         chunk += tl.num_programs(0)
     store_limbs(limbs, total)
 
@@ -94,7 +98,7 @@ def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = S
         programs = resident_programs(limbs.device, cdiv(numel, REDUCE_CHUNK.value))
         launch(reduce_flat_kernel, programs, limbs, (filled[0], limbs, numel), warps=WARPS)
         return
-    for table in tensor_tables([grads], chunk=REDUCE_CHUNK.value, cache=cache):
+    for table in tensor_tables([grads], chunk=SPAN.value, cache=cache):
         launch(
             reduce_list_kernel,
             resident_programs(limbs.device, table.chunks),

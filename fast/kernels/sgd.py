@@ -29,7 +29,16 @@ from fast.kernels._arith import (
     sgd_tile,
     step_pointers,
 )
-from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.kernels._layout import (
+    CHUNK,
+    EDGE,
+    TILE,
+    address_of,
+    chunk_of,
+    facts_of,
+    pointer,
+    whole_tiles,
+)
 from fast.tables import SHARED, TableCache, step_table, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
@@ -91,15 +100,15 @@ def sgd_flat_kernel(
     if skip != 0.0:
         return
     start = tl.program_id(0).to(tl.int64) * CHUNK
-    if start + CHUNK <= numel:
-        for tile in range(0, CHUNK, TILE):
-            at = start + tile + tl.arange(0, TILE)
-            sgd_tile(param, grads, momentums, copies, at, None, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
-    else:
-        for tile in range(0, CHUNK, EDGE):
-            at = start + tile + tl.arange(0, EDGE)
-            tail = at < numel
-            sgd_tile(param, grads, momentums, copies, at, tail, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = whole_tiles(left)
+    for tile in range(0, whole, TILE):
+        at = start + tile + tl.arange(0, TILE)
+        sgd_tile(param, grads, momentums, copies, at, None, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
+    for tile in range(whole, left, EDGE):
+        at = start + tile + tl.arange(0, EDGE)
+        tail = at < numel
+        sgd_tile(param, grads, momentums, copies, at, tail, c, HAS_MOMENTUM, NESTEROV, HAS_COPY)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
@@ -126,22 +135,24 @@ def sgd_list_kernel(
     c = load_sgd_coefficients(coefficients, slot)
     if skip != 0.0:
         return
-    if (aligned != 0) & (start + CHUNK <= numel):
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = tl.where(aligned != 0, whole_tiles(left), 0)
+    if whole > 0:
         params = pointer(p, P, True)
         grads = pointer(g, G, True)
         momentums = pointer(b, tl.float32, True)
         copies = pointer(low, C, True)
-        for tile in range(0, CHUNK, TILE):
+        for tile in range(0, whole, TILE):
             at = start + tile + tl.arange(0, TILE)
             sgd_tile(
                 params, grads, momentums, copies, at, None, c, HAS_MOMENTUM, NESTEROV, HAS_COPY
             )
-    else:
+    if whole < left:
         params = pointer(p, P, False)
         grads = pointer(g, G, False)
         momentums = pointer(b, tl.float32, False)
         copies = pointer(low, C, False)
-        for tile in range(0, CHUNK, EDGE):
+        for tile in range(whole, left, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             tail = at < numel
             sgd_tile(

@@ -3,7 +3,7 @@
 Versions, and what each costs:
 
 1. flat: one tensor; reads and writes every gradient, 4 bytes per 16-bit gradient.
-2. list: tensors of one dtype through a pointer table, 40 bytes more per chunk of 2048.
+2. list: tensors of one dtype through a pointer table, 40 bytes more per chunk of 4096.
 
 A whole mixed step needs neither: its update multiplies as it reads.
 """
@@ -15,7 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fast.dispatch import TRITON_DTYPE, cdiv, launch
-from fast.kernels._layout import CHUNK, EDGE, TILE, address_of, chunk_of, facts_of, pointer
+from fast.kernels._layout import (
+    CHUNK,
+    EDGE,
+    TILE,
+    address_of,
+    chunk_of,
+    facts_of,
+    pointer,
+    whole_tiles,
+)
 from fast.tables import tensor_tables
 
 
@@ -32,9 +41,9 @@ def unscale_tile(grads, at, mask, factor):
 
 
 @triton.jit
-def raise_flag(found_inf, bad):
-    """Set found_inf to 1.0 if any lane of `bad` is set."""
-    if tl.max(bad) != 0:
+def raise_flag(found_inf, bad, bad_edge):
+    """Set found_inf to 1.0 if any lane is set."""
+    if (tl.max(bad) | tl.max(bad_edge)) != 0:
         # Atomic because several programs may say so at once; 0x3F800000 is 1.0 in fp32.
         word = found_inf.to(tl.pointer_type(tl.int32), bitcast=True)
         tl.atomic_xchg(word, 0x3F800000, sem="relaxed")
@@ -45,18 +54,16 @@ def unscale_flat_kernel(grads, inv_scale, found_inf, numel: tl.int64):
     """One tensor."""
     factor = tl.load(inv_scale)
     start = tl.program_id(0).to(tl.int64) * CHUNK
-    if start + CHUNK <= numel:
-        bad = tl.zeros([TILE], tl.int32)
-        for tile in range(0, CHUNK, TILE):
-            at = start + tile + tl.arange(0, TILE)
-            bad |= unscale_tile(grads, at, None, factor)
-        raise_flag(found_inf, bad)
-    else:
-        bad_edge = tl.zeros([EDGE], tl.int32)
-        for tile in range(0, CHUNK, EDGE):
-            at = start + tile + tl.arange(0, EDGE)
-            bad_edge |= unscale_tile(grads, at, at < numel, factor)
-        raise_flag(found_inf, bad_edge)
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = whole_tiles(left)
+    bad = tl.zeros([TILE], tl.int32)
+    bad_edge = tl.zeros([EDGE], tl.int32)
+    for tile in range(0, whole, TILE):
+        bad |= unscale_tile(grads, start + tile + tl.arange(0, TILE), None, factor)
+    for tile in range(whole, left, EDGE):
+        at = start + tile + tl.arange(0, EDGE)
+        bad_edge |= unscale_tile(grads, at, at < numel, factor)
+    raise_flag(found_inf, bad, bad_edge)
 
 
 @triton.jit(
@@ -69,20 +76,20 @@ def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.co
     tensor, start = chunk_of(table, tensors, 1)
     numel, aligned, _ = facts_of(table, tensors, tensor, 1)
     address = address_of(table, tensors, tensor, 0)
-    if (aligned != 0) & (start + CHUNK <= numel):
+    left = tl.minimum(numel - start, CHUNK).to(tl.int32)
+    whole = tl.where(aligned != 0, whole_tiles(left), 0)
+    bad = tl.zeros([TILE], tl.int32)
+    bad_edge = tl.zeros([EDGE], tl.int32)
+    if whole > 0:
         grads = pointer(address, G, True)
-        bad = tl.zeros([TILE], tl.int32)
-        for tile in range(0, CHUNK, TILE):
-            at = start + tile + tl.arange(0, TILE)
-            bad |= unscale_tile(grads, at, None, factor)
-        raise_flag(found_inf, bad)
-    else:
+        for tile in range(0, whole, TILE):
+            bad |= unscale_tile(grads, start + tile + tl.arange(0, TILE), None, factor)
+    if whole < left:
         grads = pointer(address, G, False)
-        bad_edge = tl.zeros([EDGE], tl.int32)
-        for tile in range(0, CHUNK, EDGE):
+        for tile in range(whole, left, EDGE):
             at = start + tile + tl.arange(0, EDGE)
             bad_edge |= unscale_tile(grads, at, at < numel, factor)
-        raise_flag(found_inf, bad_edge)
+    raise_flag(found_inf, bad, bad_edge)
 
 
 def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
