@@ -134,9 +134,22 @@ def _judged(
                 yield waiting[future], future.result()
             except BrokenProcessPool:
                 orphans.append(waiting[future])
-    for places in orphans:
-        for place in places:
-            yield [place], [_alone(place, planned[place], start)]
+    yield from _again(orphans, planned, start)
+
+
+def _again(
+    orphans: list[list[int]], planned: Sequence[Task], start: Start
+) -> Iterator[tuple[list[int], list[Cell]]]:
+    """Judge rows on one process at a time; in a row that kills it, each cell has its own."""
+    while orphans:
+        with _pool(1, start) as pool:
+            try:
+                while orphans:
+                    yield orphans[0], pool.submit(_row, orphans[0]).result()
+                    orphans.pop(0)
+            except BrokenProcessPool:
+                for place in orphans.pop(0):
+                    yield [place], [_alone(place, planned[place], start)]
 
 
 def _alone(place: int, task: Task, start: Start) -> Cell:
