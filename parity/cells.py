@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
@@ -14,17 +15,20 @@ from hypothesis import seed as seeded
 from parity.case import Case, Recipe
 from parity.compare import Failure
 from parity.engines import Engine
+from parity.errors import ReferenceFault
 from parity.expand import expand
 from parity.finding import Finding
 from parity.invoke import SECONDS
 from parity.judge import Judge
 from parity.laws.base import Law
 from parity.ledger import Cell, Key, Status
+from parity.operation import Operation
 from parity.registry import Kernel
 from parity.repro import write_repro
 from parity.shrink import shrunk
 from parity.strategies import recipes
 
+Value = TypeVar("Value")
 EXAMPLES = 12
 SCALAR_CASES = {"value": 32}
 
@@ -51,7 +55,9 @@ class Effort:
         """Number of recipes to draw for a law."""
         if not kernel.operation.lists:
             return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
-        return max(1, round(self.examples * law.share))
+        # A whole step has the decisions of several operations in it.
+        several = 2 if len(kernel.operation.options) > 2 else 1
+        return max(1, round(self.examples * law.share * several))
 
 
 class _Broken(BaseException):
@@ -79,8 +85,11 @@ def judge_cell(kernel: Kernel, dtype: str, law: Law, engine: Engine, effort: Eff
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
     judge = Judge(kernel, engine, effort.call_seconds)
-    broken = _search(judge, dtype, law, effort)
-    failure = None if broken is None else _explained(judge, law, broken, effort)
+    try:
+        broken = _search(judge, dtype, law, effort)
+        failure = None if broken is None else _explained(judge, law, broken, effort)
+    except ReferenceFault as fault:
+        return Cell(key=key, status=Status.FAILED, calls=judge.calls, failure=str(fault))
     return Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,
@@ -98,12 +107,11 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort) -> _Broken | Non
     kernel = judge.kernel
 
     regimes = itertools.cycle(law.draw.regimes)
-    # Hypothesis leans towards first choices, and a dozen cases can miss an option's other value.
-    dice = random.Random(effort.seed or 0)
+    # Hypothesis leans towards first choices, and a dozen cases can miss what the others show.
+    deck = Deck(effort.seed or 0)
 
     def examine(recipe: Recipe) -> None:
-        options = {option.name: dice.choice(option.choices) for option in kernel.operation.options}
-        turn = replace(recipe, regime=next(regimes), options=options)
+        turn = replace(_dealt(kernel.operation, recipe, deck), regime=next(regimes))
         drawn = expand(kernel.operation, dtype, turn)
         for case in law.vary(drawn):
             finding = judge.violation(law.plan(case, kernel.arithmetic))
@@ -117,6 +125,35 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort) -> _Broken | Non
     except _Broken as broken:
         return broken
     return None
+
+
+@dataclass
+class Deck:
+    """Deals the values of each name in shuffled rounds, so that a few cases see all of them."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        self.left: dict[str, list[int]] = {}
+
+    def deal(self, name: str, values: Sequence[Value]) -> Value:
+        """The next value of this name; the first round starts with the ordinary one."""
+        places = range(len(values))
+        if name not in self.left:
+            self.left[name] = [*self.dice.sample(places[1:], len(values) - 1), 0]
+        if not self.left[name]:
+            self.left[name] = self.dice.sample(places, len(values))
+        return values[self.left[name].pop()]
+
+
+def _dealt(operation: Operation, recipe: Recipe, deck: Deck) -> Recipe:
+    """The recipe with options, and controls where there is nothing else, from the deck."""
+    options = {row.name: deck.deal(row.name, row.choices) for row in operation.options}
+    if operation.lists:
+        return replace(recipe, options=options)
+    controls = {row.name: deck.deal(row.name, row.values) for row in operation.controls}
+    return replace(recipe, options=options, controls=controls)
 
 
 def _layout_groups(law: Law, kernel: Kernel) -> list[tuple[str, ...]]:

@@ -21,5 +21,9 @@ class NoDeviceError(UsageError):
     exit_code = EXIT_NO_DEVICE
 
 
+class ReferenceFault(Exception):
+    """The reference of an operation refuses a drawn case: the operation is described wrongly."""
+
+
 class KernelTimeout(BaseException):
     """A kernel did not return in time. Not an `Exception`, so that no kernel swallows it."""

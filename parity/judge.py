@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parity.arena import Arena
+from parity.case import Case
 from parity.engines import Engine
+from parity.errors import ReferenceFault
 from parity.finding import Finding
 from parity.invoke import SECONDS, invoke
 from parity.plan import Outcome, Plan, Values
@@ -62,11 +64,20 @@ class Judge:
         failure = invoke(self.kernel.function, arena, self.seconds)
         wanted: Wants = {}
         if not failure and _needs_wants(plan, number):
-            wanted = wants(call.case, self.kernel.arithmetic)
+            wanted = self._wants(call.case)
         elif not failure:
             wanted = _shapes(arena)
         after = arena.before if failure else arena.after()
         return Outcome(arena, arena.before, after, wanted), failure
+
+    def _wants(self, case: Case) -> Wants:
+        try:
+            return wants(case, self.kernel.arithmetic)
+        except Exception as error:
+            name = f"{case.operation.name}[{case.combination}]"
+            raise ReferenceFault(
+                f"{name} cannot be judged: its reference raises {type(error).__name__}: {error}"
+            ) from error
 
     def _keep_worst(self, plan: Plan, outcomes: list[Outcome]) -> None:
         for check in plan.checks:

@@ -195,3 +195,25 @@ def test_the_same_cases_are_drawn_in_every_run_and_others_with_a_seed() -> None:
         effort = Effort(examples=6, seed=seed, repros=None)
         assert judged(kernel_of("accumulate", recording), "value", effort).status is Status.PASSED
     assert sizes[0] == sizes[1] != sizes[2]
+
+
+def test_a_reference_that_raises_fails_the_cell_and_says_so() -> None:
+    from dataclasses import replace
+
+    def refusing(accumulators: Tensors, grads: Tensors) -> tuple[Tensors]:
+        raise ValueError("no such window")
+
+    row = kernel_of("accumulate", accumulate)
+    broken = replace(row, operation=replace(row.operation, reference=refusing))
+    cell = judged(broken, "value")
+    assert cell.status is Status.FAILED
+    assert "its reference raises ValueError: no such window" in cell.failure
+
+
+def test_a_kernel_that_always_raises_shrinks_to_a_case_that_the_reference_accepts() -> None:
+    def raising_scaler(**controls: object) -> None:
+        raise ValueError("no such scale")
+
+    cell = judged(kernel_of("update_scale_dynamic", raising_scaler, dtype="scalar"), "value")
+    assert cell.status is Status.FAILED
+    assert "scale_window=0" not in cell.failure
