@@ -28,7 +28,8 @@ SKIP = Control(name="found_inf", dtype=FP32, values=(0.0,))
 FOUND = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0))
 FOUND_OUT = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0), output=True)
 INV_SCALE = Control(name="inv_scale", dtype=FP32, values=(0.37, 2.0**-16, 1.0, 3.3e-5, 2.0**7))
-MAX_NORM = Control(name="max_norm", dtype=FP64, values=(0.8, 0.03, 7.5, 1e30, 0.0, -1.0))
+# The first is small enough to clip ordinary gradients under the ordinary loss scale.
+MAX_NORM = Control(name="max_norm", dtype=FP64, values=(2e-4, 0.8, 0.03, 7.5, 1e30, 0.0, -1.0))
 NORM = Control(
     name="norm", dtype=FP32, values=(3.7, 0.0, 0.8, 6.1e4, math.inf, math.nan, 3e38, 1e-20)
 )

@@ -47,7 +47,7 @@ def triton_contracted(call: AdamCall) -> None:
 @harmless(SHELF, "adamw_step", engines=ENGINES)
 def triton_fast_division(call: AdamCall) -> None:
     """`/` and `tl.sqrt` as they come: approximate instructions."""
-    adamw(call, AdamwLaunch(ieee=False, fusion=True))
+    adamw(call, AdamwLaunch(ieee=False, ieee_root=False, fusion=True))
 
 
 @harmless(SHELF, "unscale", arithmetic="exact", engines=ENGINES, dtypes=(*MASTERS, "mixed"))

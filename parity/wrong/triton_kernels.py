@@ -52,6 +52,7 @@ def adamw_kernel(
     HAS_COPY: tl.constexpr,
     MASK: tl.constexpr,
     IEEE: tl.constexpr,
+    IEEE_ROOT: tl.constexpr,
     NARROW_INDEX: tl.constexpr,
     NARROW_MOMENTS: tl.constexpr,
     COPY_VIA_FP16: tl.constexpr,
@@ -74,7 +75,8 @@ def adamw_kernel(
         root = tl.sqrt_rn(ratio + eps) if EPS_INSIDE else tl.sqrt_rn(ratio) + eps
         u = tl.div_rn(tl.div_rn(first, k1), root)
     else:
-        u = (first / k1) / (tl.sqrt(second / k2) + eps)
+        ratio = second / k2
+        u = (first / k1) / ((tl.sqrt_rn(ratio) if IEEE_ROOT else tl.sqrt(ratio)) + eps)
     new = old - lr * (u + wd * old)
     if NARROW_MOMENTS:
         first = first.to(g.dtype.element_ty).to(tl.float32)
@@ -96,6 +98,7 @@ class AdamwLaunch:
     warps: int = 4
     mask: int = RIGHT
     ieee: bool = True
+    ieee_root: bool = True
     fusion: bool = False
     narrow_index: bool = False
     narrow_moments: bool = False
@@ -135,6 +138,7 @@ def launch_adamw(call: AdamCall, i: int, numel: int, blocks: int, how: AdamwLaun
         HAS_COPY=bool(call.copies),
         MASK=how.mask,
         IEEE=how.ieee,
+        IEEE_ROOT=how.ieee_root,
         NARROW_INDEX=how.narrow_index,
         NARROW_MOMENTS=how.narrow_moments,
         COPY_VIA_FP16=how.copy_via_fp16,

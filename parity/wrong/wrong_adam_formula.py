@@ -286,7 +286,7 @@ def update_clamped_to_one(call: AdamCall) -> None:
     )
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT, arithmetic="exact")
+@wrong(SHELF, "adamw_step", "I07", component=COMPONENT, arithmetic="exact")
 def square_root_of_the_library(call: AdamCall) -> None:
     """Claims to be exact, but takes a reciprocal root, which rounds twice."""
 

@@ -307,7 +307,7 @@ def tensors_of_one_element_skipped(call: AdamCall) -> None:
             update(call, i, AdamPieces())
 
 
-@wrong(SHELF, "adamw_step", component="sizes", law="permutation")
+@wrong(SHELF, "adamw_step", component="sizes", law=SIZES)
 def gradients_taken_in_reverse(call: AdamCall) -> None:
     """Gradients of equal size are paired with the parameters from the end of the list."""
     by_size: dict[int, list[Tensor]] = {}

@@ -112,7 +112,7 @@ def clipping_forgotten(call: MixedCall) -> None:
     mixed_step(call, MixedPieces(factor=unscaled_only))
 
 
-@wrong(SHELF, "mixed_step", "B02", component="clip", dtypes=("fp32",))
+@wrong(SHELF, "mixed_step", "B02", component="clip", dtypes=FP16)
 def clip_per_tensor(call: MixedCall) -> None:
     """Each tensor is clipped by its own norm, not all by the global one."""
 
