@@ -200,7 +200,7 @@ class Site:
         """The instruction, its source line and the thread, for messages."""
         block, thread = lanes.place(flat)
         return (
-            f"kernel {lanes.batch.kernel}, {self.instruction.location or 'no source line'}, "
+            f"kernel {lanes.batch.kernel}, {self.instruction.place}, "
             f"`{self.instruction.text}`, block {block}, thread {thread}"
         )
 

@@ -102,7 +102,7 @@ class AtomicSite:
         except (Unresolved, KeyError) as cause:
             raise UnknownInstruction(
                 f"Instruction {instruction.opcode} is unknown to replay ({cause}), "
-                f"{instruction.location}."
+                f"{instruction.place}."
             ) from None
         simple = operation in _UFUNCS and self.dtype.kind in "iu" and not kind.endswith("x2")
         self.running = simple and kind not in ("f16", "bf16")

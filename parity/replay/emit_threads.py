@@ -162,6 +162,5 @@ def stop(why: str, instruction: Instruction, lanes: Lanes, guard: Array | None) 
 def _raise(why: str, instruction: Instruction, lanes: Lanes, flat: int) -> NoReturn:
     block, thread = lanes.place(flat)
     raise KernelTrap(
-        f"{why}: kernel {lanes.batch.kernel}, {instruction.location or 'no source line'}, "
-        f"block {block}, thread {thread}."
+        f"{why}: kernel {lanes.batch.kernel}, {instruction.place}, block {block}, thread {thread}."
     )

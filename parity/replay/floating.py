@@ -14,14 +14,15 @@ import numpy as np
 from parity.replay.dtypes import Array
 from parity.replay.operations import Operation, Unresolved, opcode
 from parity.replay.rounding import (
+    cancelled,
     directed,
     flush,
     fma32,
     fma32_odd,
     fma64,
     narrow,
+    odd_sum,
     round_fraction_array,
-    two_sum,
 )
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
@@ -110,29 +111,22 @@ def sum_operation(parts: tuple[str, ...]) -> Operation:
         return finish(parts, exact, 2)
 
     def function(a: Array, b: Array) -> Array:
-        nearest = exact(a, b)
         other = b if parts[0] == "add" else -b
-        if nearest.dtype == np.float64:
-            s, e = two_sum(a, other)
-            return _signed_zero(directed(s, _finite(s, e), mode), a, other, mode)
-        s, e = two_sum(a.astype(np.float64), other.astype(np.float64))
-        gap = s - nearest.astype(np.float64)
-        residual = _finite(s, np.where(gap != 0, gap, e))
-        return _signed_zero(directed(nearest, residual, mode), a, other, mode)
+        if kind == "f64":
+            result = in_exact_rationals(a, other)
+        else:
+            wide = odd_sum(a.astype(np.float64), other.astype(np.float64))
+            result = narrow(wide, np.float32, mode)
+        if mode != "rm":
+            return result
+        return cancelled(result, a == -other, np.signbit(a), np.signbit(other))
 
+    in_exact_rationals = round_fraction_array("add", mode)
     return finish(parts, function, 2)
 
 
 def _finite(value: Array, residual: Array) -> Array:
     return np.where(np.isfinite(value), residual, 0.0)
-
-
-def _signed_zero(result: Array, a: Array, b: Array, mode: str) -> Array:
-    """An exact zero sum of opposite signs is -0 when rounding down."""
-    if mode != "rm":
-        return result
-    cancelled = (result == 0) & (np.signbit(a) != np.signbit(b))
-    return np.where(cancelled, -np.abs(result), result)
 
 
 def product_operation(parts: tuple[str, ...]) -> Operation:
@@ -165,7 +159,15 @@ def fused_operation(parts: tuple[str, ...]) -> Operation:
         return finish(parts, function, 3)
     if mode == "rn":
         return finish(parts, fma32, 3)
-    return finish(parts, lambda a, b, c: narrow(fma32_odd(a, b, c), np.float32, mode), 3)
+
+    def function32(a: Array, b: Array, c: Array) -> Array:
+        wide = fma32_odd(a, b, c)
+        result = narrow(wide, np.float32, mode)
+        if mode != "rm":
+            return result
+        return cancelled(result, wide == 0, np.signbit(a) ^ np.signbit(b), np.signbit(c))
+
+    return finish(parts, function32, 3)
 
 
 @opcode("fma")

@@ -99,10 +99,11 @@ def _scalar(parts: tuple[str, ...], kind: str) -> Binary:
         if brain:
             return f64_to_bf16(compute(*(bf16_to_f32(a) for a in args)).astype(np.float64))
         wide = compute(*(a.view(np.float16).astype(np.float32) for a in args))
+        bits = to_f16_bits(wide)
         if "ftz" in parts:
-            below = (np.abs(wide) < 2.0**-14) & (wide != 0)
-            wide = np.where(below, np.copysign(0.0, wide), wide)
-        return to_f16_bits(wide)
+            subnormal = (bits & np.uint16(0x7C00)) == 0
+            bits = np.where(subnormal, bits & np.uint16(0x8000), bits)
+        return bits
 
     return function
 

@@ -83,6 +83,11 @@ class Instruction:
     ptx_line: int
 
     @property
+    def place(self) -> str:
+        """Where the instruction comes from: its source line, or its line of PTX."""
+        return str(self.location) if self.location else f"PTX line {self.ptx_line}"
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The opcode split at its dots, `::` qualifiers kept whole."""
         return tuple(self.opcode.split("."))

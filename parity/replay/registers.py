@@ -29,7 +29,7 @@ def operation_of(kernel: Kernel, instruction: Instruction) -> Operation | None:
 
 def unknown(kernel: Kernel, instruction: Instruction, why: str = "") -> UnknownInstruction:
     """The error for an instruction that replay does not know."""
-    place = instruction.location or f"PTX line {instruction.ptx_line}"
+    place = instruction.place
     reason = why or f"Instruction {instruction.opcode} is unknown to replay."
     return UnknownInstruction(f"{reason} Kernel {kernel.name}, {place}: `{instruction.text}`.")
 

@@ -226,11 +226,16 @@ def flush(x: Array) -> Array:
     return np.where(tiny, np.copysign(np.float32(0), x), x) if tiny.any() else x
 
 
+def cancelled(result: Array, exact_zero: Array, a: Array, b: Array) -> Array:
+    """Rounding down, an exact zero sum of terms of opposite signs (given as flags) is -0."""
+    return np.where(exact_zero & (a != b), np.copysign(result, result.dtype.type(-1)), result)
+
+
 def round_fraction_array(what: str, mode: str) -> Callable[..., Array]:
-    """float64 mul, div, sqrt or fma in a directed mode: nearest result, exact residual sign.
+    """float64 add, mul, div, sqrt or fma in a directed mode: nearest result, exact residual sign.
 
     Args:
-        what: "mul", "div", "sqrt" or "fma".
+        what: "add", "mul", "div", "sqrt" or "fma".
         mode: "rz", "rm" or "rp".
     """
 
@@ -239,7 +244,17 @@ def round_fraction_array(what: str, mode: str) -> Callable[..., Array]:
         nearest = np.asarray(_NEAREST64[what](*arrays))
         lanes = zip(nearest.flat, *(a.flat for a in arrays), strict=True)
         signs = [_residual_sign(what, *(float(v) for v in lane)) for lane in lanes]
-        return directed(nearest, np.array(signs, np.float64).reshape(nearest.shape), mode)
+        residual = np.array(signs, np.float64).reshape(nearest.shape)
+        result = directed(nearest, residual, mode)
+        if what == "fma" and mode == "rm":
+            exact_zero = (nearest == 0) & (residual == 0)
+            return cancelled(
+                result,
+                exact_zero,
+                np.signbit(arrays[0]) ^ np.signbit(arrays[1]),
+                np.signbit(arrays[2]),
+            )
+        return result
 
     return function
 
@@ -252,7 +267,9 @@ def _residual_sign(what: str, result: float, *args: float) -> int:
         return 0 if what == "div" and args[1] == 0 else (-1 if result > 0 else 1)
     exact = [Fraction(a) for a in args]
     got = Fraction(result)
-    if what == "mul":
+    if what == "add":
+        gap = exact[0] + exact[1] - got
+    elif what == "mul":
         gap = exact[0] * exact[1] - got
     elif what == "fma":
         gap = exact[0] * exact[1] + exact[2] - got
@@ -264,6 +281,7 @@ def _residual_sign(what: str, result: float, *args: float) -> int:
 
 
 _NEAREST64: dict[str, Callable[..., Array]] = {
+    "add": np.add,
     "mul": np.multiply,
     "div": np.divide,
     "sqrt": np.sqrt,

@@ -269,7 +269,7 @@ class Shadow:
     def _race(self, site: Site, lanes: Lanes, flat: int, earlier: Array) -> NoReturn:
         other = self.memory.sites[int(earlier[4])]
         block, thread = divmod(int(earlier[0]), self.batch.threads)
-        where = other.instruction.location or "no source line"
+        where = other.instruction.place
         raise Race(
             f"{site.kind} of {site.bytes} bytes of {site.space} memory without order after a "
             f"{other.kind} at {where} by block {self.batch.block_place_of(block)}, thread "

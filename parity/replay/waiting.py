@@ -44,7 +44,7 @@ class Waiting:
         if not all(isinstance(o, Imm) for o in operands):
             raise UnknownInstruction(
                 f"Barrier number of `{instruction.text}` in kernel {self.batch.kernel} is not a "
-                f"constant, {instruction.location}."
+                f"constant, {instruction.place}."
             )
         numbers = [int(o.value) for o in operands if isinstance(o, Imm)]
         count = numbers[1] if len(numbers) > 1 else self.batch.threads
@@ -98,7 +98,7 @@ class Waiting:
                 places.append(f"{who} have finished")
                 continue
             instruction = self.program.blocks[int(pc)].code[0]
-            place = instruction.location or f"PTX line {instruction.ptx_line}"
+            place = instruction.place
             places.append(f"{who} wait at {place} `{instruction.text}`")
         return Deadlock(
             f"kernel {self.batch.kernel}, block {self.batch.block_place(row)}: "
