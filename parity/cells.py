@@ -30,7 +30,7 @@ from parity.strategies import recipes
 
 Value = TypeVar("Value")
 EXAMPLES = 12
-SCALAR_CASES = {"value": 32}
+SCALAR_CASES = {"value": 20}
 
 
 @dataclass(frozen=True, kw_only=True)

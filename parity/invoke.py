@@ -51,15 +51,24 @@ def invoke(function: Callable[..., object], arena: Arena, seconds: float = SECON
     except KernelTimeout as timeout:
         return f"hangs: {timeout}"
     except Exception as error:
-        return f"raises {type(error).__name__}: {_first_line(error)}{_innermost(error)}"
+        return f"raises {type(error).__name__}: {_message(error)}{_innermost(error)}"
     if returned is not None:
         return f"returns {type(returned).__name__}, but should write in place and return None"
     return ""
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "(no message)"
+def _message(error: BaseException) -> str:
+    lines = [line.strip() for line in _cause(error).splitlines() if line.strip(" ^")]
+    # Compilers put the source in between: the first line says where, the last one what.
+    ends = dict.fromkeys([*lines[:1], *lines[-1:]])
+    return " ... ".join(ends) or "(no message)"
+
+
+def _cause(error: BaseException) -> str:
+    """The message of what set an exception off: a compiler wraps it once for every caller."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error)
 
 
 def _innermost(error: Exception) -> str:
