@@ -190,6 +190,19 @@ def step_table(steps: Sequence[Tensor], cache: TableCache = SHARED) -> StepTable
     return cache.find(("steps", device, addresses), device, build)
 
 
+def only_slot(lists: TensorLists) -> int | None:
+    """Return the slot that a flat kernel may take alone, or None where a table is needed.
+
+    That is the one slot whose tensors are not empty, if every address in it is a multiple of 16.
+    Where one is not, the compiler would give each tensor a thread layout of its own and send
+    values from one to the other through shared memory; a table's element path does not.
+    """
+    filled = [slot for slot, tensor in enumerate(lists[0]) if tensor.numel()]
+    if len(filled) != 1 or any(role[filled[0]].data_ptr() % 16 for role in lists):
+        return None
+    return filled[0]
+
+
 @contextlib.contextmanager
 def reachable(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Name the tensors that the launches inside reach through tables."""

@@ -23,7 +23,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import tensor_tables
+from fast.tables import only_slot, tensor_tables
 
 
 @triton.jit
@@ -71,9 +71,9 @@ def accumulate_list_kernel(table, tensors: tl.int64, A: tl.constexpr, G: tl.cons
 
 def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     """Write accumulators = round(fp32(accumulators) + fp32(grads))."""
-    filled = [pair for pair in zip(accumulators, grads, strict=True) if pair[0].numel()]
-    if len(filled) == 1:
-        accumulator, grad = filled[0]
+    slot = only_slot([accumulators, grads])
+    if slot is not None:
+        accumulator, grad = accumulators[slot], grads[slot]
         numel = grad.numel()
         args = (accumulator, grad, numel)
         launch(accumulate_flat_kernel, cdiv(numel, CHUNK.value), accumulator, args)

@@ -40,7 +40,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import SHARED, TableCache, step_table, tensor_tables
+from fast.tables import SHARED, TableCache, only_slot, step_table, tensor_tables
 
 CONTROLS = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor", "found_inf")
 
@@ -198,9 +198,8 @@ def update_adam(
     `shared`: the block has one pair of bias corrections, for all tensors.
     """
     has_copy = len(lists) == 5
-    filled = [slot for slot, param in enumerate(lists[0]) if param.numel()]
-    if len(filled) == 1:
-        slot = filled[0]
+    slot = only_slot(lists)
+    if slot is not None:
         tensors = [role[slot] for role in lists]
         numel = tensors[0].numel()
         args = (*tensors[:4], tensors[-1], coefficients, numel, 0 if shared else slot)

@@ -23,7 +23,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import tensor_tables
+from fast.tables import only_slot, tensor_tables
 
 
 @triton.jit
@@ -70,9 +70,9 @@ def cast_list_kernel(table, tensors: tl.int64, S: tl.constexpr, C: tl.constexpr)
 
 def cast_copy_(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
     """Write copies = round(fp32(sources)), to nearest even."""
-    filled = [pair for pair in zip(sources, copies, strict=True) if pair[0].numel()]
-    if len(filled) == 1:
-        source, copy = filled[0]
+    slot = only_slot([sources, copies])
+    if slot is not None:
+        source, copy = sources[slot], copies[slot]
         args = (source, copy, source.numel())
         launch(cast_flat_kernel, cdiv(source.numel(), CHUNK.value), source, args)
         return

@@ -173,7 +173,8 @@ def finalise(
 ) -> None:
     """Run the program between reduce and update; `controls` are in the order of CONTROLS."""
     is_table = len(steps) > 1
-    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
+    # Without tensors there is no counter to point at, and none is touched: any int64 will do.
+    counters = step_table(steps, cache).data if is_table else (*steps, limbs)[0]
     launch(
         finalise_kernel,
         1,

@@ -20,7 +20,7 @@ from torch import Tensor
 from fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
 from fast.kernels._layout import address_of, facts_of, pointer
 from fast.kernels._limbs import NONFINITE, PADDED, add_tile, norm_of
-from fast.tables import SHARED, TableCache, tensor_tables
+from fast.tables import SHARED, TableCache, only_slot, tensor_tables
 
 REDUCE_CHUNK = tl.constexpr(4096)  # elements whose squares are added at once
 SPAN = tl.constexpr(16384)  # elements for each entry of the pointer table
@@ -92,11 +92,11 @@ def new_limbs(device: torch.device) -> Tensor:
 
 def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = SHARED) -> None:
     """Add the squares of all gradients to the limbs: one launch for each dtype."""
-    filled = [grad for grad in grads if grad.numel()]
-    if len(filled) == 1:
-        numel = filled[0].numel()
+    slot = only_slot([grads])
+    if slot is not None:
+        numel = grads[slot].numel()
         programs = resident_programs(limbs.device, cdiv(numel, REDUCE_CHUNK.value))
-        launch(reduce_flat_kernel, programs, limbs, (filled[0], limbs, numel), warps=WARPS)
+        launch(reduce_flat_kernel, programs, limbs, (grads[slot], limbs, numel), warps=WARPS)
         return
     for table in tensor_tables([grads], chunk=SPAN.value, cache=cache):
         launch(

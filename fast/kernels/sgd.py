@@ -39,7 +39,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import SHARED, TableCache, step_table, tensor_tables
+from fast.tables import SHARED, TableCache, only_slot, step_table, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
 
@@ -198,9 +198,8 @@ def update_sgd(
     cache: TableCache = SHARED,
 ) -> None:
     """Run the update over (params, grads[, momentums][, copies])."""
-    filled = [slot for slot, param in enumerate(lists[0]) if param.numel()]
-    if len(filled) == 1:
-        slot = filled[0]
+    slot = only_slot(lists)
+    if slot is not None:
         _update_flat([role[slot] for role in lists], slot, coefficients, options)
         return
     reaches = [tensor for role in lists for tensor in role]

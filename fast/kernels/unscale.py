@@ -25,7 +25,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import tensor_tables
+from fast.tables import only_slot, tensor_tables
 
 
 @triton.jit
@@ -94,10 +94,10 @@ def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.co
 
 def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
     """Write grads = round(fp32(grads) * inv_scale); found_inf = 1 where one was not finite."""
-    filled = [grad for grad in grads if grad.numel()]
-    if len(filled) == 1:
-        numel = filled[0].numel()
-        args = (filled[0], inv_scale, found_inf, numel)
+    slot = only_slot([grads])
+    if slot is not None:
+        numel = grads[slot].numel()
+        args = (grads[slot], inv_scale, found_inf, numel)
         launch(unscale_flat_kernel, cdiv(numel, CHUNK.value), inv_scale, args)
         return
     for table in tensor_tables([grads], chunk=CHUNK.value):
