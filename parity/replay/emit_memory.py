@@ -12,6 +12,7 @@ from parity.replay.dtypes import NUMPY, Array, raw, width
 from parity.replay.flow import family
 from parity.replay.generic import AsyncCopy, GenericSite
 from parity.replay.lanes import Lanes
+from parity.replay.matrices import MatrixSite
 from parity.replay.parse import Imm, Instruction, Mem, Operand, Reg, Symbol, Vec
 from parity.replay.registers import unknown
 
@@ -54,6 +55,8 @@ def emit(emitter: Emitter, instruction: Instruction) -> bool:
         "createpolicy": _policy,
         "isspacep": _is_space,
         "cp": _copy,
+        "ldmatrix": _load_matrices,
+        "stmatrix": _store_matrices,
     }.get(head)
     if handler is None:
         return False
@@ -307,3 +310,33 @@ def _copy(emitter: Emitter, instruction: Instruction) -> None:
     copy = AsyncCopy(instruction, int(size.value), to_offset, offset)
     name = emitter.named("S", copy)
     emitter.line(f"{name}.run(L, {to}, {base}, {_guard(emitter, instruction)}, {copied})")
+
+
+def _matrix_site(
+    emitter: Emitter, instruction: Instruction, access: str, place: Operand
+) -> tuple[str, str]:
+    """The site of a matrix instruction and the expression of its address."""
+    known = {"sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16"}
+    if set(instruction.parts[1:]) - known or "m8n8" not in instruction.parts:
+        raise unknown(emitter.kernel, instruction)
+    count = next(int(p[1]) for p in instruction.parts if p in ("x1", "x2", "x4"))
+    base, offset = _address(emitter, place, "shared")
+    site = MatrixSite(instruction, access, count, offset)
+    return emitter.named("S", site), base
+
+
+def _load_matrices(emitter: Emitter, instruction: Instruction) -> None:
+    target, place = instruction.operands
+    site, base = _matrix_site(emitter, instruction, "read", place)
+    emitter.line(f"t = {site}.load(L, {base}, {_guard(emitter, instruction)})")
+    for index, item in enumerate(emitter.targets(target)):
+        emitter.assign(item, f"t[{index}]", "u32", instruction.guard)
+    emitter.line("t = None")
+
+
+def _store_matrices(emitter: Emitter, instruction: Instruction) -> None:
+    place, source = instruction.operands
+    site, base = _matrix_site(emitter, instruction, "write", place)
+    values = [emitter.bits(value, 4) for value in emitter.targets(source)]
+    guard = _guard(emitter, instruction)
+    emitter.line(f"{site}.store(L, {base}, {guard}, ({', '.join(values)},))")

@@ -15,7 +15,7 @@ EXIT = 1 << 30
 """The program counter of a thread that has finished."""
 
 BRANCHES = frozenset({"bra", "brx", "ret", "exit"})
-WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "elect"})
+WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix"})
 STORES = frozenset({"st", "red", "prefetch", "prefetchu", "cp", "discard", "applypriority"})
 
 
