@@ -21,8 +21,8 @@ from parity.replay.waiting import Waiting
 if TYPE_CHECKING:
     from parity.replay.translate import Program
 
-FAIR_TURN = 1024
-"""Every so many steps of diverged threads the highest program counter runs instead."""
+FAIR_TURN = 128
+"""After so many steps of one group, or turns of all, the highest program counter runs."""
 
 Registers = list[Array | None]
 
@@ -42,6 +42,8 @@ class Execution:
         self.runs = [0] * len(program.blocks)
         self.steps = 0
         self.max_steps = max_steps
+        self.turns = 0
+        self.overdue = False
         self.waiting = Waiting(program, batch)
         for name, slot in program.specials.items():
             self.registers[slot] = special(name, self.everyone)
@@ -86,10 +88,13 @@ class Execution:
 
     def _apart(self, counters: Array) -> tuple[Array | None, int]:
         """Run one group of threads until it has to wait or others are behind it."""
+        turn = self.overdue
         pc, mask = self._choose(counters)
         lanes = self._lanes(mask)
         others = counters[~mask]
-        behind = int(others.min()) if others.size else EXIT
+        # A group whose turn it is out of order runs on, though others are behind it.
+        behind = int(others.min()) if others.size and not turn else EXIT
+        limit = self.steps + FAIR_TURN
         own: Registers = [None] * len(self.registers)
         held: set[int] = set()
         dirty: set[int] = set()
@@ -110,6 +115,9 @@ class Execution:
                 break
             if self.program.blocks[following].waits and lanes.ids is not None:
                 break
+            if self.steps >= limit:
+                self.overdue = not turn
+                break
             pc = following
         for slot in dirty & held:
             value = own[slot]
@@ -125,8 +133,10 @@ class Execution:
     def _choose(self, counters: Array) -> tuple[int, Array]:
         """The next group: its program counter and its threads."""
         places = [int(p) for p in np.unique(counters) if p != EXIT]
-        if self.steps % FAIR_TURN == FAIR_TURN - 1:
+        self.turns += 1
+        if self.overdue or self.turns % FAIR_TURN == 0:
             places.reverse()
+        self.overdue = False
         for pc in places:
             mask = counters == pc
             if self.program.blocks[pc].waits:

@@ -38,7 +38,7 @@ class Number:
 NAN = Number(False, special="nan")
 
 
-@lru_cache(1 << 17)
+@lru_cache(1 << 18)
 def decode(bits: int, kind: str) -> Number:
     """The datum of a bit pattern."""
     exponent_bits, fraction_bits = FORMATS[kind]
@@ -291,7 +291,7 @@ def to_integer(bits: int, source: str, target: str, mode: str) -> int:
     return wrapped(clamped(value, target), target)
 
 
-@lru_cache(1 << 17)
+@lru_cache(1 << 20)
 def whole_number(bits: int, kind: str, mode: str) -> int | None:
     """A float rounded to an unbounded integer; infinities are huge, NaN is None."""
     number = decode(bits, kind)
