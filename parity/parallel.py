@@ -95,7 +95,8 @@ def run(
     if count == 1:
         return session.run(known)
     ledger = session.ledger(planned)
-    rows = list(_rows(planned).values())
+    # The most work first: a worker should not be left alone with a long row at the end.
+    rows = sorted(_rows(planned).values(), key=lambda row: _work(planned[row[0]]), reverse=True)
     done = 0
     for places, cells in _judged(rows, planned, count, (source, selection, effort)):
         done += len(places)
@@ -104,6 +105,13 @@ def run(
             finished(cell)
         progress(planned[places[-1]], done, len(planned))
     return ledger.sorted()
+
+
+def _work(task: Task) -> int:
+    """A measure of how long a row takes: how much its operation has to draw and to compare."""
+    operation = task.kernel.operation
+    claimed = task.dtype in task.kernel.dtypes
+    return claimed * len(operation.laws) * (len(operation.controls) + 4 * len(operation.lists))
 
 
 def _rows(planned: Sequence[Task]) -> dict[tuple[str, str], list[int]]:

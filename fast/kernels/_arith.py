@@ -33,10 +33,13 @@ def power(base, exponents):
     does not depend on its neighbours.
     """
     product = tl.full(exponents.shape, 1.0, tl.float64)
-    while tl.max(exponents) > 0:
+    # One reduction, not one for each bit: whatever the others hold, the largest ends last.
+    left = tl.max(exponents)
+    while left > 0:
         product = tl.where((exponents & 1) != 0, product * base, product)
         base = base * base
         exponents = exponents >> 1
+        left = left >> 1
     return product
 
 

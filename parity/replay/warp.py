@@ -6,6 +6,7 @@ values in the `warps` layout (rows, warps, 32) and return the same layout.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -25,7 +26,7 @@ def shuffle(mode: str, lanes: Lanes, value: Array, b: Array, c: Array) -> tuple[
         an undefined pattern.
     """
     if b.size == 1 and c.size == 1:
-        source, valid = source_lane(mode, int(b.flat[0]) & 31, int(c.flat[0]), LANE)
+        source, valid = _fixed_source(mode, int(b.flat[0]) & 31, int(c.flat[0]))
         values = lanes.warps(value)[..., source]
         reached = None if lanes.ids is None else lanes.active()[..., source]
         valid = np.broadcast_to(valid, values.shape)
@@ -39,6 +40,12 @@ def shuffle(mode: str, lanes: Lanes, value: Array, b: Array, c: Array) -> tuple[
         pattern = np.uint64(UNDEFINED).astype(value.dtype)
         values = np.where(reached, values, pattern)
     return lanes.unwarp(values), lanes.unwarp(valid)
+
+
+@functools.cache
+def _fixed_source(mode: str, b: int, c: int) -> tuple[Array, Array]:
+    """`source_lane` where all threads shuffle alike: there are few such patterns."""
+    return source_lane(mode, b, c, LANE)
 
 
 def source_lane(mode: str, b: Array | int, c: Array | int, lane: Array) -> tuple[Array, Array]:
