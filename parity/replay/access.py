@@ -188,7 +188,10 @@ class Site:
         self, lanes: Lanes, chosen: Chosen, which: int, error: type[ReplayError]
     ) -> NoReturn:
         address = int(chosen.address[which])
-        region = lanes.batch.regions.nearest(address)
+        regions = lanes.batch.regions
+        pointers = lanes.batch.pointers(self.instruction)
+        meant = [found for p in pointers if (found := regions.find(p, p)) is not None]
+        region = meant[0] if len(meant) == 1 else regions.nearest(address)
         what = f"{self.kind} of {self.bytes} bytes at address {address:#x}"
         if region is not None:
             size = region.end - region.start

@@ -8,6 +8,7 @@ different paths, the active ones are taken out into a smaller shape, run, and pu
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from parity.replay.memory import Regions
 
 if TYPE_CHECKING:
     from parity.replay.access import Site
+    from parity.replay.parse import Instruction
     from parity.replay.shadow import Shadow
 
 Place = tuple[int, int, int]
@@ -36,6 +38,7 @@ class Batch:
         shared: Shared memory, uint8, one row per block.
         local: Local memory, uint8, one row per thread; empty where the kernel has none.
         traffic: Per site and region index: lanes, bytes moved.
+        pointers: For messages: the parameter values that an address was computed from.
         shadow: Checks of races and of unwritten memory, where asked for.
     """
 
@@ -51,6 +54,7 @@ class Batch:
     traffic: dict[tuple[Site, int], list[int]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     shadow: Shadow | None = None
+    pointers: Callable[[Instruction], list[int]] = lambda _: []
 
     def block_place(self, row: int) -> Place:
         """Block coordinates of a row."""

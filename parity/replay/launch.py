@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +20,8 @@ from parity.replay.execute import Execution
 from parity.replay.flow import family
 from parity.replay.lanes import Batch, Place
 from parity.replay.memory import Regions
-from parity.replay.parse import parse
+from parity.replay.parse import Instruction, parse
+from parity.replay.provenance import parameters_behind
 from parity.replay.record import Launch, Traffic, class_of, publish
 from parity.replay.shadow import Memory, Shadow, Unwritten
 from parity.replay.translate import Program, translate
@@ -254,11 +256,23 @@ def _run_batch(
         np.full((len(blocks) * threads if local else 0, local), 0xCD, np.uint8),
         program.kernel.name,
     )
+    batch.pointers = partial(_pointers, program, request.params)
     if memory is not None:
         batch.shadow = Shadow(memory, batch)
     execution = Execution(program, batch, request.settings.max_steps)
     execution.run()
     _count(launch, program, execution, batch)
+
+
+def _pointers(program: Program, params: bytes, instruction: Instruction) -> list[int]:
+    """Values of the 64-bit parameters that an address derives from."""
+    wide = {v.name for v, _ in program.kernel.params if v.size == 8}
+    starts = [
+        program.layout.params[name]
+        for name in parameters_behind(program.kernel, instruction)
+        if name in wide
+    ]
+    return [int.from_bytes(params[start : start + 8], "little") for start in starts]
 
 
 def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:
