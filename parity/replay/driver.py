@@ -232,6 +232,9 @@ class _Utils:
         """Module, function, registers, spills, most threads: there is nothing to load."""
         return 1, 1, 0, 0, 1024
 
+    def unload_module(self, module: int) -> None:
+        """There is nothing to unload."""
+
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Properties of the reported target."""
         return {

@@ -173,6 +173,8 @@ def parse(text: str) -> Module:
 
 def _blank(match: re.Match[str]) -> str:
     found = match[0]
+    if mark := re.fullmatch(r"//\s*(begin|end) inline asm\s*", found):
+        return f".inline_asm {mark[1]}"
     return found if found.startswith('"') else "\n" * found.count("\n") + " "
 
 
@@ -238,7 +240,8 @@ class _Body:
     """Reads one kernel body statement by statement; nested braces open a scope of registers."""
 
     _TOKEN = re.compile(
-        r"\s*(?:(?P<loc>\.loc\s[^\n]*)|(?P<file>\.file\s[^\n]*)|(?P<pragma>\.pragma\s[^;]*;)"
+        r"\s*(?:(?P<loc>\.loc\s[^\n]*)|\.inline_asm\s(?P<asm>begin|end)"
+        r"|(?P<file>\.file\s[^\n]*)|(?P<pragma>\.pragma\s[^;]*;)"
         r"|(?P<label>[%$_a-zA-Z][\w$]*):(?!:)|(?P<open>\{)(?=\s*(?:\.|@|[a-z\}]|//))|(?P<close>\})"
         r"|(?P<statement>[^;]+);)",
         re.S,
@@ -250,6 +253,7 @@ class _Body:
         self.location: Location | None = None
         self.scopes: list[dict[str, str]] = [{}]
         self.scope_count = 0
+        self.inline = 0
 
     def read(self, body: str, first_line: int) -> None:
         position, line = 0, first_line
@@ -257,8 +261,13 @@ class _Body:
         while match := self._TOKEN.match(body, position):
             line = first_line + body.count("\n", 0, match.start(match.lastgroup or 0))
             position = match.end()
-            if match["loc"]:
-                self._locate(match["loc"])
+            if match["asm"]:
+                # Some compilers give each line of inline assembly the next source line.
+                self.inline = {"begin": 1, "end": 0}[match["asm"]]
+            elif match["loc"]:
+                if self.inline < 2:
+                    self._locate(match["loc"])
+                self.inline *= 2
             elif match["label"]:
                 pending.append(match["label"])
                 self.kernel.labels[match["label"]] = len(self.kernel.code)
