@@ -15,7 +15,7 @@ from parity.replay.dtypes import Array, stretched
 from parity.replay.errors import Misaligned, OutOfBounds, ReplayError
 from parity.replay.lanes import Lanes
 from parity.replay.memory import Region
-from parity.replay.parse import Instruction
+from parity.replay.syntax import Instruction
 
 SHARED_WINDOW = 0x7E00 << 48
 LOCAL_WINDOW = 0x7F00 << 48

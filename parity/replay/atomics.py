@@ -18,8 +18,8 @@ from parity.replay.generic import _WINDOWS, _both, space_of
 from parity.replay.half import half_operation
 from parity.replay.lanes import Lanes
 from parity.replay.operations import Unresolved
-from parity.replay.parse import Instruction
 from parity.replay.rounding import flush
+from parity.replay.syntax import Instruction
 
 Update = Callable[..., Array]
 

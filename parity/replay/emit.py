@@ -16,8 +16,8 @@ from parity.replay.dtypes import NUMPY, Array, raw, width
 from parity.replay.errors import UnknownInstruction
 from parity.replay.floating import canonical
 from parity.replay.flow import Block, defined, family, used
-from parity.replay.parse import Imm, Instruction, Kernel, Operand, Reg, Symbol, Vec
 from parity.replay.registers import RegisterTypes, unknown
+from parity.replay.syntax import Imm, Instruction, Kernel, Operand, Reg, Symbol, Vec
 
 if TYPE_CHECKING:
     from parity.replay.translate import Layout

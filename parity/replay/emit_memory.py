@@ -13,8 +13,8 @@ from parity.replay.flow import family
 from parity.replay.generic import AsyncCopy, GenericSite
 from parity.replay.lanes import Lanes
 from parity.replay.matrices import MatrixSite
-from parity.replay.parse import Imm, Instruction, Mem, Operand, Reg, Symbol, Vec
 from parity.replay.registers import unknown
+from parity.replay.syntax import Imm, Instruction, Mem, Operand, Reg, Symbol, Vec
 
 if TYPE_CHECKING:
     from parity.replay.emit import Emitter

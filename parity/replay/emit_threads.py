@@ -13,8 +13,8 @@ from parity.replay.errors import KernelTrap
 from parity.replay.floating import extremum
 from parity.replay.flow import family
 from parity.replay.lanes import Lanes
-from parity.replay.parse import Imm, Instruction, Operand, Symbol
 from parity.replay.registers import unknown
+from parity.replay.syntax import Imm, Instruction, Operand, Symbol
 
 if TYPE_CHECKING:
     from parity.replay.emit import Emitter

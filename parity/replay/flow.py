@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from parity.replay.errors import UnknownInstruction
-from parity.replay.parse import Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
+from parity.replay.syntax import Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
 
 EXIT = 1 << 30
 """The program counter of a thread that has finished."""

@@ -7,7 +7,7 @@ import numpy as np
 from parity.replay.access import LOCAL_WINDOW, SHARED_WINDOW, Site
 from parity.replay.dtypes import Array
 from parity.replay.lanes import Lanes
-from parity.replay.parse import Instruction
+from parity.replay.syntax import Instruction
 
 _TOP = np.uint64(48)
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}

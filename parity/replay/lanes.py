@@ -19,8 +19,8 @@ from parity.replay.memory import Regions
 
 if TYPE_CHECKING:
     from parity.replay.access import Site
-    from parity.replay.parse import Instruction
     from parity.replay.shadow import Shadow
+    from parity.replay.syntax import Instruction
 
 Place = tuple[int, int, int]
 

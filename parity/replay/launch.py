@@ -20,10 +20,11 @@ from parity.replay.execute import Execution
 from parity.replay.flow import family
 from parity.replay.lanes import Batch, Place
 from parity.replay.memory import Regions
-from parity.replay.parse import Instruction, parse
+from parity.replay.parse import parse
 from parity.replay.provenance import parameters_behind
 from parity.replay.record import Launch, Traffic, class_of, publish
 from parity.replay.shadow import Memory, Shadow, Unwritten
+from parity.replay.syntax import Instruction
 from parity.replay.translate import Program, translate
 
 LANES = 16384

@@ -12,7 +12,7 @@ import numpy as np
 from parity.replay.access import Site
 from parity.replay.dtypes import Array, stretched
 from parity.replay.lanes import Lanes
-from parity.replay.parse import Instruction
+from parity.replay.syntax import Instruction
 
 _LANE = np.arange(32)
 _LINE, _PLACE = _LANE // 4, 2 * (_LANE % 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity.replay.flow import defined, family, registers_in
-from parity.replay.parse import Instruction, Kernel, Mem, Symbol
+from parity.replay.syntax import Instruction, Kernel, Mem, Symbol
 
 
 def parameters_behind(kernel: Kernel, instruction: Instruction) -> list[str]:

@@ -11,7 +11,7 @@ from parity.replay.dtypes import NUMPY, raw
 from parity.replay.errors import UnknownInstruction
 from parity.replay.flow import defined, family
 from parity.replay.operations import RESOLVERS, Operation, resolve
-from parity.replay.parse import Instruction, Kernel, Reg
+from parity.replay.syntax import Instruction, Kernel, Reg
 
 SPECIAL_KINDS = {"%CC": "pred", "%globaltimer": "u64", "%clock64": "u64"}
 

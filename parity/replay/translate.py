@@ -18,8 +18,8 @@ from parity.replay.dtypes import Array, undefined
 from parity.replay.emit import Emitter
 from parity.replay.errors import UnknownInstruction
 from parity.replay.flow import Block, build, defined
-from parity.replay.parse import Kernel, Module, Variable
 from parity.replay.registers import RegisterTypes
+from parity.replay.syntax import Kernel, Module, Variable
 
 FAMILIES = (approximate, bitwise, compare, convert, integer)
 """Modules whose import registers the pure instructions."""

@@ -10,7 +10,7 @@ from parity.replay.dtypes import Array
 from parity.replay.errors import Deadlock, UnknownInstruction
 from parity.replay.flow import EXIT, family
 from parity.replay.lanes import Batch
-from parity.replay.parse import Imm, Operand, Reg
+from parity.replay.syntax import Imm, Operand, Reg
 from parity.replay.warp import ballot_bits
 
 if TYPE_CHECKING:
