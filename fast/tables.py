@@ -91,9 +91,11 @@ def chunk_pairs(sizes: Tensor, chunk: int) -> Tensor:
     [[0, 0], [2, 0], [2, 1]]
     """
     counts = (sizes + (chunk - 1)) // chunk
-    tensors = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    return torch.stack((tensors, torch.arange(len(tensors)) - first), dim=1)
+    ends = counts.cumsum(0)
+    chunks = torch.arange(int(counts.sum()))
+    # The first tensor whose chunks end behind a chunk owns it; empty ones never do.
+    tensors = torch.searchsorted(ends, chunks, right=True)
+    return torch.stack((tensors, chunks - (ends - counts)[tensors]), dim=1)
 
 
 def build_table(

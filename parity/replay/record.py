@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 
 @dataclass
@@ -104,6 +105,7 @@ _CLASS_OF = {head: name for name, heads in _CLASSES.items() for head in heads.sp
 _FLOAT_TYPES = ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "f32x2")
 
 
+@cache
 def class_of(opcode: str) -> str:
     """The class of an opcode for `Launch.classes`."""
     head, kind = opcode.partition(".")[0], opcode.rpartition(".")[2]
