@@ -1,12 +1,16 @@
 """How replay is switched on and off, what it refuses, and that it leaves other drivers alone."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 import parity.replay
-from parity.replay import driver
+from parity.replay import driver, emit_memory, emit_threads
+from parity.replay.flow import BRANCHES
+from parity.replay.operations import RESOLVERS
 
 
 @triton.jit
@@ -112,6 +116,13 @@ def test_logs_nest_and_close(replay: None) -> None:
     assert len(outer) == 2
     assert len(inner) == 1
     assert outer[0].hash == inner[0].hash
+
+
+def test_the_published_list_of_instructions_is_what_the_code_knows() -> None:
+    readme = Path(parity.replay.__file__).with_name("README.md").read_text()
+    published = readme.split("with the code -->")[1].split("<!-- end")[0].split()
+    known = {*RESOLVERS, *emit_memory.HANDLERS, *emit_threads.HANDLERS, *BRANCHES}
+    assert published == sorted(known)
 
 
 def test_a_virtual_tensor_is_zero_and_writable() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,20 +45,7 @@ def emit(emitter: Emitter, instruction: Instruction) -> bool:
     head, opcode = family(instruction), instruction.opcode
     if opcode in _NOTHING or head in _NOTHING:
         return True
-    handler = {
-        "mov": _move,
-        "ld": _load,
-        "ldu": _load,
-        "st": _store,
-        "cvta": _window,
-        "atom": _atomic,
-        "red": _atomic,
-        "createpolicy": _policy,
-        "isspacep": _is_space,
-        "cp": _copy,
-        "ldmatrix": _load_matrices,
-        "stmatrix": _store_matrices,
-    }.get(head)
+    handler = HANDLERS.get(head)
     if handler is None:
         return False
     handler(emitter, instruction)
@@ -340,3 +328,20 @@ def _store_matrices(emitter: Emitter, instruction: Instruction) -> None:
     values = [emitter.bits(value, 4) for value in emitter.targets(source)]
     guard = _guard(emitter, instruction)
     emitter.line(f"{site}.store(L, {base}, {guard}, ({', '.join(values)},))")
+
+
+HANDLERS: dict[str, Callable[[Emitter, Instruction], None]] = {
+    "mov": _move,
+    "ld": _load,
+    "ldu": _load,
+    "st": _store,
+    "cvta": _window,
+    "atom": _atomic,
+    "red": _atomic,
+    "createpolicy": _policy,
+    "isspacep": _is_space,
+    "cp": _copy,
+    "ldmatrix": _load_matrices,
+    "stmatrix": _store_matrices,
+}
+"""What emits each family of this module."""

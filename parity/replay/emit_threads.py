@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,19 +32,7 @@ _REDUCTIONS = {
 
 def emit(emitter: Emitter, instruction: Instruction) -> bool:
     """Emit a thread-exchange instruction; False if it is none."""
-    handler = {
-        "shfl": _shuffle,
-        "vote": _vote,
-        "activemask": _active_mask,
-        "match": _match,
-        "redux": _redux,
-        "elect": _elect,
-        "bar": _barrier,
-        "barrier": _barrier,
-        "trap": _trap,
-        "brkpt": _trap,
-        "call": _call,
-    }.get(family(instruction))
+    handler = HANDLERS.get(family(instruction))
     if handler is None:
         return False
     handler(emitter, instruction)
@@ -164,3 +153,19 @@ def _raise(why: str, instruction: Instruction, lanes: Lanes, flat: int) -> NoRet
     raise KernelTrap(
         f"{why}: kernel {lanes.batch.kernel}, {instruction.place}, block {block}, thread {thread}."
     )
+
+
+HANDLERS: dict[str, Callable[[Emitter, Instruction], None]] = {
+    "shfl": _shuffle,
+    "vote": _vote,
+    "activemask": _active_mask,
+    "match": _match,
+    "redux": _redux,
+    "elect": _elect,
+    "bar": _barrier,
+    "barrier": _barrier,
+    "trap": _trap,
+    "brkpt": _trap,
+    "call": _call,
+}
+"""What emits each family of this module."""
