@@ -55,8 +55,8 @@ class Effort:
         """Number of recipes to draw for a law."""
         if not kernel.operation.lists:
             return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
-        # A whole step has the decisions of several operations in it.
-        several = 2 if len(kernel.operation.options) > 2 else 1
+        # A whole step has the decisions of several operations in it, and only the values show them.
+        several = 2 if law.name == "value" and len(kernel.operation.options) > 2 else 1
         return max(1, round(self.examples * law.share * several))
 
 
