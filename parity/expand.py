@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
         lists=lists,
         controls=controls,
         options=dict(recipe.options),
-        skews={name: _skews(recipe, rng, len(tensors)) for name, tensors in lists.items()},
+        skews=_skews(recipe, rng, lists),
         guard=recipe.guard,
         recipe=recipe,
     )
@@ -131,8 +131,23 @@ def _shaped(tensor: Tensor, planes: bool) -> Tensor:
     return tensor
 
 
-def _skews(recipe: Recipe, rng: np.random.Generator, length: int) -> list[int]:
-    return [0] * length if recipe.aligned else [int(skew) for skew in rng.integers(0, 9, length)]
+def _skews(
+    recipe: Recipe, rng: np.random.Generator, lists: Mapping[str, Sequence[Tensor]]
+) -> dict[str, list[int]]:
+    """How far tensors lie off their alignment: not at all, all alike, or those of one list.
+
+    Any other mixture shows a kernel nothing new, but a compiler that looks at alignment makes a
+    kernel of its own for each.
+    """
+    skewed: set[str] = set()
+    if not recipe.aligned and lists:
+        names = list(lists)
+        skewed = set(names) if rng.integers(2) else {names[rng.integers(len(names))]}
+    offsets = rng.integers(0, 9, max(map(len, lists.values()), default=0))
+    return {
+        name: [int(offset) * (name in skewed) for offset in offsets[: len(tensors)]]
+        for name, tensors in lists.items()
+    }
 
 
 def planted(case: Case, rng: np.random.Generator) -> Case:

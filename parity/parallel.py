@@ -22,7 +22,7 @@ from parity.registry import Kernel, kernels
 from parity.rows import register_house
 from parity.session import Progress, Selection, Session, Task, silent, tasks
 
-WORTH_IT = 100
+WORTH_IT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
