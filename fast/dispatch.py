@@ -106,4 +106,5 @@ def resident_programs(device: torch.device, chunks: int) -> int:
     """Return how many programs walk over `chunks`: what the device can hold at once, at most."""
     if device.type == "cuda":
         return min(chunks, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
-    return min(chunks, 256)
+    # Few, so that small tensors too take every program through its loop more than once.
+    return min(chunks, 8)
