@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -12,6 +13,7 @@ from triton.runtime.cache import get_cache_manager
 
 from parity.replay.errors import ReplayError
 from parity.replay.launch import Labelled, Request, pack, program_of, run
+from parity.replay.relocate import relocate
 from parity.replay.translate import Program
 
 WARP = 32
@@ -104,13 +106,15 @@ class Launcher:
 
 
 def _ptx(src: Source, metadata: Metadata) -> str:
-    """The PTX that Triton left in its cache beside the binary."""
+    """The PTX that Triton left in its cache beside the binary, with this kernel's own paths."""
     path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
     if path is None:
         raise ReplayError(
             f"Triton kept no PTX of {src.name}: unset TRITON_STORE_BINARY_ONLY and clear its cache."
         )
-    return Path(path).read_text()
+    text = Path(path).read_text()
+    function = getattr(getattr(src, "fn", None), "fn", None)
+    return relocate(text, inspect.getsourcefile(function) or "") if function else text
 
 
 def _flatten(
