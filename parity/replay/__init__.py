@@ -29,7 +29,7 @@ from parity.replay.errors import (
 )
 from parity.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
 from parity.replay.record import Launch, Traffic, launches
-from parity.replay.virtual import virtual_tensor
+from parity.replay.virtual import ends_of, folded_tensor, virtual_ends, virtual_tensor
 
 __all__ = [
     "Deadlock",
@@ -48,9 +48,12 @@ __all__ = [
     "active",
     "allow",
     "deactivate",
+    "ends_of",
+    "folded_tensor",
     "launches",
     "options",
     "register_buffer_provider",
     "run_ptx",
+    "virtual_ends",
     "virtual_tensor",
 ]

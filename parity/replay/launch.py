@@ -47,6 +47,7 @@ class Options:
         order: "natural", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
         only_blocks: Linear indices of the blocks to run, or None for all.
+        only_ends: How many blocks to run at either end of the grid, or None for all.
         max_steps: Steps after which a batch is taken to be stuck.
     """
 
@@ -55,6 +56,7 @@ class Options:
     order: str = "natural"
     seed: int = 0
     only_blocks: tuple[int, ...] | None = None
+    only_ends: int | None = None
     max_steps: int = 50_000_000
 
 
@@ -74,6 +76,7 @@ def options(
     order: str = "natural",
     seed: int = 0,
     only_blocks: Iterable[int] | None = None,
+    only_ends: int | None = None,
     max_steps: int = 50_000_000,
 ) -> Iterator[None]:
     """Run the launches of this thread inside the context with other `Options`.
@@ -85,6 +88,7 @@ def options(
         order: See `Options`.
         seed: See `Options`.
         only_blocks: See `Options`.
+        only_ends: See `Options`.
         max_steps: See `Options`.
     """
     if order not in ("natural", "permuted"):
@@ -92,7 +96,7 @@ def options(
     chosen = None if only_blocks is None else tuple(only_blocks)
     tensors = tuple(uninitialised)
     unwritten = Unwritten(tensors) if tensors else None
-    token = _OPTIONS.set(Options(check_races, unwritten, order, seed, chosen, max_steps))
+    token = _OPTIONS.set(Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps))
     try:
         yield
     finally:
@@ -222,6 +226,9 @@ def _batches(request: Request) -> Iterator[Array]:
     count = grid[0] * grid[1] * grid[2]
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
+    elif settings.only_ends is not None:
+        ends = min(settings.only_ends, count)
+        chosen = np.union1d(np.arange(ends), np.arange(count - ends, count))
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
     else:
@@ -287,6 +294,7 @@ def _count(launch: Launch, program: Program, execution: Execution, batch: Batch)
             launch.classes[class_of(opcode)] += runs * count
         for name, count in charges.items():
             launch.approximations[name] += runs * count
+            launch.approximated_at[name] = program.charged_at[name]
         launch.barriers += runs if block.waits == "block" else 0
     for (site, index), (threads, moved) in batch.traffic.items():
         traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
