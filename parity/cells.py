@@ -195,6 +195,8 @@ def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failu
         original=broken.case,
         finding=finding,
     )
-    if effort.repros is None:
+    # What an instruction may do elsewhere leaves nothing that a repro could compare.
+    if effort.repros is None or not (finding.name or finding.failure or finding.got is not None):
         return failure
-    return write_repro(failure, law.plan(case, kernel.arithmetic), effort.repros)
+    plan = law.plan(case, kernel.arithmetic)
+    return write_repro(failure, plan, effort.repros, judge.charges)

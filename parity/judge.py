@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parity.arena import Arena
 from parity.case import Case
+from parity.charges import CPU, IEEE, UNKNOWN, Charges, charges_of
 from parity.engines import Engine
 from parity.errors import ReferenceFault
 from parity.finding import Finding
 from parity.invoke import SECONDS, invoke
 from parity.plan import Outcome, Plan, Values
 from parity.registry import Kernel
+from parity.replay.record import Launch
 from parity.wants import Wants, wants
 
 
@@ -26,6 +30,7 @@ class Judge:
         calls: calls made so far.
         elements: elements of the largest list, summed over all calls.
         worst: largest error over bound seen in what was accepted, by written argument.
+        charges: what the instructions of the last judged call add to its bounds.
     """
 
     kernel: Kernel
@@ -36,12 +41,15 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.worst: dict[str, float] = {}
+        self.charges = UNKNOWN
 
     def violation(self, plan: Plan) -> Finding | None:
         """Carry out a plan; the first violation, or None."""
         outcomes: list[Outcome] = []
+        approximate: list[Finding] = []
         for number, call in enumerate(plan.calls):
-            outcome, failure = self._outcome(plan, number, outcomes)
+            with self._listening(plan, number, approximate):
+                outcome, failure = self._outcome(plan, number, outcomes)
             if failure:
                 return Finding(says=f"the kernel {failure}", call=number, failure=failure)
             self.calls += 1
@@ -51,8 +59,29 @@ class Judge:
             found = check.violation(outcomes)
             if found is not None:
                 return found
+        if approximate:
+            return approximate[0]
         self._keep_worst(plan, outcomes)
         return None
+
+    @contextlib.contextmanager
+    def _listening(self, plan: Plan, number: int, found: list[Finding]) -> Iterator[None]:
+        """Find approximate instructions of a kernel that claims to be exact.
+
+        Replay rounds them correctly and the hardware need not, so equal values prove nothing.
+        """
+        claims = self.engine.name == "replay" and self.kernel.arithmetic == "exact"
+        if not (claims and _needs_wants(plan, number)):
+            yield
+            return
+        from parity.replay import launches
+
+        with launches() as log:
+            yield
+        for launch in log:
+            for name, place in launch.approximated_at.items():
+                says = f"claims to be exact, but {launch.kernel} runs {name} at {place}"
+                found.append(Finding(says=says, call=number))
 
     def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
         call = plan.calls[number]
@@ -61,9 +90,11 @@ class Judge:
         else:
             arena = outcomes[call.reuse].arena
             arena.refill()
-        failure = invoke(self.kernel.function, arena, self.seconds)
+        with recorded(self.engine) as log:
+            failure = invoke(self.kernel.function, arena, self.seconds)
         wanted: Wants = {}
         if not failure and _needs_wants(plan, number):
+            self.charges = charges_on(self.engine, log)
             wanted = self._wants(call.case)
         elif not failure:
             wanted = _shapes(arena)
@@ -72,7 +103,7 @@ class Judge:
 
     def _wants(self, case: Case) -> Wants:
         try:
-            return wants(case, self.kernel.arithmetic)
+            return wants(case, self.kernel.arithmetic, self.charges)
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(
@@ -88,6 +119,25 @@ class Judge:
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(span.name, 0.0)
                     self.worst[span.name] = max(known, float(ratio.max().item()))
+
+
+@contextlib.contextmanager
+def recorded(engine: Engine) -> Iterator[list[Launch]]:
+    """The launches made inside the context, where the engine records them."""
+    if engine.name != "replay":
+        yield []
+        return
+    from parity.replay import launches
+
+    with launches() as log:
+        yield log
+
+
+def charges_on(engine: Engine, log: list[Launch]) -> Charges:
+    """What the bounds of a call have to allow for on this engine."""
+    if engine.name == "replay":
+        return charges_of(log) if log else CPU
+    return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
 
 
 def _needs_wants(plan: Plan, number: int) -> bool:

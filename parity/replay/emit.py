@@ -40,6 +40,7 @@ class Emitter:
         slots: Register name to its index in the register list.
         specials: Special registers met so far.
         charges: Approximate instructions per block, in order of translation.
+        charged_at: Source line of the first approximate instruction of each name.
     """
 
     def __init__(self, kernel: Kernel, types: RegisterTypes, layout: Layout) -> None:
@@ -54,6 +55,7 @@ class Emitter:
         self.slots: dict[str, int] = {}
         self.specials: set[str] = set()
         self.charges: list[Counter[str]] = []
+        self.charged_at: dict[str, str] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
         self.lines: list[str] = []
         self.held: dict[str, set[str]] = {}
@@ -226,6 +228,7 @@ class Emitter:
             raise unknown(self.kernel, instruction, f"{instruction.opcode}: wrong operand count.")
         if operation.charge:
             self.charges[-1][operation.charge] += 1
+            self.charged_at.setdefault(operation.charge, instruction.place)
         sources = ", ".join(
             self.source(o, kind) for o, kind in zip(operands, operation.sources, strict=True)
         )

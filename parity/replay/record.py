@@ -39,6 +39,7 @@ class Launch:
         opcodes: Thread instructions by opcode.
         classes: The same by class: float, integer, convert, memory, control, warp, other.
         approximations: Approximate instructions by name, thread counts.
+        approximated_at: Source line of the first of each name.
         barriers: Threads that passed a barrier.
         shared_read, shared_written: Bytes of shared memory.
         seconds: Wall-clock time of the launch.
@@ -53,6 +54,7 @@ class Launch:
     opcodes: Counter[str] = field(default_factory=Counter)
     classes: Counter[str] = field(default_factory=Counter)
     approximations: Counter[str] = field(default_factory=Counter)
+    approximated_at: dict[str, str] = field(default_factory=dict)
     barriers: int = 0
     shared_read: int = 0
     shared_written: int = 0

@@ -62,6 +62,7 @@ class Program:
         writes: Slots per block that it writes.
         census: Opcodes per block, without operands.
         charges: Approximate instructions per block.
+        charged_at: Source line of the first approximate instruction of each name.
         undefined: Per slot, what an unwritten register holds.
         source: The generated Python, for the curious.
     """
@@ -76,6 +77,7 @@ class Program:
     writes: list[set[int]]
     census: list[Counter[str]]
     charges: list[Counter[str]]
+    charged_at: dict[str, str]
     undefined: list[Array]
     layout: Layout
     source: str
@@ -141,6 +143,7 @@ def translate(module: Module, name: str) -> Program:
         [{slots[r] for i in block.code for r in defined(i) if r in slots} for block in blocks],
         [Counter(i.opcode for i in block.code) for block in blocks],
         emitter.charges,
+        emitter.charged_at,
         empty,
         layout,
         source,
