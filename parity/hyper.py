@@ -21,6 +21,8 @@ BETA1 = Control(name="beta1", dtype=FP64, values=(0.8765, 0.9991, 0.5, 0.95, 0.0
 BETA2 = Control(name="beta2", dtype=FP64, values=(0.9987, 0.95, 0.99995, 0.7, 0.0))
 EPS = Control(name="eps", dtype=FP64, values=(3e-6, 1.3e-3, 1e-10, 0.5, 0.0))
 WEIGHT_DECAY = Control(name="weight_decay", dtype=FP64, values=(0.013, 0.31, 1.7, 0.0, -0.02))
+MAX_COEFF = Control(name="max_coeff", dtype=FP64, values=(3.5, 0.6, 1e30, 40.0))
+MIN_COEFF = Control(name="min_coeff", dtype=FP64, values=(0.05, 0.4, 0.0, 1e-6))
 MOMENTUM = Control(name="momentum", dtype=FP64, values=(0.85, 0.97, 0.5, 0.0))
 DAMPENING = Control(name="dampening", dtype=FP64, values=(0.1, 0.003, 0.75, 0.0))
 FACTOR = Control(name="factor", dtype=FP32, values=(0.37, 2.0**-16, 1.0, 3.3e-5, 1.9))

@@ -106,6 +106,8 @@ class Operation:
         laws: names of the laws that hold, in the order of the table's columns.
         layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
         bound: what `arithmetic="bounded"` allows.
+        whole_tensors: a result depends on all elements of its tensor, so that joining or cutting
+            tensors changes it.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Operation:
     laws: tuple[str, ...]
     layouts: tuple[str, ...] = LAYOUTS
     bound: Bound = Bound.PROPAGATED
+    whole_tensors: bool = False
 
     def list_named(self, name: str) -> ListArgument:
         """The list argument of that name."""

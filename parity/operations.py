@@ -17,6 +17,7 @@ HOUSE = (
     operations_step.SGD_STEP,
     operations_step.ADAM_STEP,
     operations_step.ADAMW_STEP,
+    operations_step.LAMB_STEP,
     operations_buffer.UNSCALE,
     operations_buffer.GLOBAL_NORM,
     operations_scale.CLIP_FACTOR,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import reference.adam
+import reference.lamb
 import reference.mixed_step
 import reference.sgd
 from parity import arguments, combinations, hyper
@@ -93,6 +94,40 @@ ADAMW_STEP = replace(
         "p = p - lr u;  copy = p rounded once",
     ),
     reference=reference.adam.adamw_step,
+)
+
+LAMB_STEP = Operation(
+    name="lamb_step",
+    summary="LAMB: Adam's direction, its length bounded by the norm of each tensor, one step.",
+    equations=(
+        "t = step + 1;  h = fp32(grad) factor",
+        "m = beta1 m + (1 - beta1) h",
+        "v = beta2 v + ((1 - beta2) h) h",
+        "u = m / (sqrt(v) + eps);  with eps_inside_sqrt m / sqrt(v + eps)",
+        "u = u + weight_decay p",
+        "w = fp32(sqrt(exact sum of p^2));  n = fp32(sqrt(exact sum of u^2)), each of one tensor",
+        "rho = max(min(w / n, max_coeff), min_coeff);  exactly 1 if w = 0 or n = 0",
+        "a = (lr sqrt(1 - beta2^t)) / (1 - beta1^t), float64 rounded once;  lr without correction",
+        "p = p - (a rho) u;  copy = p rounded once",
+    ),
+    lists=ADAM_STEP.lists,
+    controls=(
+        hyper.LR,
+        hyper.BETA1,
+        hyper.BETA2,
+        hyper.EPS,
+        hyper.WEIGHT_DECAY,
+        hyper.MAX_COEFF,
+        hyper.MIN_COEFF,
+        hyper.FACTOR,
+        hyper.SKIP,
+    ),
+    options=(arguments.BIAS_CORRECTION, arguments.EPS_INSIDE),
+    writes=ADAM_STEP.writes,
+    reference=reference.lamb.lamb_step,
+    combinations=ADAM_STEP.combinations,
+    laws=arguments.STEP_LAWS,
+    whole_tensors=True,
 )
 
 MIXED_STEP = Operation(

@@ -17,14 +17,16 @@ from reference.accumulate import accumulate
 from reference.adam import adam_step, adamw_step
 from reference.cast import cast_copy
 from reference.clip import clip_factor, global_norm, l2_norm
+from reference.lamb import lamb_step
 from reference.mixed_step import MixedResult, mixed_step
 from reference.overflow import unscale
 from reference.sgd import sgd_step
 from reference.update_scale import float64, int64
 
-ARITHMETIC = {"add", "sub", "mul", "div", "true_divide", "rsub", "rdiv", "sqrt", "abs", "maximum"}
+ARITHMETIC = {"add", "sub", "mul", "div", "true_divide", "rsub", "rdiv", "sqrt", "abs"}
+ARITHMETIC |= {"maximum", "minimum"}
 PLACEMENT = {"to", "clone", "reshape", "where", "__get__", "ones_like", "numel"}
-DECISIONS = {"isfinite", "any", "invert", "bitwise_not", "gt", "lt", "and", "bitwise_and"}
+DECISIONS = {"isfinite", "any", "invert", "bitwise_not", "gt", "lt", "ne", "and", "bitwise_and"}
 ALLOWED = ARITHMETIC | PLACEMENT | DECISIONS | {"l2_norm"}
 
 
@@ -91,6 +93,20 @@ def test_adam_runs_on_subclasses(step: Callable[..., tuple[list[Tensor], ...]]) 
         bias_correction=True,
     )  # fmt: skip
     assert all(isinstance(tensors[0], Watched) for tensors in out[:4])
+    assert_only_allowed()
+
+
+def test_lamb_runs_on_subclasses() -> None:
+    p, g, m, v = watched(*data(4))
+    names = "lr beta1 beta2 eps weight_decay max_coeff min_coeff"
+    out = lamb_step(
+        [p], [g], [m], [v], [torch.zeros(8).half()], [torch.tensor(1)],
+        **{name: float64(0.5) for name in names.split()},
+        factor=torch.tensor(0.5), found_inf=torch.tensor(0.0),
+        bias_correction=True, eps_inside_sqrt=False,
+    )  # fmt: skip
+    assert all(isinstance(tensors[0], Watched) for tensors in out[:4])
+    assert "l2_norm" in SEEN
     assert_only_allowed()
 
 
