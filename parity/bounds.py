@@ -6,8 +6,9 @@ of the same formula can have there. Every operation of the reference adds its ch
 - a rounding is charged twice half an ULP of fp32, so that a kernel may contract, rearrange or round
   one intermediate result more;
 - a sum is charged for its operands too, because cancellation exposes their roundings;
-- division and square root are charged two ULP on top, for approximate instructions; the root of a
-  subnormal may be flushed to zero;
+- approximate instructions and `.ftz` are charged where the compiled code has them
+  (`parity/charges.py`): a relative error on top of quotients and roots, and for subnormal operands
+  and results that may be taken for zero their own magnitude;
 - near zero there is an absolute term of two of the smallest subnormals, magnified by the divisions
   on the way (`gain`), because a kernel may scale before it divides;
 - where a product of factors passes the largest fp32 number (`peak`), the order of the
@@ -21,7 +22,9 @@ Not charged on purpose: 1 - beta formed in fp32, a power of beta in fp32, state 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -29,13 +32,24 @@ import torch
 from torch import Tensor
 
 from parity.bounds_sum import bounded_l2_norm
+from parity.charges import IEEE, Charges
 
 HALF_ULP = 2.0**-24
 ROUNDING = 2 * HALF_ULP
-APPROXIMATE = 4 * HALF_ULP
 SMALLEST = 2 * 2.0**-149
 TINY = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
+_CHARGES: ContextVar[Charges] = ContextVar("charges", default=IEEE)
+
+
+@contextmanager
+def charging(charges: Charges) -> Iterator[None]:
+    """Add these charges to every operation inside the context."""
+    token = _CHARGES.set(charges)
+    try:
+        yield
+    finally:
+        _CHARGES.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +180,15 @@ def _settled(c: Carried, plain: Tensor) -> Carried:
     return replace(c, value=plain, error=error, zone=zone)
 
 
+def _flushable(c: Carried, operation: str) -> Tensor:
+    """How much is lost if this operation takes c for zero where it may be subnormal."""
+    if operation not in _CHARGES.get().flushed:
+        return torch.zeros_like(c.exact)
+    magnitude = c.exact.abs()
+    lost = (magnitude + c.error).clamp_max(TINY)
+    return torch.where(magnitude - c.error < TINY, lost, torch.zeros_like(lost))
+
+
 def _merged(a: Carried, b: Carried, exact: Tensor, error: Tensor, peak: Tensor) -> Carried:
     gain = torch.maximum(a.gain, b.gain) + torch.zeros_like(exact)
     zone = a.zone | b.zone
@@ -177,8 +200,10 @@ def _add(operands: Sequence[Carried], sign: float = 1.0) -> Carried:
     exact = a.exact + sign * b.exact
     magnitude = exact.abs() + a.exact.abs() + b.exact.abs()
     error = a.error + b.error + ROUNDING * magnitude
+    error = error + _flushable(a, "add") + _flushable(b, "add")
     # lerp takes the difference first and scales it then: what must not overflow is unscaled.
-    return _merged(a, b, exact, error, a.peak + b.peak)
+    result = _merged(a, b, exact, error, a.peak + b.peak)
+    return replace(result, error=error + _flushable(result, "add"))
 
 
 def _subtract(operands: Sequence[Carried]) -> Carried:
@@ -188,25 +213,28 @@ def _subtract(operands: Sequence[Carried]) -> Carried:
 def _multiply(operands: Sequence[Carried]) -> Carried:
     a, b = operands
     exact = a.exact * b.exact
-    through = a.exact.abs() * b.error + b.exact.abs() * a.error + a.error * b.error
+    lost_a, lost_b = a.error + _flushable(a, "mul"), b.error + _flushable(b, "mul")
+    through = a.exact.abs() * lost_b + b.exact.abs() * lost_a + lost_a * lost_b
     # A factor below one may come last: the product of the others is what must not overflow.
     peak = torch.maximum(a.peak, a.exact.abs()).clamp_min(1.0) * b.peak.clamp_min(1.0)
-    return _merged(a, b, exact, through + ROUNDING * exact.abs(), peak)
+    result = _merged(a, b, exact, through + ROUNDING * exact.abs(), peak)
+    return replace(result, error=result.error + _flushable(result, "mul"))
 
 
 def _divide(operands: Sequence[Carried]) -> Carried:
     a, b = operands
     exact = a.exact / b.exact
-    smallest = (b.exact.abs() - b.error).clamp_min(0.0)
-    through = (a.error + exact.abs() * b.error) / smallest
+    smallest = (b.exact.abs() - b.error - _flushable(b, "div")).clamp_min(0.0)
+    through = (a.error + _flushable(a, "div") + exact.abs() * b.error) / smallest
     # 0/0 of two exact zeros is NaN for everybody: no error, whatever the quotient of errors says.
     through = torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(through), through)
-    error = through + (ROUNDING + APPROXIMATE) * exact.abs()
+    error = through + (ROUNDING + _CHARGES.get().quotient) * exact.abs()
     # By another order the divisor may be infinite, and then the quotient is zero.
     error = torch.where(b.zone, error + exact.abs(), error)
     merged = _merged(a, b, exact, error, torch.maximum(a.peak, exact.abs()))
     magnified = torch.maximum(a.gain, b.gain) * (1.0 / smallest).clamp(1.0, 1e300)
-    return replace(merged, gain=magnified + torch.zeros_like(exact))
+    error = merged.error + _flushable(merged, "div")
+    return replace(merged, error=error, gain=magnified + torch.zeros_like(exact))
 
 
 def _sqrt(operands: Sequence[Carried]) -> Carried:
@@ -215,9 +243,10 @@ def _sqrt(operands: Sequence[Carried]) -> Carried:
     lowest = (a.exact - a.error).clamp_min(0.0).sqrt()
     highest = (a.exact + a.error).sqrt()
     error = torch.maximum(highest - exact, exact - lowest)
-    error = error + (ROUNDING + APPROXIMATE) * exact
-    flushed = (a.exact - a.error < TINY) & (a.exact > 0)
-    error = torch.where(flushed, torch.maximum(error, exact), error)
+    error = error + (ROUNDING + _CHARGES.get().root) * exact
+    if "sqrt" in _CHARGES.get().flushed:
+        flushed = (a.exact - a.error < TINY) & (a.exact > 0)
+        error = torch.where(flushed, torch.maximum(error, exact), error)
     return replace(a, exact=exact, error=error, peak=exact, gain=torch.ones_like(exact))
 
 

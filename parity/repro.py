@@ -17,23 +17,25 @@ from torch import Tensor
 
 from parity.arena import Arena, Span, spans_of
 from parity.case import Case
+from parity.charges import Charges
 from parity.compare import Failure
 from parity.plan import Check, Plan, Same, Unchanged, Untouched, Values
 from parity.want import Want
-from parity.wants import wants
+from parity.wants import Wants, wants
 
 CPU = torch.device("cpu")
 
 
-def write_repro(failure: Failure, plan: Plan, folder: str) -> Failure:
+def write_repro(failure: Failure, plan: Plan, folder: str, charges: Charges) -> Failure:
     """Write the file into a folder; the failure with its path.
 
     Args:
         failure: shrunk.
         plan: calls and checks of its law on its case.
         folder: is created if it does not exist.
+        charges: what the kernel's instructions add to its bounds.
     """
-    text = repro_text(failure, plan)
+    text = repro_text(failure, plan, charges)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     path = Path(folder) / f"repro_{digest}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +44,7 @@ def write_repro(failure: Failure, plan: Plan, folder: str) -> Failure:
     return named
 
 
-def repro_text(failure: Failure, plan: Plan) -> str:
+def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
     """The file's text."""
     template = resources.files("parity").joinpath("repro_template.txt").read_text()
     filled = {
@@ -53,7 +55,7 @@ def repro_text(failure: Failure, plan: Plan) -> str:
         "ROOT": repr(str(Path(__file__).resolve().parent.parent)),
         "ENGINE": repr(failure.engine),
         "CALLS": _lines([_call(call.case, call.reuse) for call in plan.calls]),
-        "CHECKS": _lines(_checks(failure, plan)),
+        "CHECKS": _lines(_checks(failure, plan, charges)),
     }
     for mark, text in filled.items():
         template = template.replace(f"@{mark}@", text)
@@ -109,16 +111,17 @@ def _checked(runs: list[tuple[int, str]], text: bytes) -> list[tuple[int, str]]:
     return runs if spelled == text else [(1, text.hex())]
 
 
-def _checks(failure: Failure, plan: Plan) -> list[dict[str, object]]:
+def _checks(failure: Failure, plan: Plan, charges: Charges) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for check in plan.checks:
-        rows += _rows(check, plan, failure.kernel.arithmetic)
+        rows += _rows(check, plan, failure.kernel.arithmetic, charges)
     return rows
 
 
-def _rows(check: Check, plan: Plan, arithmetic: str) -> list[dict[str, object]]:
+def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[dict[str, object]]:
     if isinstance(check, Values):
-        return _value_rows(plan.calls[check.call].case, check.call, arithmetic)
+        case = plan.calls[check.call].case
+        return _value_rows(case, check.call, wants(case, arithmetic, charges))
     if isinstance(check, Untouched):
         written = list(plan.calls[check.call].case.operation.writes)
         return [{"kind": "untouched", "call": check.call, "written": written}]
@@ -147,9 +150,8 @@ def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:
     return rows
 
 
-def _value_rows(case: Case, call: int, arithmetic: str) -> list[dict[str, object]]:
+def _value_rows(case: Case, call: int, wanted: Wants) -> list[dict[str, object]]:
     spans, _ = spans_of(case)
-    wanted = wants(case, arithmetic)
     return [
         _value_row(span, wanted[span.name][span.index], call)
         for span in spans

@@ -77,9 +77,25 @@ def _worst(cells: dict[str, Cell]) -> str:
     return f"{max(ratios):.2f}" if ratios else ""
 
 
+def bound_lines(ledger: Ledger) -> list[str]:
+    """Worst error over bound by output, a line for each kernel and dtype that has bounds."""
+    lines = []
+    for (_, kernel, dtype, engine), cells in _rows(ledger).items():
+        worst: dict[str, float] = {}
+        for cell in cells.values():
+            for name, ratio in cell.worst.items():
+                worst[name] = max(ratio, worst.get(name, 0.0))
+        if worst:
+            ratios = "  ".join(f"{name} {ratio:.2f}" for name, ratio in worst.items())
+            lines.append(f"error/bound: {kernel} {dtype} {engine}: {ratios}")
+    return lines
+
+
 def print_table(console: Console, ledger: Ledger) -> None:
-    """Print the table, the reasons of what was skipped, and the counts."""
+    """Print the table, worst errors, the reasons of what was skipped, and the counts."""
     console.print(law_table(ledger))
+    for line in bound_lines(ledger):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for reason, cells in _reasons(ledger).items():
         console.print(f"skip: {reason} ({cells} cells)", highlight=False, markup=False)
     counts = ledger.counts()

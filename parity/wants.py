@@ -8,16 +8,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parity.bounds import APPROXIMATE, Bounded, Carried, known
+from parity.bounds import ROUNDING, Bounded, Carried, charging, known
 from parity.case import Case, evaluate
+from parity.charges import UNKNOWN, Charges
 from parity.operation import Bound
 from parity.want import Want
 
 Wants = Mapping[str, Sequence[Want]]
 
 
-def wants(case: Case, arithmetic: str) -> Wants:
-    """Evaluate the reference on the CPU; with its bounds where the arithmetic is "bounded"."""
+def wants(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> Wants:
+    """Evaluate the reference on the CPU; with its bounds where the arithmetic is "bounded".
+
+    Args:
+        case: gives the arguments.
+        arithmetic: what the kernel claims.
+        charges: what its compiled code adds to the bounds.
+    """
     if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
         return {name: [Want(value=x) for x in xs] for name, xs in case.reference().items()}
     lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
@@ -27,7 +34,8 @@ def wants(case: Case, arithmetic: str) -> Wants:
         else _wrapped(case.controls[control.name])
         for control in case.operation.controls
     }
-    results = evaluate(replace(case, controls=controls), lists)
+    with charging(charges):
+        results = evaluate(replace(case, controls=controls), lists)
     return {name: [_want(x) for x in xs] for name, xs in results.items()}
 
 
@@ -62,7 +70,7 @@ def _ends(carried: Carried) -> tuple[Tensor, Tensor]:
     low = torch.where(carried.error > 0, carried.exact - carried.error, carried.exact)
     high = torch.where(carried.error > 0, carried.exact + carried.error, carried.exact)
     value = carried.value.to(torch.float64)
-    room = value.abs() * APPROXIMATE
+    room = value.abs() * 2 * ROUNDING
     low = torch.where(carried.zone, torch.fmin(low, value - room), low)
     high = torch.where(carried.zone, torch.fmax(high, value + room), high)
     return low, high

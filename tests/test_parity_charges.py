@@ -1,0 +1,98 @@
+"""What compiled code costs: charged where it is there, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parity.case import Case, Recipe
+from parity.charges import CPU, IEEE, QUOTIENTS, ROOTS, UNKNOWN, Charges, charges_of
+from parity.engines import engine_named, running
+from parity.expand import expand
+from parity.judge import Judge
+from parity.laws.value import plan
+from parity.operations import operation_named
+from parity.replay import Launch
+from parity.replay.approximate import DOCUMENTED_ERROR
+from parity.wants import wants
+from parity.wrong import harmless
+from parity.wrong.judged import row_of
+
+UNUSED = ("ex2", "lg2", "sin", "cos", "tanh")
+
+
+def launch(*opcodes: str, approximate: tuple[str, ...] = ()) -> Launch:
+    record = Launch("k", (1, 1, 1), (32, 1, 1), "")
+    record.opcodes.update(opcodes)
+    record.approximations.update(approximate)
+    return record
+
+
+def adamw_case(regime: str = "ordinary") -> Case:
+    recipe = Recipe(layout="list", sizes=(300, 7), regime=regime, seed=4,
+                    options={"bias_correction": True})  # fmt: skip
+    return expand(operation_named("adamw_step", "test"), "bf16", recipe)
+
+
+def bound(charges: Charges, output: str, regime: str = "ordinary") -> torch.Tensor:
+    (want, _) = wants(adamw_case(regime), "bounded", charges)[output]
+    assert want.bound is not None
+    return want.bound
+
+
+def test_every_documented_instruction_is_charged_or_is_in_no_formula() -> None:
+    named = {name for name in DOCUMENTED_ERROR if not name.startswith(UNUSED)}
+    assert named == QUOTIENTS.keys() | ROOTS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(QUOTIENTS))
+def test_documented_error_and_charge_are_the_same_number(name: str) -> None:
+    first, unit = DOCUMENTED_ERROR[name].split()[:2]
+    number = float(first) * 2.0**-23 if unit == "ulp" else 2.0 ** float(first.removeprefix("2^"))
+    assert QUOTIENTS[name] == pytest.approx(number, rel=1e-12)
+
+
+def test_launches_are_charged_together() -> None:
+    found = charges_of([
+        launch("mul.rn.f32", approximate=("div.full.f32",)),
+        launch("sqrt.approx.ftz.f32", "ld.global.b32", approximate=("sqrt.approx.f32",)),
+    ])  # fmt: skip
+    assert found.quotient == 2.0**-22
+    assert found.root == 2.0**-23
+    assert found.flushed == {"sqrt"}
+    assert charges_of([launch("fma.rn.f32", "div.rn.f32")]) == IEEE
+    assert charges_of([launch("red.global.add.f32")]).flushed == {"add"}
+
+
+def test_approximate_division_widens_updates_and_leaves_moments_alone() -> None:
+    fast = Charges(quotient=2.0**-22)
+    assert bool((bound(fast, "params") > bound(IEEE, "params")).any())
+    assert torch.equal(bound(fast, "exp_avgs"), bound(IEEE, "exp_avgs"))
+    assert bool((bound(CPU, "params") <= bound(UNKNOWN, "params")).all())
+
+
+def test_flushing_costs_ordinary_values_nothing_and_subnormals_themselves() -> None:
+    flushing = Charges(flushed=frozenset({"add", "mul", "div", "sqrt"}))
+    ordinary = bound(flushing, "exp_avgs") / bound(IEEE, "exp_avgs")
+    assert float(ordinary.max()) < 1.0 + 1e-6
+    (want, _) = wants(adamw_case("subnormal"), "bounded", flushing)["exp_avgs"]
+    assert bool(want.accepts(torch.zeros_like(want.value)).any())
+    (strict, _) = wants(adamw_case("subnormal"), "bounded", IEEE)["exp_avgs"]
+    nonzero = strict.value.abs() > 2.0**-140
+    assert bool(nonzero.any())
+    assert not bool(strict.accepts(torch.zeros_like(strict.value))[nonzero].any())
+
+
+@pytest.mark.parametrize(
+    ("name", "approximate"),
+    [("triton_contracted", ()), ("triton_fast_division", ("div.full.f32", "sqrt.approx.f32"))],
+)
+def test_judge_reads_the_charges_from_the_code_that_ran(
+    name: str, approximate: tuple[str, ...]
+) -> None:
+    variant = next(v for v in harmless() if v.name == name)
+    engine = engine_named("replay")
+    judge = Judge(row_of(variant), engine)
+    with running(engine):
+        assert judge.violation(plan(adamw_case(), "bounded")) is None
+    assert judge.charges.approximate == approximate
