@@ -17,12 +17,9 @@ from torch import Tensor
 from reference.adam import adam_step, adamw_step
 from reference.compat import CORRECT, Compat, counting, moment_dtype
 from reference.hyper import Number, check_adam, control
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from reference.restore import StateDict, check_param, loading_as_stored
 
 ParamGroup = dict[str, object]
-StateDict = dict[str, object]
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -90,7 +87,9 @@ class FusedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             for index, param in enumerate(self.param_groups[-1]["params"]):
-                _check_param(param, f"group {len(self.param_groups) - 1}, parameter {index}")
+                check_param(
+                    param, f"group {len(self.param_groups) - 1}, parameter {index}, FusedAdam"
+                )
         except ValueError:
             self.param_groups.pop()
             raise
@@ -172,6 +171,13 @@ class FusedAdam(torch.optim.Optimizer):
         state["exp_avg"].copy_(m)
         state["exp_avg_sq"].copy_(v)
 
+    def initialize_states(self) -> None:
+        """Allocate the state of every parameter that has none; no value changes."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if not self.state[param]:
+                    self.state[param] = self._initial_state(param)
+
     def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
         dtype = moment_dtype(self.compat, param.dtype)
         return {
@@ -192,49 +198,8 @@ class FusedAdam(torch.optim.Optimizer):
             ValueError: a counter counts no steps, a moment is missing or has another shape, or
                 groups do not match. The optimizer is unchanged.
         """
-        loaded: dict[Tensor, dict[str, Tensor]] = {}
-        capture = self.register_load_state_dict_pre_hook(
-            lambda _, given: loaded.update(self._restored(given))
-        )
-        restore = self.register_load_state_dict_post_hook(
-            lambda _: self.state.update(loaded), prepend=True
-        )
-        try:
+        with loading_as_stored(self, self._initial_state, "FusedAdam"):
             super().load_state_dict(state_dict)
-        finally:
-            capture.remove()
-            restore.remove()
-
-    def _restored(self, given: StateDict) -> dict[Tensor, dict[str, Tensor]]:
-        groups = cast(list[dict[str, list[int]]], given["param_groups"])
-        saved = cast(dict[int, dict[str, Tensor | float]], given["state"])
-        ids = chain.from_iterable(group["params"] for group in groups)
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        # Groups that do not match are refused by torch, right after this, with its own message.
-        pairs = zip(params, ids, strict=False)
-        return {p: self._restored_one(p, saved[i], i) for p, i in pairs if saved.get(i)}
-
-    def _restored_one(
-        self, param: Tensor, saved: dict[str, Tensor | float], number: int
-    ) -> dict[str, Tensor]:
-        where = f"[parameter {number}, FusedAdam.load_state_dict]"
-        restored = self._initial_state(param)
-        if not restored.keys() <= saved.keys():
-            wanted = ", ".join(restored)
-            raise ValueError(f"state has {', '.join(saved)}, but should have {wanted} {where}")
-        count = float(saved["step"])
-        if count < 0 or count != int(count):
-            raise ValueError(f"step={count}, but should be a whole number of steps {where}")
-        restored["step"].fill_(int(count))
-        for name in MOMENTS:
-            moment = cast(Tensor, saved[name])
-            if moment.shape != param.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(moment.shape)}, but should have "
-                    f"{tuple(param.shape)} {where}"
-                )
-            restored[name].copy_(moment)
-        return restored
 
     def __getstate__(self) -> StateDict:
         own: StateDict = {name: getattr(self, name) for name in OPTIONS}
@@ -242,17 +207,3 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 OPTIONS = ("adam_w_mode", "set_grad_none", "compat")
-
-
-def _check_param(param: Tensor, where: str) -> None:
-    if param.dtype not in DTYPES:
-        raise ValueError(
-            f"parameter is {param.dtype}, but should be float16, bfloat16 or float32 "
-            f"[{where}, FusedAdam]"
-        )
-    strides = zip(param.shape, param.stride(), strict=True)
-    if any(size > 1 and stride == 0 for size, stride in strides):
-        raise ValueError(
-            f"elements of the parameter share memory (shape {tuple(param.shape)}, strides "
-            f"{param.stride()}), but each should have its own [{where}, FusedAdam]"
-        )

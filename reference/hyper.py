@@ -48,6 +48,24 @@ def check_adam(group: Mapping[str, object], where: str) -> None:
         raise TypeError(f"bias_correction={got!r}, but should be True or False [{where}]")
 
 
+def check_ratio(group: Mapping[str, object], where: str) -> None:
+    """Check the bounds of LAMB's trust ratio, and the limit of a gradient's norm.
+
+    Args:
+        group: min_coeff, max_coeff and max_grad_norm.
+        where: the class, for the message.
+
+    Raises:
+        ValueError: a value is out of range or not finite.
+        TypeError: a value is no number.
+    """
+    _require_at_least_zero("min_coeff", group["min_coeff"], where)
+    low, high = (_finite(name, group[name], where) for name in ("min_coeff", "max_coeff"))
+    if high < low:
+        raise ValueError(f"max_coeff={high}, but should be at least min_coeff={low} [{where}]")
+    _finite("max_grad_norm", group["max_grad_norm"], where)
+
+
 def _require_at_least_zero(name: str, value: object, where: str) -> None:
     number = _finite(name, value, where)
     if number < 0.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -37,7 +38,8 @@ def call(
     bias_correction: bool = True,
     eps_inside_sqrt: bool = False,
 ) -> LambResult:
-    return lamb_step(
+    step: Callable[..., LambResult] = lamb_step
+    return step(
         *lists,
         **{name: float64(value) for name, value in {**HYPER, **hyper}.items()},
         factor=torch.tensor(factor),
