@@ -67,6 +67,15 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     return spans, end + ROOM + ALIGNMENT
 
 
+def _filled(case: Case, spans: list[Span], length: int) -> Tensor:
+    """The bytes before the call."""
+    before = torch.full((length,), case.guard, dtype=torch.uint8)
+    for span in spans:
+        if span.value.numel():
+            span.of(before).copy_(span.value)
+    return before
+
+
 @dataclass
 class Arena:
     """The block of one call, on the kernel's device.
@@ -87,15 +96,18 @@ class Arena:
     def of(cls, case: Case, device: torch.device) -> Arena:
         """Lay a case out in fresh memory."""
         spans, length = spans_of(case)
-        before = torch.full((length,), case.guard, dtype=torch.uint8)
-        for span in spans:
-            if span.value.numel():
-                span.of(before).copy_(span.value)
+        before = _filled(case, spans, length)
         return cls(case, spans, before.clone().to(device), before)
 
-    def refill(self) -> None:
-        """Put the bytes from before the call back, at the same addresses."""
-        self.block.copy_(self.before)
+    def renewed(self, case: Case) -> Arena:
+        """The same memory, filled with what another case holds that lies alike in it."""
+        spans, _ = spans_of(case)
+        places = [(span.name, span.index, span.start, span.stop) for span in spans]
+        if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
+            raise ValueError("a case cannot reuse memory in which it would lie otherwise [arena]")
+        before = _filled(case, spans, self.before.numel())
+        self.block.copy_(before)
+        return Arena(case, spans, self.block, before)
 
     def call(self, kernel: Callable[..., object]) -> object:
         """Call the kernel with views into the block."""

@@ -22,8 +22,6 @@ class Recipe:
         sizes: elements of each tensor.
         regime: a name from `parity.regimes`.
         seed: of the values.
-        bits: patterns that replace the first values of every list; how small tensors are drawn
-            element by element.
         controls: value of each control.
         options: value of each option.
         aligned: tensors start at multiples of 64 bytes; otherwise anywhere.
@@ -31,13 +29,13 @@ class Recipe:
         absent: leave out optional lists that no dtype combination asks for by name.
         guard: byte that fills the room around the tensors.
         one_step: every tensor has completed the same number of steps.
+        step: which of `deal.STEPS` the first tensor has completed; the next one has the next.
     """
 
     layout: str
     sizes: tuple[int, ...]
     regime: str = "mixture"
     seed: int = 0
-    bits: tuple[int, ...] = ()
     controls: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     aligned: bool = True
@@ -45,6 +43,7 @@ class Recipe:
     absent: bool = False
     guard: int = 0x5A
     one_step: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +59,9 @@ class Case:
         skews: elements that each tensor is moved off its alignment, by argument.
         guard: byte that fills the room around the tensors.
         recipe: where it came from; kept through shrinking for the report.
+        seen: pairs of regime and size class among its elements.
+        placement: positions of every list in the order in which their tensors lie in memory; empty
+            for the order of the list.
     """
 
     operation: Operation
@@ -70,6 +72,8 @@ class Case:
     skews: Mapping[str, Sequence[int]]
     guard: int
     recipe: Recipe
+    seen: frozenset[tuple[str, str]] = frozenset()
+    placement: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -88,7 +92,9 @@ class Case:
     def with_lists(self, lists: Mapping[str, Sequence[Tensor]]) -> Case:
         """The same case with other tensors, all aligned as before where they still exist."""
         skews = {name: _fit(self.skews.get(name, ()), len(lists[name])) for name in lists}
-        return replace(self, lists=dict(lists), skews=skews)
+        longest = max(map(len, lists.values()), default=0)
+        placement = self.placement if len(self.placement) == longest else ()
+        return replace(self, lists=dict(lists), skews=skews, placement=placement)
 
     def with_controls(self, **values: float) -> Case:
         """The same case with some controls set to other values."""

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
+from dataclasses import dataclass
 
 from parity.case import Case, Recipe
 from parity.compare import Failure
+from parity.deal import deck
 from parity.engines import Engine
 from parity.errors import ReferenceFault
-from parity.expand import expand
 from parity.finding import Finding
 from parity.invoke import SECONDS
 from parity.judge import Judge
+from parity.laws import LAWS
 from parity.laws.base import Law
 from parity.ledger import Cell, Key, Status
-from parity.operation import Operation
 from parity.registry import Kernel
 from parity.repro import write_repro
+from parity.seen import Seen
+from parity.shared import Shared
 from parity.shrink import shrunk
-from parity.strategies import recipes
 
-Value = TypeVar("Value")
 EXAMPLES = 12
 SCALAR_CASES = {"value": 20}
 
@@ -59,9 +52,13 @@ class Effort:
         several = 2 if law.name == "value" and len(kernel.operation.options) > 2 else 1
         return max(1, round(self.examples * law.share * several))
 
+    def longest(self, kernel: Kernel) -> int:
+        """Recipes in the deck that all laws of a row take theirs from."""
+        return max(self.cases(LAWS[name], kernel) for name in kernel.operation.laws)
+
 
 class _Broken(BaseException):
-    """Stops the search at the first violation; no `Exception`, or Hypothesis would run it again."""
+    """Stops the search at the first violation."""
 
     def __init__(self, case: Case, finding: Finding) -> None:
         super().__init__(finding.says)
@@ -69,8 +66,24 @@ class _Broken(BaseException):
         self.finding = finding
 
 
-def judge_cell(kernel: Kernel, dtype: str, law: Law, engine: Engine, effort: Effort) -> Cell:
-    """Judge a kernel on one dtype combination by one law."""
+def judge_cell(
+    kernel: Kernel,
+    dtype: str,
+    law: Law,
+    engine: Engine,
+    effort: Effort,
+    shared: Shared | None = None,
+) -> Cell:
+    """Judge a kernel on one dtype combination by one law.
+
+    Args:
+        kernel: under judgement.
+        dtype: combination.
+        law: that it has to keep.
+        engine: where it runs.
+        effort: how hard to look.
+        shared: calls that other laws of the same kernel, combination and engine have made.
+    """
     key = Key(
         operation=kernel.operation.name,
         kernel=kernel.name,
@@ -84,9 +97,10 @@ def judge_cell(kernel: Kernel, dtype: str, law: Law, engine: Engine, effort: Eff
     if engine.missing:
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
-    judge = Judge(kernel, engine, effort.call_seconds)
+    judge = Judge(kernel, engine, effort.call_seconds, shared=shared or Shared())
+    seen = Seen(kernel.operation)
     try:
-        broken = _search(judge, dtype, law, effort)
+        broken = _search(judge, dtype, law, effort, seen)
         failure = None if broken is None else _explained(judge, law, broken, effort)
     except ReferenceFault as fault:
         return Cell(key=key, status=Status.FAILED, calls=judge.calls, failure=str(fault))
@@ -97,86 +111,37 @@ def judge_cell(kernel: Kernel, dtype: str, law: Law, engine: Engine, effort: Eff
         elements=judge.elements,
         seconds=time.perf_counter() - started,
         worst=dict(judge.worst),
+        shared=judge.repeated,
+        sees=seen.numbers(),
         failure="" if failure is None else failure.text(),
         repro="" if failure is None else failure.repro,
     )
 
 
-def _search(judge: Judge, dtype: str, law: Law, effort: Effort) -> _Broken | None:
-    """Draw cases until one breaks the law."""
+def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _Broken | None:
+    """Go through the law's cases until one breaks it."""
     kernel = judge.kernel
-
-    regimes = itertools.cycle(law.draw.regimes)
-    # Hypothesis leans towards first choices, and a dozen cases can miss what the others show.
-    deck = Deck(effort.seed or 0)
-
-    def examine(recipe: Recipe) -> None:
-        turn = replace(_dealt(kernel.operation, recipe, deck), regime=next(regimes))
-        drawn = expand(kernel.operation, dtype, turn)
-        for case in law.vary(drawn):
-            finding = judge.violation(law.plan(case, kernel.arithmetic))
-            if finding is not None:
-                raise _Broken(case, finding)
-
     try:
-        for layout_group in _layout_groups(law, kernel):
-            draws = recipes(kernel.operation, law.draw, layout_group)
-            _drawn(given(draws)(examine), effort.cases(law, kernel), effort.seed)()
+        for recipe in _recipes(kernel, dtype, law, effort):
+            for case in law.vary(judge.shared.case(kernel.operation, dtype, recipe)):
+                seen.add(case)
+                finding = judge.violation(law.plan(case, kernel.arithmetic))
+                if finding is not None:
+                    raise _Broken(case, finding)
     except _Broken as broken:
         return broken
     return None
 
 
-@dataclass
-class Deck:
-    """Deals the values of each name in shuffled rounds, so that a few cases see all of them."""
-
-    seed: int
-
-    def __post_init__(self) -> None:
-        self.dice = random.Random(self.seed)
-        self.left: dict[str, list[int]] = {}
-
-    def deal(self, name: str, values: Sequence[Value]) -> Value:
-        """The next value of this name; the first round starts with the ordinary one."""
-        places = range(len(values))
-        if name not in self.left:
-            self.left[name] = [*self.dice.sample(places[1:], len(values) - 1), 0]
-        if not self.left[name]:
-            self.left[name] = self.dice.sample(places, len(values))
-        return values[self.left[name].pop()]
-
-
-def _dealt(operation: Operation, recipe: Recipe, deck: Deck) -> Recipe:
-    """The recipe with options, and controls where there is nothing else, from the deck."""
-    options = {row.name: deck.deal(row.name, row.choices) for row in operation.options}
-    if operation.lists:
-        return replace(recipe, options=options)
-    controls = {row.name: deck.deal(row.name, row.values) for row in operation.controls}
-    return replace(recipe, options=options, controls=controls)
-
-
-def _layout_groups(law: Law, kernel: Kernel) -> list[tuple[str, ...]]:
-    """Laws that enumerate do so once for each layout; the others draw the layout."""
-    if law.share < 0.2 and kernel.layouts:
-        return [(layout,) for layout in kernel.layouts]
-    return [kernel.layouts]
-
-
-def _drawn(test: Callable[[], None], cases: int, seed: int | None) -> Callable[[], None]:
-    """Hypothesis without a database, a deadline, and shrinking (`parity.shrink` knows the data)."""
-    profile = settings(
-        max_examples=cases,
-        deadline=None,
-        database=None,
-        derandomize=seed is None,
-        phases=(Phase.generate,),
-        # Expanding a recipe costs more than drawing it, and the engine decides how slow a call is.
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
-    return profile(test if seed is None else seeded(seed)(test))
+def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
+    """What the law takes from the deck of the row."""
+    count = effort.cases(law, kernel)
+    length = max(count, effort.longest(kernel))
+    cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+    if not law.each_layout:
+        return law.draw.of(cards, count)
+    groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]
+    return [recipe for group in groups for recipe in law.draw.of(group, count)]
 
 
 def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failure:

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from parity.case import Case, Recipe
+from parity.deal import STEPS, size_class
 from parity.formats import FORMATS, non_finite_bits, to_tensor
 from parity.operation import Control, ListArgument, Operation, Role
 from parity.regimes import FINITE, Codes, Values, codes_of, overlay_bits, round_to_bits, values
-
-# Several of them, plus one, are no bf16 numbers.
-STEPS = (4, 0, 1, 2, 9, 300, 1_002, 20_000, 2**24 + 1)
 
 
 def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Make the case that a recipe stands for."""
     rng = np.random.default_rng(recipe.seed)
     controls = _controls(operation, recipe)
-    total = sum(recipe.sizes)
-    codes = codes_of(recipe.regime, rng, total)
+    codes = _codes(operation, recipe, rng)
     intended = values(codes, rng, {name: float(value) for name, value in controls.items()})
     lists: dict[str, list[Tensor]] = {}
     for argument in operation.lists:
@@ -36,8 +33,28 @@ def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
         skews=_skews(recipe, rng, lists),
         guard=recipe.guard,
         recipe=recipe,
+        seen=_seen(recipe, codes),
     )
     return planted(case, rng) if recipe.regime == "planted" else case
+
+
+def _codes(operation: Operation, recipe: Recipe, rng: np.random.Generator) -> Codes:
+    """The regime of each element.
+
+    Every second tensor of a list, and the second half of a single one, is a mixture in any regime,
+    so that each case shows many regimes. Not in a norm, where the loudest would drown the others.
+    """
+    codes = codes_of(recipe.regime, rng, sum(recipe.sizes))
+    mixture = codes_of("mixture", rng, len(codes))
+    if "norm" in operation.writes or recipe.regime == "mixture":
+        return codes
+    start = 0
+    for index, size in enumerate(recipe.sizes):
+        alone = len(recipe.sizes) == 1
+        first = start + (size // 2 if alone else 0 if index % 2 else size)
+        codes[first : start + size] = mixture[first : start + size]
+        start += size
+    return codes
 
 
 def _controls(operation: Operation, recipe: Recipe) -> dict[str, Tensor]:
@@ -60,7 +77,7 @@ def _list(
 ) -> list[Tensor]:
     """The tensors of one argument."""
     if argument.role is Role.STEPS:
-        return _steps(recipe, rng)
+        return _steps(recipe)
     dtypes = operation.combinations[combination].get(argument.name, ())
     absent = argument.optional and recipe.absent and argument.role is not Role.OUTPUT
     if not dtypes or absent:
@@ -79,14 +96,6 @@ def _list(
         rounded = round_to_bits(reals[part], form.name)
         codes_here = _tamed(codes[part]) if tame else codes[part]
         bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
-        for place, pattern in enumerate(recipe.bits[:size]):
-            # Rotated by the list's name length so that lists differ where the drawn bits agree.
-            turned = recipe.bits[(place + len(argument.name)) % len(recipe.bits)]
-            bits[place] = _as_finite(
-                turned ^ pattern if len(recipe.bits) > 1 else pattern, form.name
-            )
-            if argument.role is Role.SQUARE:
-                bits[place] &= form.unsigned(form.sign - 1)
         tensors.append(_shaped(to_tensor(bits, form), recipe.planes))
     return tensors
 
@@ -96,18 +105,21 @@ def _tamed(codes: Codes) -> Codes:
     return np.where(loud, FINITE.index("ordinary"), codes)
 
 
-def _as_finite(pattern: int, form_name: str) -> int:
-    form = next(form for form in FORMATS.values() if form.name == form_name)
-    kept = (pattern >> (32 - form.width)) if form.width < 32 else pattern
-    magnitude = kept & (form.sign - 1)
-    return kept if magnitude < form.infinity else kept & ~form.tiny
+def _seen(recipe: Recipe, codes: Codes) -> frozenset[tuple[str, str]]:
+    """Pairs of regime and size class among the elements."""
+    found, start = set(), 0
+    planted_too = ("planted",) if recipe.regime == "planted" else ()
+    for size in recipe.sizes:
+        here = np.unique(codes[start : start + size])
+        names = (*(FINITE[int(code)] for code in here), *planted_too)
+        found |= {(name, size_class(size)) for name in names}
+        start += size
+    return frozenset(found)
 
 
-def _steps(recipe: Recipe, rng: np.random.Generator) -> list[Tensor]:
-    counts = rng.choice(np.array(STEPS), len(recipe.sizes))
-    if recipe.one_step:
-        counts[:] = counts[:1]
-    return [torch.tensor(int(count), dtype=torch.int64) for count in counts]
+def _steps(recipe: Recipe) -> list[Tensor]:
+    turns = (recipe.step + (0 if recipe.one_step else at) for at in range(len(recipe.sizes)))
+    return [torch.tensor(STEPS[turn % len(STEPS)], dtype=torch.int64) for turn in turns]
 
 
 def _flat(

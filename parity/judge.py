@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from parity.arena import Arena
 from parity.case import Case
@@ -13,10 +15,13 @@ from parity.engines import Engine
 from parity.errors import ReferenceFault
 from parity.finding import Finding
 from parity.invoke import SECONDS, invoke
-from parity.plan import Outcome, Plan, Values
+from parity.plan import Call, Outcome, Plan, Values
 from parity.registry import Kernel
 from parity.replay.record import Launch
+from parity.shared import Shared
 from parity.wants import Wants, wants
+
+Scores = dict[tuple[str, int], Tensor]
 
 
 @dataclass
@@ -29,8 +34,12 @@ class Judge:
         seconds: limit of one call.
         calls: calls made so far.
         elements: elements of the largest list, summed over all calls.
+        shared: calls that other laws have made.
+        repeated: how many calls were taken from there.
         worst: largest error over bound seen in what was accepted, by written argument.
         charges: what the instructions of the last judged call add to its bounds.
+        scores: error over bound of every element of the last plan, by argument and position; of
+            few bits, plus how near the result is to a tie (see `Want.nearness`).
     """
 
     kernel: Kernel
@@ -38,10 +47,13 @@ class Judge:
     seconds: float = SECONDS
     calls: int = 0
     elements: int = 0
+    shared: Shared = field(default_factory=Shared)
+    repeated: int = 0
 
     def __post_init__(self) -> None:
         self.worst: dict[str, float] = {}
         self.charges = UNKNOWN
+        self.scores: Scores = {}
 
     def violation(self, plan: Plan) -> Finding | None:
         """Carry out a plan; the first violation, or None."""
@@ -85,11 +97,14 @@ class Judge:
 
     def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
         call = plan.calls[number]
+        known = self.shared.outcome(call)
+        if known is not None:
+            self.repeated += 1
+            return self._with_wants(call, *known, plan, number), ""
         if call.reuse is None:
             arena = Arena.of(call.case, self.engine.device)
         else:
-            arena = outcomes[call.reuse].arena
-            arena.refill()
+            arena = outcomes[call.reuse].arena.renewed(call.case)
         with recorded(self.engine) as log:
             failure = invoke(self.kernel.function, arena, self.seconds)
         wanted: Wants = {}
@@ -99,7 +114,21 @@ class Judge:
         elif not failure:
             wanted = _shapes(arena)
         after = arena.before if failure else arena.after()
-        return Outcome(arena, arena.before, after, wanted), failure
+        outcome = Outcome(arena, arena.before, after, wanted, _needs_wants(plan, number))
+        if not failure:
+            self.shared.keep(call, outcome, self.charges)
+        return outcome, failure
+
+    def _with_wants(
+        self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int
+    ) -> Outcome:
+        """What a call made for another law left behind, with what this law wants to know of it."""
+        if not _needs_wants(plan, number) or outcome.wanted:
+            return outcome
+        self.charges = charges
+        complete = replace(outcome, wants=self._wants(call.case), wanted=True)
+        self.shared.keep(call, complete, charges)
+        return complete
 
     def _wants(self, case: Case) -> Wants:
         try:
@@ -111,14 +140,17 @@ class Judge:
             ) from error
 
     def _keep_worst(self, plan: Plan, outcomes: list[Outcome]) -> None:
+        self.scores = {}
         for check in plan.checks:
             if not isinstance(check, Values):
                 continue
             for span, want in outcomes[check.call].written():
-                ratio = want.ratio(outcomes[check.call].got(span))
+                got = outcomes[check.call].got(span)
+                ratio = want.ratio(got)
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(span.name, 0.0)
                     self.worst[span.name] = max(known, float(ratio.max().item()))
+                    self.scores[span.name, span.index] = ratio.reshape(-1) + want.nearness(got)
 
 
 @contextlib.contextmanager

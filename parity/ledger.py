@@ -47,8 +47,11 @@ class Cell:
         reason: why it was skipped, is not claimed, or is expected to fail.
         calls: calls of the kernel.
         elements: elements of the largest list, summed over the calls.
+        sequences: of actions, where a whole optimizer was judged; `calls` are its actions.
         seconds: wall time.
         worst: largest error over bound by written argument; empty for exact kernels.
+        shared: how many of the calls other laws of the same row had made already.
+        sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
         repro: path of the stand-alone file.
     """
@@ -58,8 +61,11 @@ class Cell:
     reason: str = ""
     calls: int = 0
     elements: int = 0
+    sequences: int = 0
     seconds: float = 0.0
     worst: dict[str, float] = field(default_factory=dict)
+    shared: int = 0
+    sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""
     repro: str = ""
 

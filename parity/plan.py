@@ -25,12 +25,14 @@ class Call:
 
     Attributes:
         case: its arguments.
-        reuse: an earlier call whose memory, filled again with what that call found there, this
-            one works on; None for memory of its own.
+        reuse: an earlier call whose memory, filled with what this case holds, this one works on;
+            None for memory of its own. Both cases lie alike in memory.
+        fresh: make the call even where another law has made it already.
     """
 
     case: Case
     reuse: int | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Outcome:
         before: the bytes it found.
         after: the bytes it left.
         wants: what the reference says.
+        wanted: whether it was asked; otherwise `wants` holds placeholders.
     """
 
     arena: Arena
     before: Tensor
     after: Tensor
     wants: Wants
+    wanted: bool = False
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""

@@ -47,9 +47,10 @@ class Values:
 
 
 def codes_of(regime: str, rng: np.random.Generator, count: int) -> Codes:
-    """The regime of each element, as an index into `FINITE`."""
+    """The regime of each element, an index into `FINITE`; a mixture has all in any 15 running."""
     if regime == "mixture":
-        return rng.integers(0, len(FINITE), count)
+        rounds = np.tile(np.arange(len(FINITE)), (-(-count // len(FINITE)), 1))
+        return rng.permuted(rounds, axis=1).reshape(-1)[:count]
     return np.full(count, FINITE.index("ordinary" if regime == "planted" else regime))
 
 

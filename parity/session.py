@@ -11,6 +11,7 @@ from parity.errors import UsageError
 from parity.laws import LAWS
 from parity.ledger import Cell, Key, Ledger, Status
 from parity.registry import Kernel
+from parity.shared import Shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,11 @@ class Session:
     progress: Progress = silent
     finished: Callable[[Cell], None] = forget
 
+    def __post_init__(self) -> None:
+        # Laws of one row share calls; the next row starts anew.
+        self._row: tuple[str, str, str] | None = None
+        self._shared = Shared()
+
     def ledger(self, planned: Sequence[Task]) -> Ledger:
         """An empty ledger that declares these cells."""
         declared = tuple(task.key for task in planned)
@@ -142,5 +148,9 @@ class Session:
         if task.dtype not in task.kernel.dtypes:
             reason = f"{task.kernel.name} does not claim {task.dtype}"
             return Cell(key=task.key, status=Status.NOT_CLAIMED, reason=reason)
+        row = (task.kernel.name, task.dtype, task.engine.name)
+        if self._row != row:
+            self._row, self._shared = row, Shared()
+        law = LAWS[task.law]
         with running(task.engine):
-            return judge_cell(task.kernel, task.dtype, LAWS[task.law], task.engine, self.effort)
+            return judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._shared)

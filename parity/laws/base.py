@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from parity.case import Case
+from parity.case import Case, Recipe
+from parity.deal import small_sizes
 from parity.operation import Operation
 from parity.plan import Plan
 
-# Every regime has its turn, and the first cases see the most; a mixture holds all finite ones.
-TURNS = (
-    "mixture",
-    "planted",
-    "bits",
-    "cancelling",
-    "mixture",
-    "tiny_root",
-    "ties",
-    "extreme",
-    "ordinary",
-    "planted",
-    "subnormal",
-    "zeros",
-)
+SEVERAL = (33, 7, 130)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What the generator draws for a law.
+    """Which cases of the deck suit a law, and how the others are changed until they do.
 
     Attributes:
-        regimes: taken in turn, one for each case.
-        sizes: `usual` (several tensors around boundaries), `small` (a few dozen elements), `pairs`
-            (usual, with tensors of equal size).
+        regimes: that suit; others are replaced by these in turn. Empty: every regime suits.
+        sizes: `usual` (of the deck), `small` (some dozen elements), `several` (more than one
+            tensor, where the layout allows it).
         one_step: all tensors have completed the same number of steps.
-        guards: bytes to fill the room around the tensors with.
-        full: make every list at least one element long.
     """
 
-    regimes: tuple[str, ...] = TURNS
+    regimes: tuple[str, ...] = ()
     sizes: str = "usual"
     one_step: bool = False
-    guards: tuple[int, ...] = (0x5A, 0xFF)
-    full: bool = False
+
+    def suits(self, recipe: Recipe) -> bool:
+        """Whether a law can take the recipe as it is."""
+        return self.adapted(recipe, 0) is recipe
+
+    def adapted(self, recipe: Recipe, turn: int) -> Recipe:
+        """The recipe itself where it suits, otherwise changed where it does not."""
+        changed: Recipe = recipe
+        if self.regimes and recipe.regime not in self.regimes:
+            changed = replace(changed, regime=self.regimes[turn % len(self.regimes)])
+        if self.sizes == "small" and recipe.sizes:
+            changed = replace(changed, sizes=small_sizes(recipe.layout, str(recipe.seed)))
+        if self.sizes == "several" and recipe.layout == "list" and len(recipe.sizes) < 3:
+            changed = replace(changed, sizes=(*recipe.sizes, *SEVERAL))
+        if self.one_step and not recipe.one_step and len(recipe.sizes) > 1:
+            changed = replace(changed, one_step=True)
+        return changed
+
+    def of(self, recipes: Sequence[Recipe], count: int) -> list[Recipe]:
+        """`count` recipes of the deck: those that suit before those that have to be changed."""
+        suiting = [recipe for recipe in recipes if self.suits(recipe)]
+        others = [recipe for recipe in recipes if not self.suits(recipe)]
+        chosen = [*suiting, *others][:count]
+        return [self.adapted(recipe, turn) for turn, recipe in enumerate(chosen)]
 
 
 def as_drawn(case: Case) -> Iterable[Case]:
@@ -63,8 +70,9 @@ class Law:
     Attributes:
         name: the table's column.
         says: the property in one line.
-        share: number of drawn cases relative to `--examples`.
-        draw: what is drawn.
+        share: number of cases relative to `--examples`.
+        each_layout: whether that many are taken for each layout.
+        draw: which cases of the deck it takes.
         vary: the cases that are judged for one drawn case; each can fail and shrink alone.
         plan: calls and checks for one case and the kernel's arithmetic.
         idle: why the law says nothing about a dtype combination; empty where it does.
@@ -73,6 +81,7 @@ class Law:
     name: str
     says: str
     share: float = 1.0
+    each_layout: bool = False
     draw: Draw = Draw()
     vary: Callable[[Case], Iterable[Case]] = as_drawn
     plan: Callable[[Case, str], Plan]

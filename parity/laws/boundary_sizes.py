@@ -53,6 +53,7 @@ BOUNDARY_SIZES = Law(
     name="boundary_sizes",
     says="sizes around every boundary, empties anywhere",
     share=0.0,
+    each_layout=True,
     draw=Draw(regimes=("ordinary",), sizes="small"),
     vary=sized,
     plan=plan,

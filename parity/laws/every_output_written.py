@@ -64,7 +64,7 @@ EVERY_OUTPUT_WRITTEN = Law(
     says="outputs are written completely, whatever they held",
     share=0.5,
     # A gradient that is not finite would skip a whole step, and a skipped step writes nothing.
-    draw=Draw(regimes=("mixture", *FINITE), full=True),
+    draw=Draw(regimes=("mixture", *FINITE)),
     plan=plan,
     idle=idle,
 )

@@ -67,7 +67,8 @@ NON_FINITE = Law(
     name="non_finite",
     says="inf, NaN and huge values, first, middle and last",
     share=0.1,
-    draw=Draw(regimes=("ordinary",), sizes="small", full=True),
+    each_layout=True,
+    draw=Draw(regimes=("ordinary",), sizes="small"),
     vary=matrix,
     plan=plan,
 )

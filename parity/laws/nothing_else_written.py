@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parity.case import Case
-from parity.laws.base import Draw, Law
+from parity.laws.base import Law
 from parity.plan import Call, Plan, Same, Untouched
 
 
@@ -30,6 +30,5 @@ NOTHING_ELSE_WRITTEN = Law(
     name="nothing_else_written",
     says="guard bytes, gaps and read-only inputs keep every bit",
     share=0.4,
-    draw=Draw(guards=(0x5A, 0x00), full=True),
     plan=plan,
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from parity.case import Case
 from parity.expand import expand
-from parity.laws.base import Draw, Law
+from parity.laws.base import Law
 from parity.plan import Call, Plan, Same, Values
 
 
@@ -34,7 +34,7 @@ def other_values(case: Case) -> Case:
         control.name: control.values[(place + case.recipe.seed) % len(control.values)]
         for place, control in enumerate(case.operation.controls)
     }
-    recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ 0xFFFF, bits=())
+    recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ 0xFFFF)
     if recipe.regime == "planted":
         recipe = replace(recipe, regime="ordinary")
     return expand(case.operation, case.combination, recipe)
@@ -52,7 +52,7 @@ def plan(case: Case, arithmetic: str) -> Plan:
         Call(case=other_values(case)),
         Call(case=case),
         Call(case=other),
-        Call(case=case),
+        Call(case=case, fresh=True),
         Call(case=case, reuse=1),
     )
     again = Same(says="differs when the call is repeated after another one", first=1, second=3)
@@ -64,6 +64,5 @@ REPEAT = Law(
     name="repeat",
     says="the same call gives the same bits",
     share=0.35,
-    draw=Draw(full=True),
     plan=plan,
 )

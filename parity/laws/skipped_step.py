@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from parity.case import Case
 from parity.expand import plant
-from parity.laws.base import Draw, Law
+from parity.laws.base import Law
 from parity.operation import Role
 from parity.plan import Call, Plan, Unchanged
 
@@ -50,7 +50,6 @@ SKIPPED_STEP = Law(
     name="skipped_step",
     says="an overflow changes nothing, bit for bit",
     share=0.5,
-    draw=Draw(full=True),
     vary=skipped,
     plan=plan,
 )
