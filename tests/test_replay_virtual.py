@@ -1,5 +1,6 @@
 """Tensors larger than memory: what they hold, what lies around them, what they cost."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def add_one(x_ptr, n, BLOCK: tl.constexpr, NARROW: tl.constexpr):
 
 
 @pytest.fixture(autouse=True)
-def _on_replay():
+def _on_replay() -> Iterator[None]:
     parity.replay.activate()
     yield
     parity.replay.deactivate()

@@ -29,7 +29,13 @@ from parity.replay.errors import (
 )
 from parity.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
 from parity.replay.record import Launch, Traffic, launches
-from parity.replay.virtual import ends_of, folded_tensor, virtual_ends, virtual_tensor
+from parity.replay.virtual import (
+    ends_of,
+    folded_tensor,
+    forget_pages,
+    virtual_ends,
+    virtual_tensor,
+)
 
 __all__ = [
     "Deadlock",
@@ -50,6 +56,7 @@ __all__ = [
     "deactivate",
     "ends_of",
     "folded_tensor",
+    "forget_pages",
     "launches",
     "options",
     "register_buffer_provider",

@@ -49,6 +49,7 @@ class Options:
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of the grid, or None for all.
         max_steps: Steps after which a batch is taken to be stuck.
+        after_batch: Called whenever some blocks have run.
     """
 
     check_races: bool = False
@@ -58,11 +59,12 @@ class Options:
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
     max_steps: int = 50_000_000
+    after_batch: Callable[[], None] | None = None
 
 
 _DEFAULTS = Options()
 _OPTIONS: ContextVar[Options] = ContextVar("replay options", default=_DEFAULTS)
-_ALLOWED: ContextVar[tuple[torch.Tensor, ...]] = ContextVar("replay allowed", default=())
+_ALLOWED: ContextVar[tuple[Labelled, ...]] = ContextVar("replay allowed", default=())
 _PROVIDERS: list[Provider] = []
 _PROGRAMS: dict[tuple[str, str], Program] = {}
 _LOCK = threading.RLock()
@@ -78,6 +80,7 @@ def options(
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
     max_steps: int = 50_000_000,
+    after_batch: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Run the launches of this thread inside the context with other `Options`.
 
@@ -90,13 +93,16 @@ def options(
         only_blocks: See `Options`.
         only_ends: See `Options`.
         max_steps: See `Options`.
+        after_batch: See `Options`.
     """
     if order not in ("natural", "permuted"):
         raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
     chosen = None if only_blocks is None else tuple(only_blocks)
     tensors = tuple(uninitialised)
     unwritten = Unwritten(tensors) if tensors else None
-    token = _OPTIONS.set(Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps))
+    token = _OPTIONS.set(
+        Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps, after_batch)
+    )
     try:
         yield
     finally:
@@ -104,9 +110,14 @@ def options(
 
 
 @contextmanager
-def allow(*tensors: torch.Tensor) -> Iterator[None]:
-    """Let launches of this thread inside the context touch these tensors as well."""
-    token = _ALLOWED.set((*_ALLOWED.get(), *tensors))
+def allow(*tensors: torch.Tensor, **named: torch.Tensor) -> Iterator[None]:
+    """Let launches of this thread inside the context touch these tensors as well.
+
+    In records and faults a tensor goes by the name it is given here, besides the kernel's own.
+    """
+    before = _ALLOWED.get()
+    new = [(f"allowed[{len(before) + i}]", t) for i, t in enumerate(tensors)]
+    token = _ALLOWED.set((*before, *new, *named.items()))
     try:
         yield
     finally:
@@ -188,6 +199,8 @@ def run(request: Request) -> Launch:
         with np.errstate(all="ignore"):
             for blocks in _batches(request):
                 _run_batch(request, blocks, regions, shadows, launch)
+                if settings.after_batch is not None:
+                    settings.after_batch()
         launch.seconds = perf_counter() - started
     publish(launch)
     return launch
@@ -195,7 +208,7 @@ def run(request: Request) -> Launch:
 
 def _known(request: Request) -> list[Labelled]:
     tensors = list(request.tensors)
-    tensors += [(f"allowed[{i}]", t) for i, t in enumerate(_ALLOWED.get())]
+    tensors += _ALLOWED.get()
     for provider in _PROVIDERS:
         tensors += [(f"table[{i}]", t) for i, t in enumerate(provider())]
     return [(label, t) for label, t in tensors if t.device.type == "cpu"]

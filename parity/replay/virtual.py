@@ -25,6 +25,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def virtual_tensor(shape: int | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -122,6 +123,17 @@ def folded_tensor(tile: torch.Tensor, numel: int) -> torch.Tensor:
     whole = torch.frombuffer(memory, dtype=tile.dtype, count=times * tile.numel())
     whole[: tile.numel()] = tile.reshape(-1)
     return whole[:numel]
+
+
+def forget_pages(*folded: torch.Tensor) -> None:
+    """Give back the page tables of folded tensors; what they hold stays.
+
+    A process's resident size counts a page once for each address that it was seen at.
+    """
+    for tensor in folded:
+        if tensor.numel():
+            size = tensor.numel() * tensor.element_size()
+            _LIBC.madvise(tensor.data_ptr(), size, mmap.MADV_DONTNEED)
 
 
 def _map(address: int | None, size: int, access: int, flags: int, handle: int) -> int:
