@@ -6,6 +6,7 @@ a few dozen calls are enough; a generic shrinker would need thousands.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -152,9 +153,13 @@ def _simple_controls(best: _Best) -> None:
         if best.case.options.get(option.name) != option.choices[0]:
             options = {**best.case.options, option.name: option.choices[0]}
             best.try_(replace(best.case, options=options))
-    for name in list(best.case.controls):
+    for row in best.case.operation.controls:
+        name, known = row.name, [v for v in row.values if math.isfinite(v)]
         value = float(best.case.controls[name].item())
         for simple in SIMPLE[:2]:
+            # Outside of what the operation declares, a kernel may refuse.
+            if not min(known) <= simple <= max(known):
+                continue
             if value == simple or best.try_(best.case.with_controls(**{name: simple})):
                 break
 
