@@ -199,6 +199,11 @@ class FusedAdam(torch.optim.Optimizer):
         state = self.state[param]
         return [param, cast(Tensor, param.grad), *(state[name] for name in MOMENTS)]
 
+    def initialize_states(self) -> None:
+        """Make the state of parameters that have not been stepped yet; values stay as they are."""
+        for param in (p for group in self.param_groups for p in group["params"]):
+            self.state[param] = self.state[param] or self._new_state(param)
+
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
         dtype = moment_dtype(self.compat, param.dtype)
         state = {name: torch.zeros_like(param, dtype=dtype) for name in MOMENTS}

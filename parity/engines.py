@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
@@ -72,13 +72,24 @@ def engine_for(kernel: Kernel, asked: str | None = None) -> Engine:
         kernel: whose `engines` are looked at.
         asked: an engine that was asked for; a kernel that cannot run there is skipped by name.
     """
-    claimed = kernel.engines or (("cuda", "replay") if uses_triton(kernel.function) else ("cpu",))
+    return engine_among(kernel.engines, uses_triton(kernel.function), asked)
+
+
+def engine_among(engines: Sequence[str], triton: bool, asked: str | None = None) -> Engine:
+    """The first engine that can run here, or the one that was asked for.
+
+    Args:
+        engines: in order of preference; empty means the usual ones.
+        triton: whether Triton kernels are launched.
+        asked: an engine that was asked for.
+    """
+    claimed = tuple(engines) or (("cuda", "replay") if triton else ("cpu",))
     if asked is not None:
         engine = engine_named(asked)
-        allowed = asked in claimed or (not kernel.engines and _fits(asked, claimed))
+        allowed = asked in claimed or (not engines and _fits(asked, claimed))
         refusal = f"the kernel runs on {', '.join(claimed)}, not on {asked}"
         return engine if allowed else Engine(asked, engine.device, refusal)
-    if not kernel.engines and os.environ.get("TRITON_INTERPRET") == "1" and "replay" in claimed:
+    if not engines and os.environ.get("TRITON_INTERPRET") == "1" and "replay" in claimed:
         claimed = ("interpret",)
     choices = [engine_named(name) for name in claimed]
     return next((engine for engine in choices if not engine.missing), choices[-1])

@@ -1,0 +1,201 @@
+"""All that can be seen of an optimizer: every tensor and number that is reachable from it.
+
+An observation is flat: a path such as `optimizer.state[params[0]].step` and what stands there.
+Tensors are known by dtype, shape, device, bits, and by the first path that shares their storage.
+Needs torch alone: stand-alone repro files carry this module with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What stands at a path.
+
+    Attributes:
+        says: everything but a tensor's elements, as text.
+        tensor: a copy of the elements, on the CPU.
+    """
+
+    says: str
+    tensor: Tensor | None = None
+
+
+Observation = dict[str, Leaf]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A path at which two observations differ."""
+
+    path: str
+    got: str
+    want: str
+
+
+@dataclass
+class Walk:
+    """Walks objects and writes down what it meets.
+
+    Attributes:
+        home: device that counts as "here"; any other is named.
+        skipped: paths that are left out.
+        overlap: tensors are grouped by the bytes they have in common, not by storage.
+    """
+
+    home: torch.device
+    skipped: frozenset[str] = frozenset()
+    overlap: bool = False
+    leaves: Observation = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)
+    storages: dict[tuple[int, int], str] = field(default_factory=dict)
+    alive: list[object] = field(default_factory=list)
+
+    def root(self, name: str, value: object) -> None:
+        """Walk everything reachable from a value; earlier roots name what is shared."""
+        self._visit(value, name)
+
+    def _visit(self, value: object, path: str) -> None:
+        if path in self.skipped:
+            return
+        if isinstance(value, Tensor):
+            self._tensor(value, path)
+        elif isinstance(value, float):
+            self.leaves[path] = Leaf(f"float {value!r}")
+        elif isinstance(value, Enum):
+            self.leaves[path] = Leaf(f"enum {value.name}")
+        elif isinstance(value, PLAIN):
+            self.leaves[path] = Leaf(f"{type(value).__name__} {value!r}")
+        elif isinstance(value, set | frozenset):
+            self.leaves[path] = Leaf(f"set {sorted(map(repr, value))}")
+        elif callable(value):
+            self.leaves[path] = Leaf("callable")
+        else:
+            self._branch(value, path)
+
+    def _branch(self, value: object, path: str) -> None:
+        if not isinstance(value, tuple):
+            if id(value) in self.paths:
+                self.leaves[path] = Leaf(f"the same object as {self.paths[id(value)]}")
+                return
+            self.paths[id(value)] = path
+            # An object that dies during the walk would give its id to another.
+            self.alive.append(value)
+        if isinstance(value, Mapping):
+            named = {self._key(key, path): item for key, item in value.items()}
+            words = sorted(key for key in value if isinstance(key, str))
+            self.leaves[path] = Leaf(f"dict of {len(named)}: {', '.join(words)}".rstrip(": "))
+        elif isinstance(value, Sequence):
+            named = {f"{path}[{at}]": item for at, item in enumerate(value)}
+            kind = "tuple" if isinstance(value, tuple) else "list"
+            self.leaves[path] = Leaf(f"{kind} of {len(named)}")
+        else:
+            named = {f"{path}.{name}": item for name, item in attributes(value)}
+            self.leaves[path] = Leaf("object")
+        for inner, item in named.items():
+            self._visit(item, inner)
+
+    def _key(self, key: object, path: str) -> str:
+        if isinstance(key, str):
+            return f"{path}.{key}"
+        named = self.paths.get(id(key), "a stranger") if isinstance(key, Tensor) else repr(key)
+        return f"{path}[{named}]"
+
+    def _tensor(self, value: Tensor, path: str) -> None:
+        if id(value) in self.paths:
+            self.leaves[path] = Leaf(f"the same tensor as {self.paths[id(value)]}")
+            return
+        self.paths[id(value)] = path
+        self.alive.append(value)
+        place = "" if value.device.type == self.home.type else f" on {value.device}"
+        kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
+        says = f"{kind} {str(value.dtype)[6:]} {tuple(value.shape)}{place}"
+        if value.requires_grad:
+            says += " with gradient"
+        shared = self._shared(value, path)
+        if shared != path:
+            says += f", shares memory with {shared}"
+        self.leaves[path] = Leaf(says, value.detach().cpu().clone(memory_format=CONTIGUOUS))
+
+    def _shared(self, value: Tensor, path: str) -> str:
+        if value.numel() == 0:
+            return path
+        if not self.overlap:
+            return self.storages.setdefault((value.untyped_storage().data_ptr(), 0), path)
+        low, high = extent(value)
+        for (start, stop), name in self.storages.items():
+            if low < stop and start < high:
+                return name
+        self.storages[low, high] = path
+        return path
+
+
+CONTIGUOUS = torch.contiguous_format
+
+
+def extent(value: Tensor) -> tuple[int, int]:
+    """First address of a tensor, and the first behind it."""
+    steps = zip(value.shape, value.stride(), strict=True)
+    reach = sum((size - 1) * step for size, step in steps)
+    start = value.data_ptr()
+    return start, start + (reach + 1) * value.element_size()
+
+
+def attributes(value: object) -> Iterable[tuple[str, object]]:
+    """Names and values of an object's attributes, slots included, in a fixed order."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name) and not name.startswith("__"):
+                found[name] = getattr(value, name)
+    return sorted(found.items())
+
+
+def differing(got: Tensor, want: Tensor) -> Tensor:
+    """Where bits differ; the payload of a NaN does not count."""
+    if got.dtype.is_complex or got.dtype == torch.bool:
+        return got != want
+    integer = INTEGERS[got.element_size()]
+    unequal = got.view(integer) != want.view(integer)
+    if not got.dtype.is_floating_point:
+        return unequal
+    return unequal & ~(got.isnan() & want.isnan())
+
+
+def differences(got: Observation, want: Observation) -> list[Difference]:
+    """Every path that is missing, in excess, or different, in the order of the walk."""
+    found = []
+    for path in [*want, *(path for path in got if path not in want)]:
+        one, other = got.get(path), want.get(path)
+        if one is None or other is None:
+            here = "nothing" if one is None else one.says
+            there = "nothing" if other is None else other.says
+            found.append(Difference(path, here, there))
+        elif one.says != other.says:
+            found.append(Difference(path, one.says, other.says))
+        elif one.tensor is not None and other.tensor is not None:
+            found += _elements(path, one.tensor, other.tensor)
+    return found
+
+
+def _elements(path: str, got: Tensor, want: Tensor) -> list[Difference]:
+    got, want = got.reshape(-1), want.reshape(-1)
+    places = differing(got, want).nonzero().reshape(-1).tolist()
+    return [Difference(f"{path}[{at}]", shown(got[at]), shown(want[at])) for at in places[:1]]
+
+
+def shown(element: Tensor) -> str:
+    """An element as a number and as bits."""
+    digits = bytes(element.reshape(1).view(torch.uint8).tolist())[::-1].hex()
+    return f"{element.item()!r}  0x{digits}"
