@@ -8,6 +8,7 @@ import numpy as np
 
 from parity.replay.dtypes import NUMPY, Array, raw, width
 from parity.replay.operations import Operation, Unresolved, opcode
+from parity.replay.rounding import flush
 
 _LOGIC: dict[str, Callable[[Array, Array], Array]] = {
     "and": np.bitwise_and,
@@ -125,9 +126,8 @@ def _lookup3(parts: tuple[str, ...], count: int) -> Operation:
 
 @opcode("prmt")
 def _permute(parts: tuple[str, ...], count: int) -> Operation:
-    mode = parts[2] if len(parts) > 2 else ""
-    if mode:
-        raise Unresolved(mode)
+    if len(parts) > 2:
+        return Operation(_picked(_PICKS[parts[2]]), ("u32",) * 3, ("u32",))
 
     def function(a: Array, b: Array, selector: Array) -> Array:
         both = (b.astype(np.uint64) << np.uint64(32)) | a
@@ -142,6 +142,30 @@ def _permute(parts: tuple[str, ...], count: int) -> Operation:
         return result
 
     return Operation(function, ("u32",) * 3, ("u32",))
+
+
+_PICKS: dict[str, Callable[[Array, int], Array]] = {
+    "f4e": lambda c, byte: c + byte,
+    "b4e": lambda c, byte: (c - byte) & 7,
+    "rc8": lambda c, byte: c,
+    "ecl": lambda c, byte: np.maximum(c, byte),
+    "ecr": lambda c, byte: np.minimum(c, byte),
+    "rc16": lambda c, byte: 2 * (c & 1) + (byte & 1),
+}
+"""For each mode of prmt, the source of a byte by the selector's two low bits."""
+
+
+def _picked(pick: Callable[[Array, int], Array]) -> Callable[..., Array]:
+    def function(a: Array, b: Array, selector: Array) -> Array:
+        both = (b.astype(np.uint64) << np.uint64(32)) | a
+        control = (selector & np.uint32(3)).astype(np.int64)
+        result = np.zeros((1, 1), np.uint64)
+        for byte in range(4):
+            shift = (8 * pick(control, byte)).astype(np.uint64)
+            result = result | ((both >> shift) & np.uint64(0xFF)) << np.uint64(8 * byte)
+        return result.astype(np.uint32)
+
+    return function
 
 
 def population(a: Array) -> Array:
@@ -197,10 +221,9 @@ def _find_leading(parts: tuple[str, ...], count: int) -> Operation:
 
 @opcode("bmsk")
 def _bit_mask(parts: tuple[str, ...], count: int) -> Operation:
-    if parts[1] != "clamp":
-        raise Unresolved(parts[1])
-
     def function(start: Array, size: Array) -> Array:
+        if parts[1] == "wrap":
+            start, size = start & np.uint32(31), size & np.uint32(31)
         ones = (np.uint64(1) << np.minimum(size, np.uint32(32)).astype(np.uint64)) - np.uint64(1)
         return (ones << np.minimum(start, np.uint32(32)).astype(np.uint64)).astype(np.uint32)
 
@@ -212,12 +235,14 @@ def _extend(parts: tuple[str, ...], count: int) -> Operation:
     signed = parts[-1] == "s32"
 
     def function(a: Array, size: Array) -> Array:
+        if parts[1] == "wrap":
+            size = size & np.uint32(31)
         drop = np.uint32(32) - np.minimum(size, np.uint32(32))
         up = a << drop
         if signed:
             filled = up.view(np.int32) >> np.minimum(drop, np.uint32(31)).view(np.int32)
             return np.where(size == 0, np.int32(0), filled).view(np.uint32)
-        return up >> drop
+        return np.where(size == 0, np.uint32(0), up >> drop)
 
     return Operation(function, ("u32", "u32"), ("u32",))
 
@@ -231,7 +256,8 @@ def _select(parts: tuple[str, ...], count: int) -> Operation:
 @opcode("slct")
 def _select_by_sign(parts: tuple[str, ...], count: int) -> Operation:
     kind, tested = raw(parts[-2]), parts[-1]
-    return Operation(lambda a, b, c: np.where(c >= 0, a, b), (kind, kind, tested), (kind,))
+    flushed = flush if "ftz" in parts else np.asarray
+    return Operation(lambda a, b, c: np.where(flushed(c) >= 0, a, b), (kind, kind, tested), (kind,))
 
 
 @opcode("dp4a", "dp2a")

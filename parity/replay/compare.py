@@ -57,7 +57,7 @@ def prepared(kind: str, parts: tuple[str, ...], compare: Comparison) -> Comparis
     """A comparison on values as registers hold them (bf16 as bits, `.ftz` applied)."""
     if kind == "bf16":
         return lambda a, b: compare(bf16_to_f32(a), bf16_to_f32(b))
-    if "ftz" in parts and kind == "f32":
+    if "ftz" in parts:
         return lambda a, b: compare(flush(a), flush(b))
     return compare
 
@@ -100,10 +100,13 @@ def _packed_predicate(parts: tuple[str, ...]) -> Operation:
     def half(x: Array, shift: int) -> Array:
         return (x >> np.uint32(shift)).astype(np.uint16).view(NUMPY[scalar])
 
-    def function(a: Array, b: Array) -> tuple[Array, Array]:
-        return compare(half(a, 0), half(b, 0)), compare(half(a, 16), half(b, 16))
+    def function(a: Array, b: Array, *rest: Array) -> tuple[Array, Array]:
+        low, high = compare(half(a, 0), half(b, 0)), compare(half(a, 16), half(b, 16))
+        return (combine(low, *rest), combine(high, *rest)) if rest else (low, high)
 
-    return Operation(function, ("u32", "u32"), ("pred", "pred"))
+    boolean = next((p for p in parts[2:-1] if p in _COMBINE), "")
+    combine = _COMBINE.get(boolean, np.logical_and)
+    return Operation(function, ("u32", "u32") + (("pred",) if boolean else ()), ("pred", "pred"))
 
 
 @opcode("set")

@@ -34,6 +34,8 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16),
     "f16x2": np.dtype(np.uint32),
     "bf16x2": np.dtype(np.uint32),
+    "s16x2": np.dtype(np.uint32),
+    "u16x2": np.dtype(np.uint32),
     "f32x2": np.dtype(np.uint64),
     "e4m3x2": np.dtype(np.uint16),
     "e5m2x2": np.dtype(np.uint16),

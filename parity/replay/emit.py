@@ -220,7 +220,7 @@ class Emitter:
         assert operation is not None
         targets = self.targets(instruction.operands[0])
         operands: list[Operand] = list(instruction.operands[1:])
-        if family(instruction) in ("addc", "subc"):
+        if family(instruction) in ("addc", "subc", "madc"):
             operands.append(Reg("%CC"))
         if "cc" in instruction.parts:
             targets.append(Reg("%CC"))

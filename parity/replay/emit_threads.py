@@ -110,8 +110,6 @@ def _elect(emitter: Emitter, instruction: Instruction) -> None:
 
 def _barrier(emitter: Emitter, instruction: Instruction) -> None:
     parts = instruction.parts
-    if "cluster" in parts:
-        return  # a cluster of one block: its own barrier has done the work
     if "red" in parts:
         mode = next(p for p in parts if p in ("popc", "and", "or"))
         name = emitter.named("W", partial(warp.block_reduce, mode))

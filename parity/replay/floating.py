@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from parity.replay.dtypes import Array
+from parity.replay.mixed import is_mixed, mixed_operation
 from parity.replay.operations import Operation, Unresolved, opcode
 from parity.replay.rounding import (
     cancelled,
@@ -101,6 +102,8 @@ def canonical(x: Array) -> Array:
 
 def sum_operation(parts: tuple[str, ...]) -> Operation:
     """Add and sub."""
+    if is_mixed(parts):
+        return mixed_operation(parts, sum_operation)
     kind, mode = parts[-1], rounding_of(parts)
     if kind in _HALF:
         from parity.replay.half import half_operation
@@ -147,6 +150,8 @@ def product_operation(parts: tuple[str, ...]) -> Operation:
 
 def fused_operation(parts: tuple[str, ...]) -> Operation:
     """Fma and floating mad (one rounding)."""
+    if is_mixed(parts):
+        return mixed_operation(parts, fused_operation)
     kind, mode = parts[-1], rounding_of(parts, "relu")
     if kind in _HALF:
         from parity.replay.half import half_operation
@@ -179,6 +184,8 @@ def quotient_operation(parts: tuple[str, ...]) -> Operation:
     """div: `.rn` and other modes exact; `.full` and `.approx` correctly rounded and charged."""
     mode = rounding_of(parts, "full", "approx")
     charge = next((f"div.{p}.f32" for p in parts if p in ("full", "approx")), "")
+    if charge == "div.approx.f32":
+        return finish(parts, _quick_quotient, 2, charge)
     if mode == "rn":
         return finish(parts, np.divide, 2, charge)
     if parts[-1] == "f64":
@@ -193,6 +200,12 @@ def quotient_operation(parts: tuple[str, ...]) -> Operation:
         return directed(nearest, np.where(np.isfinite(b), residual, 0.0), mode)
 
     return finish(parts, function, 2)
+
+
+def _quick_quotient(a: Array, b: Array) -> Array:
+    """a·(1/b), whose reciprocal is zero for 2^126 < |b| < 2^128 (PTX ISA, `div`)."""
+    zero = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    return np.where(zero, a * np.copysign(np.float32(0), b), a / b)
 
 
 @opcode("sqrt")
@@ -214,7 +227,11 @@ def _square_root(parts: tuple[str, ...], count: int) -> Operation:
 
 @opcode("rcp")
 def _reciprocal(parts: tuple[str, ...], count: int) -> Operation:
-    divide = quotient_operation(("div", *parts[1:]))
+    if "approx" in parts and parts[-1] == "f64":
+        from parity.replay.approximate import gross
+
+        return gross(parts[0])
+    divide = quotient_operation(("div", *(p for p in parts[1:] if p != "approx")))
     charge = f"rcp.approx.{parts[-1]}" if "approx" in parts else ""
     one = np.ones((1, 1), np.float64 if parts[-1] == "f64" else np.float32)
     return Operation(lambda a: divide.function(one, a), (parts[-1],), (parts[-1],), True, charge)
@@ -222,11 +239,13 @@ def _reciprocal(parts: tuple[str, ...], count: int) -> Operation:
 
 def extremum(smaller: bool, propagate: bool) -> Callable[[Array, Array], Array]:
     """Min or max: a NaN gives way to a number (or wins, with `.NaN`), and -0 < +0."""
-    pick = np.fmin if smaller else np.fmax
     spread = np.minimum if smaller else np.maximum
 
     def function(a: Array, b: Array) -> Array:
-        result = np.asarray((spread if propagate else pick)(a, b))
+        result = np.asarray(spread(a, b))
+        # NumPy's fmin and fmax give a NaN for a signalling one, depending on the memory layout.
+        if not propagate and (nan := np.isnan(result)).any():
+            result = np.where(nan, np.where(np.isnan(a), b, a), result)
         zeros = (a == 0) & (b == 0)
         if zeros.any():
             signs = np.signbit(a) | np.signbit(b) if smaller else np.signbit(a) & np.signbit(b)

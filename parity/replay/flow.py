@@ -55,8 +55,6 @@ def waits_for(instruction: Instruction) -> str:
     """Which threads an instruction waits for: "block", "warp" or nobody ("")."""
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
-        if "cluster" in parts:
-            return ""
         return "warp" if "warp" in parts else "block"
     return "warp" if parts[0] in WARP_SYNC and "sync" in parts else ""
 

@@ -78,9 +78,12 @@ class AsyncCopy:
         self, instruction: Instruction, size: int, to_offset: int, from_offset: int
     ) -> None:
         word = min(size, 4)
-        self.count = size // word
+        self.size, self.count = size, size // word
         self.read = Site(instruction, "read", "global", word, self.count, from_offset)
         self.write = Site(instruction, "write", "shared", word, self.count, to_offset)
+        self.bytes = [
+            Site(instruction, "read", "global", 1, 1, from_offset + i) for i in range(size)
+        ]
 
     def run(
         self, lanes: Lanes, to: Array, source: Array, guard: Array | None, copied: Array | None
@@ -90,10 +93,26 @@ class AsyncCopy:
         if copied is None:
             values = self.read.load(lanes, source, guard, zero)
         else:
-            wanted = _both(guard, np.asarray(copied != 0))
-            values = self.read.load(lanes, source, wanted, zero)
-            values = tuple(
-                np.where(copied >= np.uint32((k + 1) * self.read.size), v, zero[0])
-                for k, v in enumerate(values)
-            )
+            whole = _both(guard, np.asarray(copied >= np.uint32(self.size)))
+            values = self.read.load(lanes, source, whole, zero)
+            if ((copied > 0) & (copied < np.uint32(self.size))).any():
+                values = self._part(lanes, source, guard, copied, values)
         self.write.store(lanes, to, guard, values)
+
+    def _part(
+        self,
+        lanes: Lanes,
+        source: Array,
+        guard: Array | None,
+        copied: Array,
+        values: tuple[Array, ...],
+    ) -> tuple[Array, ...]:
+        """Threads that copy fewer bytes read no byte more: one after the other."""
+        some, none = copied < np.uint32(self.size), (np.zeros((1, 1), np.uint8),)
+        words = list(values)
+        for index, site in enumerate(self.bytes):
+            wanted = _both(guard, some & (copied > np.uint32(index)))
+            byte = site.load(lanes, source, wanted, none)[0].astype(self.read.word)
+            word, place = divmod(index, self.read.size)
+            words[word] = words[word] | byte << self.read.word.type(8 * place)
+        return tuple(words)

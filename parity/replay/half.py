@@ -78,16 +78,20 @@ def half_operation(parts: tuple[str, ...]) -> Operation:
         if part not in ("rn", "ftz", "sat", "relu", "NaN", "xorsign", "abs", "noftz"):
             raise Unresolved(part)
     sources = {"fma": 3, "abs": 1, "neg": 1}.get(parts[0], 2)
-    scalar = _signs(parts[0]) if parts[0] in ("abs", "neg") else _scalar(parts, kind)
+    scalar = _signs(parts) if parts[0] in ("abs", "neg") else _scalar(parts, kind)
     function = packed(scalar) if kind.endswith("x2") else scalar
     held = "u32" if kind.endswith("x2") else "u16"
     return Operation(function, (held,) * sources, (held,))
 
 
-def _signs(family: str) -> Binary:
-    if family == "abs":
-        return lambda a: a & np.uint16(0x7FFF)
-    return lambda a: a ^ np.uint16(0x8000)
+def _signs(parts: tuple[str, ...]) -> Binary:
+    def flushed(a: Array) -> Array:
+        subnormal = (a & np.uint16(0x7C00)) == 0
+        return np.where(subnormal, a & np.uint16(0x8000), a) if "ftz" in parts else a
+
+    if parts[0] == "abs":
+        return lambda a: flushed(a) & np.uint16(0x7FFF)
+    return lambda a: flushed(a) ^ np.uint16(0x8000)
 
 
 def _scalar(parts: tuple[str, ...], kind: str) -> Binary:

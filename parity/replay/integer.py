@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from parity.replay.dtypes import NUMPY, Array, raw, width
+from parity.replay.half import packed
 from parity.replay.operations import Operation, Unresolved, opcode
 
 INTEGERS = frozenset({"u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "b16", "b32", "b64"})
@@ -96,9 +97,22 @@ def saturating_add(a: Array, b: Array, c: Array | None = None, sign: int = 1) ->
     return np.asarray(np.clip(total, -(2**31), 2**31 - 1).astype(np.int32))
 
 
+def _pairs(parts: tuple[str, ...], function: Callable[[Array, Array], Array]) -> Operation:
+    """A function of two 16-bit integers on both halves of words."""
+    dtype = NUMPY[parts[-1].removesuffix("x2")]
+
+    def scalar(a: Array, b: Array) -> Array:
+        result = function(a.view(dtype), b.view(dtype))
+        return (np.maximum(result, 0) if "relu" in parts else result).view(np.uint16)
+
+    return Operation(packed(scalar), ("u32", "u32"), ("u32",))
+
+
 @opcode("add", "sub")
 def _sum(parts: tuple[str, ...], count: int) -> Operation:
     kind = parts[-1]
+    if kind in ("u16x2", "s16x2"):
+        return _pairs(parts, np.add)
     if kind not in INTEGERS:
         from parity.replay.floating import sum_operation
 
@@ -144,6 +158,21 @@ def _carry_in(parts: tuple[str, ...], count: int) -> Operation:
     return Operation(function, (kind, kind, "pred"), (kind, "pred"))
 
 
+def _carried_product(parts: tuple[str, ...]) -> Operation:
+    """mad.cc and madc: half of the product, plus c, plus the carry; the carry out second."""
+    kind, add = parts[-1], _carry_in(("addc", parts[-1]), 3).function
+    if parts[1] not in ("lo", "hi") or parts[2:-1] not in ((), ("cc",)):
+        raise Unresolved(".".join(parts[1:-1]))
+    high, signed = high_product(kind), NUMPY[kind]
+
+    def function(a: Array, b: Array, c: Array, carry: Array | None = None) -> object:
+        part = high(a.view(signed), b.view(signed)).view(a.dtype) if parts[1] == "hi" else a * b
+        return add(part, c, np.zeros_like(part, np.bool_) if carry is None else carry)
+
+    carries = ("pred",) if parts[0] == "madc" else ()
+    return Operation(function, (raw(kind),) * 3 + carries, (raw(kind), "pred"))  # type: ignore[arg-type]
+
+
 @opcode("mul", "mul24")
 def _product(parts: tuple[str, ...], count: int) -> Operation:
     kind = parts[-1]
@@ -162,9 +191,16 @@ def _product(parts: tuple[str, ...], count: int) -> Operation:
     return Operation(np.multiply, (raw(kind),) * 2, (raw(kind),))
 
 
+@opcode("madc")
+def _multiply_add_carry(parts: tuple[str, ...], count: int) -> Operation:
+    return _multiply_add(parts, count)
+
+
 @opcode("mad")
 def _multiply_add(parts: tuple[str, ...], count: int) -> Operation:
     kind = parts[-1]
+    if parts[0] == "madc" or "cc" in parts:
+        return _carried_product(parts)
     if kind not in INTEGERS:
         from parity.replay.floating import fused_operation
 
@@ -210,11 +246,13 @@ def _absolute_difference(parts: tuple[str, ...], count: int) -> Operation:
 @opcode("min", "max")
 def _extremum(parts: tuple[str, ...], count: int) -> Operation:
     kind = parts[-1]
-    if kind not in INTEGERS and kind not in ("s16x2", "u16x2"):
+    function = np.minimum if parts[0] == "min" else np.maximum
+    if kind in ("s16x2", "u16x2"):
+        return _pairs(parts, function)
+    if kind not in INTEGERS:
         from parity.replay.floating import extremum_operation
 
         return extremum_operation(parts, count)
-    function = np.minimum if parts[0] == "min" else np.maximum
     if "relu" in parts:
         return Operation(lambda a, b: np.maximum(function(a, b), 0), (kind, kind), (kind,))
     return Operation(function, (kind, kind), (kind,))

@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-FORMATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
-"""Exponent bits and fraction bits of each format."""
+FORMATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "upper": (11, 20)}
+"""Exponent bits and fraction bits of each format; "upper" is the upper word of an f64."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,8 @@ def arithmetic(opcode: str, bits: tuple[int, ...]) -> int:
     width = sum(FORMATS[kind]) + 1
     if family in ("abs", "neg") and kind in ("f16", "bf16"):
         sign = 1 << (width - 1)
+        if "ftz" in modifiers and flushed(decode(bits[0], kind), kind).zero:
+            bits = (bits[0] & sign,)
         return bits[0] & (sign - 1) if family == "abs" else bits[0] ^ sign
     numbers = [decode(b, kind) for b in bits]
     if "ftz" in modifiers:
@@ -236,7 +238,11 @@ def _result(family: str, modifiers: list[str], mode: str, numbers: list[Number])
         return root(a) if family == "sqrt" else (plain if family == "abs" else negated)
     b = numbers[1]
     if family in ("min", "max"):
-        return extremum(a, b, family == "min", "NaN" in modifiers)
+        negative = a.negative != b.negative
+        if "abs" in modifiers:
+            a, b = Number(False, a.size, a.special), Number(False, b.size, b.special)
+        found = extremum(a, b, family == "min", "NaN" in modifiers)
+        return Number(negative, found.size, found.special) if "xorsign" in modifiers else found
     if family == "fma":
         return total(product(a, b), numbers[2], mode)
     if family == "sub":
@@ -264,6 +270,8 @@ def convert(opcode: str, bits: int) -> int:
         return wrapped(clamped(value, target) if "sat" in modifiers else value, target)
     integral = next((m[:2] for m in modifiers if m in ("rni", "rzi", "rmi", "rpi")), "")
     if target not in FORMATS:
+        if "ftz" in modifiers:
+            bits = encode(flushed(decode(bits, source), source), source)
         return to_integer(bits, source, target, integral or "rz")
     number = decode(bits, source)
     if "ftz" in modifiers and source == "f32":
@@ -320,3 +328,44 @@ def clamped(value: int, kind: str) -> int:
 def wrapped(value: int, kind: str) -> int:
     """The bit pattern of a value modulo the width."""
     return value & ((1 << int(kind[1:])) - 1)
+
+
+def inverse_root(a: Number) -> Number:
+    """1/√a; -inf for -0."""
+    if a.zero:
+        return Number(a.negative, special="inf")
+    if a.special == "inf":
+        return NAN if a.negative else Number(False)
+    return root(quotient(Number(False, Fraction(1)), a))
+
+
+def quick_quotient(opcode: str, a: int, b: int) -> int:
+    """div.approx.f32: a/b, but for 2^126 < |b| < 2^128 zero (NaN for an infinite a)."""
+    divisor, dividend = decode(b, "f32"), decode(a, "f32")
+    if divisor.special or divisor.size <= power(126) or dividend.special == "nan":
+        return arithmetic(opcode, (a, b))
+    if dividend.special:
+        return canonical_nan("f32")
+    return encode(Number(divisor.negative != dividend.negative), "f32")
+
+
+def gross(family: str, bits: int) -> int:
+    """`rcp` and `rsqrt.approx.ftz.f64`: the upper word alone, with its 20 fraction bits."""
+    number = flushed(decode(bits >> 32, "upper"), "upper")
+    if number.special == "nan":
+        return 0x7FFFFFFF << 32
+    one = Number(False, Fraction(1))
+    found = quotient(one, number) if family == "rcp" else inverse_root(number)
+    return encode(flushed(found, "upper"), "upper") << 32
+
+
+def tf32(bits: int, mode: str) -> int:
+    """f32 with 10 fraction bits: rn to even, rna away from zero at ties, rz down."""
+    number = decode(bits, "f32")
+    if number.special:
+        return canonical_nan("f32") if number.special == "nan" else bits
+    size, step = bits & 0x7FFFFFFF, 1 << 13
+    down, rest = divmod(size, step)
+    tie_up = down % 2 == 1 if mode == "rn" else mode == "rna"
+    up = mode != "rz" and (rest > step // 2 or (rest == step // 2 and tie_up))
+    return bits & 1 << 31 | (down + up) * step

@@ -37,7 +37,8 @@ def _arithmetic(parts: list[str]) -> Meaning:
             value = x + y if family == "add" else x - y
             return wrapped(clamped(value, kind) if sat else value, kind)
         if family in ("min", "max"):
-            return wrapped(min(x, y) if family == "min" else max(x, y), kind)
+            found = min(x, y) if family == "min" else max(x, y)
+            return wrapped(max(found, 0) if "relu" in parts else found, kind)
         if family == "sad":
             return wrapped(abs(x - y) + c, kind)
         return _division(family, x, y, kind)
@@ -66,7 +67,7 @@ def _product(parts: list[str]) -> Meaning:
 
 def _unary(parts: list[str]) -> Meaning:
     family, kind = parts[0], parts[-1]
-    bits = _width(kind)
+    bits = 1 if kind == "pred" else _width(kind)
     functions: dict[str, Meaning] = {
         "abs": lambda a: wrapped(abs(integer(a, kind)), kind),
         "neg": lambda a: wrapped(-integer(a, kind), kind),
@@ -141,6 +142,9 @@ def _insert(parts: list[str]) -> Meaning:
 
 
 def _permute(parts: list[str]) -> Meaning:
+    if len(parts) > 2:
+        return _permute_by_mode(parts[2])
+
     def function(a: int, b: int, selector: int) -> int:
         whole = (b << 32 | a).to_bytes(8, "little")
         result = []
@@ -149,6 +153,46 @@ def _permute(parts: list[str]) -> Meaning:
             byte = whole[nibble & 7]
             result.append((0xFF if byte & 0x80 else 0) if nibble & 8 else byte)
         return int.from_bytes(bytes(result), "little")
+
+    return function
+
+
+def _permute_by_mode(mode: str) -> Meaning:
+    """The bytes that a mode picks, lowest first, for each value of the selector's low two bits."""
+    picks = {
+        "f4e": ("0123", "1234", "2345", "3456"),
+        "b4e": ("0765", "1076", "2107", "3210"),
+        "rc8": ("0000", "1111", "2222", "3333"),
+        "ecl": ("0123", "1123", "2223", "3333"),
+        "ecr": ("0000", "0111", "0122", "0123"),
+        "rc16": ("0101", "2323", "0101", "2323"),
+    }[mode]
+
+    def function(a: int, b: int, selector: int) -> int:
+        whole = (b << 32 | a).to_bytes(8, "little")
+        return int.from_bytes(bytes(whole[int(i)] for i in picks[selector & 3]), "little")
+
+    return function
+
+
+def _mask(parts: list[str]) -> Meaning:
+    def function(a: int, b: int) -> int:
+        if parts[1] == "wrap":
+            a, b = a & 31, b & 31
+        return sum(1 << i for i in range(32) if a <= i < a + b)
+
+    return function
+
+
+def _extend(parts: list[str]) -> Meaning:
+    def function(a: int, n: int) -> int:
+        if parts[1] == "wrap":
+            n &= 31
+        if n == 0 or n >= 32:
+            return a if n else 0
+        low = a & ((1 << n) - 1)
+        negative = parts[-1] == "s32" and low >> (n - 1)
+        return wrapped(low - (1 << n) if negative else low, "u32")
 
     return function
 
@@ -211,4 +255,6 @@ _TABLE: dict[str, Callable[[list[str]], Meaning]] = {
     "bfind": _find,
     "setp": _compare,
     "dp4a": _dot,
+    "bmsk": _mask,
+    "szext": _extend,
 }

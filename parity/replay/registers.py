@@ -10,6 +10,7 @@ from __future__ import annotations
 from parity.replay.dtypes import NUMPY, raw
 from parity.replay.errors import UnknownInstruction
 from parity.replay.flow import defined, family
+from parity.replay.forms import form_of
 from parity.replay.operations import RESOLVERS, Operation, resolve
 from parity.replay.syntax import Instruction, Kernel, Reg
 
@@ -18,6 +19,8 @@ SPECIAL_KINDS = {"%CC": "pred", "%globaltimer": "u64", "%clock64": "u64"}
 
 def operation_of(kernel: Kernel, instruction: Instruction) -> Operation | None:
     """The pure operation of an instruction; None if it is of another sort."""
+    if form_of(instruction.opcode) is None:
+        raise unknown(kernel, instruction)
     if family(instruction) not in RESOLVERS:
         return None
     sources = len(instruction.operands) - 1

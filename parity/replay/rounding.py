@@ -185,14 +185,17 @@ def narrow(x: Array, kind: type[np.floating], mode: str = "rn") -> Array:
 
 
 def f32_to_bf16(x: Array, mode: str = "rn") -> Array:
-    """float32 to bfloat16 bits (uint16); NaN becomes 0x7fff. Modes rn and rz."""
+    """float32 to bfloat16 bits (uint16) in any rounding mode; NaN becomes 0x7fff."""
     bits = x.view(np.uint32)
     if mode == "rn":
         rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> (
             np.uint32(16)
         )
-    else:
+    elif mode == "rz":
         rounded = bits >> np.uint32(16)
+    else:
+        away = np.signbit(x) == (mode == "rm")
+        rounded = (bits + np.where(away, np.uint32(0xFFFF), np.uint32(0))) >> np.uint32(16)
     result = rounded.astype(np.uint16)
     nan = np.isnan(x)
     return np.where(nan, np.uint16(0x7FFF), result) if nan.any() else result
@@ -221,9 +224,10 @@ def f64_to_bf16(x: Array, mode: str = "rn") -> Array:
 
 
 def flush(x: Array) -> Array:
-    """`.ftz`: float32 subnormals become zero of the same sign."""
-    tiny = (np.abs(x) < np.float32(2.0**-126)) & (x != 0)
-    return np.where(tiny, np.copysign(np.float32(0), x), x) if tiny.any() else x
+    """`.ftz`: subnormals of the array's format become zero of the same sign."""
+    kind = x.dtype.type
+    tiny = (np.abs(x) < np.finfo(kind).smallest_normal) & (x != 0)
+    return np.where(tiny, np.copysign(kind(0), x), x) if tiny.any() else x
 
 
 def cancelled(result: Array, exact_zero: Array, a: Array, b: Array) -> Array:
