@@ -132,6 +132,6 @@ def test_the_same_kernel_with_wide_offsets_passes() -> None:
     case = case_of("adamw_step", "bf16", (SMALL,))
     far = far_lists(case.lists)
     with parity.replay.options(only_ends=3):
-        kernel = kernel_from(AdamCall, triton_kernels.adamw)
+        kernel = kernel_from(AdamCall, triton_kernels.adamw, "wide")
         kernel(*far.values(), **case.controls, **case.options)
     assert_ends(far, case.reference())
