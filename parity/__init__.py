@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from parity.checker import Verdict, check
     from parity.registry import Kernel, register, register_operation
+    from parity.twins.registry import register_optimizer
 
 _HOMES = {
     "Kernel": "parity.registry",
@@ -23,9 +24,17 @@ _HOMES = {
     "check": "parity.checker",
     "register": "parity.registry",
     "register_operation": "parity.registry",
+    "register_optimizer": "parity.twins.registry",
 }
 
-__all__ = ["Kernel", "Verdict", "check", "register", "register_operation"]
+__all__ = [
+    "Kernel",
+    "Verdict",
+    "check",
+    "register",
+    "register_operation",
+    "register_optimizer",
+]
 
 
 def __getattr__(name: str) -> object:

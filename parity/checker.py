@@ -15,6 +15,8 @@ from parity.errors import UsageError
 from parity.ledger import Cell, Ledger, Status
 from parity.registry import Kernel, kernels, registrations
 from parity.session import Selection, Session
+from parity.twins.registry import Twin, borrowed_twins, registered_as
+from parity.twins.session import effort_of, judge_twins, with_twins
 
 MODULE = "parity_checked_file"
 
@@ -57,10 +59,11 @@ def check(
     laws: tuple[str, ...] = (),
     repros: str | None = None,
 ) -> Verdict:
-    """Judge one kernel by every law of its operation.
+    """Judge one kernel by every law of its operation, or one optimizer by sequences of actions.
 
     Args:
-        kernel: a function that `register` decorated, or its registration.
+        kernel: a function that `register` decorated, or its registration, or a class that
+            `register_optimizer` decorated.
         examples: cases drawn for the value law; other laws draw their share of it.
         seed: of the generator; None draws the same cases in every run.
         engine: where to run; None chooses.
@@ -70,18 +73,40 @@ def check(
     Raises:
         UsageError: the function is not registered, or an option is unknown.
     """
+    selection = Selection(engine=engine, laws=laws)
+    twin = registered_as(kernel)
+    if twin is not None:
+        how = effort_of(examples, seed, repros)
+        return Verdict(with_twins(Ledger(), judge_twins(selection, [twin], how)))
     rows = [row for row in kernels() if row is kernel or row.function is kernel]
     if not rows and isinstance(kernel, Kernel):
         rows = [kernel]
     if not rows:
         name = getattr(kernel, "__name__", repr(kernel))
         raise UsageError(f"{name} is not registered; decorate it with parity.register [check]")
-    selection = Selection(engine=engine, laws=laws)
     effort = Effort(examples=examples, seed=seed, repros=repros)
     return Verdict(Session(selection=selection, effort=effort).run(rows))
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What a file registers.
+
+    Attributes:
+        kernels: in order.
+        twins: optimizer classes, in order.
+    """
+
+    kernels: list[Kernel]
+    twins: list[Twin]
+
+
 def load(path: str) -> list[Kernel]:
+    """Import a file and return the kernels that it registers; see `load_file`."""
+    return load_file(path).kernels
+
+
+def load_file(path: str) -> Loaded:
     """Import a file and return what it registers.
 
     Raises:
@@ -95,7 +120,7 @@ def load(path: str) -> list[Kernel]:
         raise UsageError(f"{path} is not a Python file; its name should end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    with registrations() as found:
+    with registrations() as found, borrowed_twins() as twins:
         try:
             # A file may import its neighbours, as when it is run by itself.
             sys.path.insert(0, str(file.resolve().parent))
@@ -110,11 +135,11 @@ def load(path: str) -> list[Kernel]:
         finally:
             sys.path.remove(str(file.resolve().parent))
     require_live_subnormals(f"importing {path}")
-    if not found:
+    if not found and not twins:
         raise UsageError(
             f"{path} registers no kernel; decorate a function with @parity.register(operation)"
         )
-    return found
+    return Loaded(found, twins)
 
 
 def _cause(error: BaseException, file: Path) -> str:

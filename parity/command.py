@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.cells import EXAMPLES, Effort
-from parity.checker import load
+from parity.checker import load_file
 from parity.engines import require, require_live_subnormals
 from parity.ledger import Cell, Ledger, Status
 from parity.operations import operations
@@ -21,6 +21,9 @@ from parity.report import as_json, as_junit, write
 from parity.rows import register_house
 from parity.session import Selection, Task
 from parity.table import print_failures, print_table
+from parity.twins.registry import Twin, twins
+from parity.twins.rows import register_our_optimizers
+from parity.twins.session import effort_of, judge_twins, names_of, with_twins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,9 @@ def judge_house(
     """`parity run`; the exit code."""
     require_live_subnormals("start")
     register_house()
-    ledger = judge(Source(), kernels(), chosen, effort(examples, seed, quick), outputs)
+    register_our_optimizers()
+    how = effort(examples, seed, quick)
+    ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
     if not ledger.with_status(Status.PASSED):
         return ledger.exit_code()
     from parity.traffic import print_traffic
@@ -89,18 +94,28 @@ def judge_file(
 ) -> int:
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
-    found = load(file)
+    found = load_file(file)
     how = effort(examples, seed, quick)
-    return judge(Source(file=file), found, chosen, how, outputs).exit_code()
+    ledger = judge(Source(file=file), found.kernels, chosen, how, outputs, optimizers=found.twins)
+    return ledger.exit_code()
 
 
 def judge(
-    source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
+    source: Source,
+    known: Sequence[Kernel],
+    chosen: Selection,
+    how: Effort,
+    outputs: Outputs,
+    *,
+    optimizers: Sequence[Twin] = (),
 ) -> Ledger:
     """Run a session, print its table, write its reports."""
     screen = outputs.screen
     started = time.perf_counter()
+    chosen = replace(chosen, also=names_of(optimizers))
     ledger = _with_progress(source, known, chosen, how, outputs)
+    effort = effort_of(how.examples, how.seed, how.repros)
+    ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)
@@ -143,6 +158,7 @@ def _with_progress(
 def print_list() -> None:
     """`parity list`."""
     register_house()
+    register_our_optimizers()
     screen = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     by_operation: dict[str, list[Kernel]] = {}
     for kernel in kernels():
@@ -154,3 +170,9 @@ def print_list() -> None:
         for kernel in by_operation.get(operation.name, []):
             claims = f"{kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'}"
             screen.print(f"  kernel   {kernel.name} ({claims})")
+    for twin in twins():
+        screen.print(f"{twin.reference.__name__}: a whole optimizer", style="bold")
+        screen.print(f"  dtypes   {', '.join(twin.dtypes)}")
+        screen.print(f"  actions  {', '.join(sorted(twin.rules.actions()))}")
+        claims = f"{twin.arithmetic}, {', '.join(twin.engines) or 'any engine'}"
+        screen.print(f"  class    {twin.name} ({claims})")

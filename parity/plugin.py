@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from parity.cells import Effort, judge_cell
-from parity.checker import Verdict, check, load
+from parity.checker import Verdict, check, load_file
 from parity.engines import engine_for, running
 from parity.laws import LAWS
 from parity.ledger import Status
 from parity.registry import Kernel
+from parity.twins.judge import LAW, judge_twin, twin_engine
+from parity.twins.registry import Twin
+from parity.twins.session import effort_of
 
 Checker = Callable[..., Verdict]
 
@@ -61,8 +64,14 @@ class KernelFile(pytest.File):
     """A file that registers kernels."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """One test for each cell that a kernel claims."""
-        for kernel in load(str(self.path)):
+        """One test for each cell that a kernel or an optimizer claims."""
+        loaded = load_file(str(self.path))
+        for twin in loaded.twins:
+            for dtype in twin.dtypes:
+                sequences = TwinItem.from_parent(self, name=f"{twin.name}[{dtype}, {LAW}]")
+                sequences.cell = (twin, dtype)
+                yield sequences
+        for kernel in loaded.kernels:
             for dtype in kernel.dtypes:
                 for law in kernel.operation.laws:
                     item = CellItem.from_parent(self, name=f"{kernel.name}[{dtype}, {law}]")
@@ -89,4 +98,24 @@ class CellItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Where the kernel stands, for the report."""
+        return self.path, 0, self.name
+
+
+class TwinItem(pytest.Item):
+    """A whole optimizer on one dtype as a test."""
+
+    cell: tuple[Twin, str]
+
+    def runtest(self) -> None:
+        """Drive it."""
+        twin, dtype = self.cell
+        examples = int(self.config.getoption("parity_examples"))
+        result = judge_twin(twin, dtype, twin_engine(twin), effort_of(examples, None, None))
+        if result.status is Status.FAILED:
+            pytest.fail(result.failure, pytrace=False)
+        if result.status is Status.SKIPPED:
+            pytest.skip(result.reason)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the class stands, for the report."""
         return self.path, 0, self.name

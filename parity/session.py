@@ -24,6 +24,7 @@ class Selection:
         dtypes: dtype combinations.
         laws: names of laws.
         engine: the engine that is asked for.
+        also: names that select something other than kernels, and are no mistake.
     """
 
     operations: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class Selection:
     dtypes: tuple[str, ...] = ()
     laws: tuple[str, ...] = ()
     engine: str | None = None
+    also: tuple[str, ...] = ()
 
     def kernels(self, known: Sequence[Kernel]) -> list[Kernel]:
         """The kernels that are selected.
@@ -38,10 +40,13 @@ class Selection:
         Raises:
             UsageError: a name selects nothing; the sentence lists what there is.
         """
-        _each_known("--op", self.operations, {kernel.operation.name for kernel in known})
-        _each_known("--kernel", self.names, {kernel.name for kernel in known})
-        _each_known("--dtype", self.dtypes, {d for k in known for d in k.operation.combinations})
-        _each_known("--law", self.laws, set(LAWS))
+        also = set(self.also)
+        _each_known("--op", self.operations, {kernel.operation.name for kernel in known} | also)
+        _each_known("--kernel", self.names, {kernel.name for kernel in known} | also)
+        _each_known(
+            "--dtype", self.dtypes, {d for k in known for d in k.operation.combinations} | also
+        )
+        _each_known("--law", self.laws, set(LAWS) | also)
         return [
             kernel
             for kernel in known

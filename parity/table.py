@@ -11,6 +11,7 @@ from rich.text import Text
 
 from parity.laws import LAWS
 from parity.ledger import Cell, Key, Ledger, Status
+from parity.twins.table import twin_table
 
 MARKS = {
     Status.PASSED: ("ok", "green"),
@@ -24,8 +25,16 @@ HEADINGS = {
     "every_output_written": "every\noutput",
     "skipped_step": "skipped\nstep",
     "non_finite": "non\nfinite",
+    "after_skip": "after\nskip",
     "boundary_sizes": "sizes",
+    "alignment": "align",
     "permutation": "order",
+    "splitting": "split",
+    "sign_symmetry": "sign",
+    "power_of_two": "power\nof two",
+    "large_index": "large",
+    "no_host_read": "no host\nread",
+    "graph_capture": "graph",
 }
 
 
@@ -57,7 +66,8 @@ Row = tuple[str, str, str, str]
 def _rows(ledger: Ledger) -> dict[Row, dict[str, Cell]]:
     rows: dict[Row, dict[str, Cell]] = {}
     for key, cell in ledger.cells.items():
-        rows.setdefault(_row(key), {})[key.law] = cell
+        if key.law in LAWS:
+            rows.setdefault(_row(key), {})[key.law] = cell
     return rows
 
 
@@ -93,7 +103,11 @@ def bound_lines(ledger: Ledger) -> list[str]:
 
 def print_table(console: Console, ledger: Ledger) -> None:
     """Print the table, worst errors, the reasons of what was skipped, and the counts."""
-    console.print(law_table(ledger))
+    whole = [cell for cell in ledger.cells.values() if cell.key.law not in LAWS]
+    if len(whole) < len(ledger.cells) or not whole:
+        console.print(law_table(ledger))
+    if whole:
+        console.print(twin_table(whole))
     for line in bound_lines(ledger):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for reason, cells in _reasons(ledger).items():

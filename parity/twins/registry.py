@@ -183,6 +183,11 @@ def twins() -> tuple[Twin, ...]:
     return tuple(_twins.values())
 
 
+def registered_as(cls: object) -> Twin | None:
+    """The twin whose subject a class is, if it is any."""
+    return next((twin for twin in _twins.values() if twin.subject is cls), None)
+
+
 @contextlib.contextmanager
 def borrowed_twins() -> Iterator[list[Twin]]:
     """Collect what is registered inside the block, and forget it afterwards."""
