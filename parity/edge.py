@@ -36,3 +36,8 @@ def proved(id: str, upstream: str, decision: str, reason: str, test: str) -> Edg
 def waits(id: str, upstream: str, decision: str, reason: str, component: str) -> Edge:
     """A row about a component that is not built yet."""
     return Edge(id=id, upstream=upstream, decision=decision, reason=reason, waits_for=component)
+
+
+def out(id: str, upstream: str, reason: str) -> Edge:
+    """A row about something that is not our business."""
+    return Edge(id=id, upstream=upstream, decision="out", reason=reason)

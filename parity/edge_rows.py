@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from parity.edge import Edge, proved, waits
+from parity.edge_rows_wrappers import WRAPPER_ROWS
 
-FLAT, UNFUSED, ZERO, BRAIN = (
-    "FP16Optimizer",
-    "FP16UnfusedOptimizer",
-    "ZeroOptimizer",
-    "BF16Optimizer",
-)
-PARTITION, EXPERTS = "partition", "moe"
+UNFUSED, ZERO, BRAIN = "FP16UnfusedOptimizer", "ZeroOptimizer", "BF16Optimizer"
+PARTITION = "partition"
 UNSCALE, GROWTH = "compat:unscale_with_updated_scale", "compat:growth_counts_this_step"
+EXTERNAL, EXPERTS_OUT = "compat:external_scale_stays", "compat:clip_without_experts"
 COUNTER, MOMENTS = "compat:shared_step_counter", "compat:moments_in_param_dtype"
 
 LOSS_SCALING = (
@@ -22,12 +19,12 @@ LOSS_SCALING = (
         "A step is unscaled with the scale that its gradients were made with (0.19.8 on record).",
         "reference_mixed_step::compat_halves_the_gradient_of_a_growth_step",
     ),
-    waits(
+    proved(
         "LS-2",
         "An external loss scale multiplies the loss, but is not divided out",
-        "correct",
+        EXTERNAL,
         "What multiplied the loss divides the gradients.",
-        FLAT,
+        "reference_fp16_optimizer::an_external_scale_is_divided_out",
     ),
     proved(
         "LS-3",
@@ -85,33 +82,33 @@ LOSS_SCALING = (
         "A message shows the scale as it is.",
         "reference_loss_scale::the_error_shows_a_fractional_scale",
     ),
-    waits(
+    proved(
         "LS-11",
         "In 0.14 assigning the loss scale raises AttributeError",
         "correct",
         "Assigning sets the scale, as 0.19 does.",
-        FLAT,
+        "reference_fp16_optimizer::assigning_the_loss_scale_sets_it",
     ),
-    waits(
+    proved(
         "LS-12",
         "A dynamic checkpoint in a static optimizer has no floor: the next overflow raises",
         "correct",
         "The rule comes from the constructor, a state of another rule is refused.",
-        FLAT,
+        "reference_scalers::what_does_not_fit_is_refused_and_changes_nothing",
     ),
-    waits(
+    proved(
         "LS-13",
         "The floor is never in a checkpoint",
         "same",
         "Constants belong to the constructor.",
-        FLAT,
+        "reference_scalers::constants_are_not_in_the_state",
     ),
-    waits(
+    proved(
         "LS-14",
         "A half-precision loss with scale 65536 or more overflows at every step",
         "correct",
         "The loss goes to fp32 before it is multiplied; the limit of an fp16 loss is documented.",
-        FLAT,
+        "reference_fp16_optimizer::an_fp16_loss_is_scaled_in_fp32_and_limited_by_its_own_cast",
     ),
     waits(
         "LS-15",
@@ -158,12 +155,12 @@ OVERFLOW = (
         "The reduction is the synchronisation; a barrier adds nothing.",
         BRAIN,
     ),
-    waits(
+    proved(
         "OV-5",
         "Which parameters are checked and whether experts exist are read from different lists",
         "same",
         "Parameters without gradients cannot overflow; experts exist on all ranks or on none.",
-        FLAT,
+        "reference_norms::an_overflow_on_one_rank_skips_the_step_on_all",
     ),
     waits(
         "OV-6",
@@ -217,26 +214,26 @@ NORMS = (
         "A NaN norm does not clip; the step is skipped anyway.",
         "reference_clip::a_nan_norm_does_not_clip",
     ),
-    waits(
+    proved(
         "NM-5",
         "In 0.14 tensor-parallel ranks other than the first are missing from the norm",
         "correct",
         "Every element of the model counts once.",
-        FLAT,
+        "reference_norms::every_element_of_a_model_over_two_ranks_counts_once",
     ),
-    waits(
+    proved(
         "NM-6",
         "What is masked from the norm is decided once, from the gradients of the first step",
         "correct",
         "Masks come from the parameters, not from who had a gradient first.",
-        FLAT,
+        "reference_norms::a_replica_that_first_has_a_gradient_late_is_still_counted_once",
     ),
-    waits(
+    proved(
         "NM-7",
         "A first step that fails half-way appends the masks twice",
         "correct",
-        "Masks are built at construction.",
-        FLAT,
+        "There are no masks: what counts follows from the parameters at every step.",
+        "reference_norms::a_replica_that_first_has_a_gradient_late_is_still_counted_once",
     ),
     waits(
         "NM-8",
@@ -249,15 +246,15 @@ NORMS = (
         "NM-9",
         "Earlier versions squared every norm before adding, L1 too",
         "same",
-        "0.19.8 gives 7 for the L1 norm of (3, 4); ours is L2 alone, from the real sum of squares.",
-        "reference_clip::norm_is_the_root_of_the_real_sum",
+        "0.19.8 gives 7 for the L1 norm of (3, 4), and so do we.",
+        "reference_norms::known_norms",
     ),
-    waits(
+    proved(
         "NM-10",
         "Earlier versions computed the norm of experts from their weights",
         "same",
         "The gradient norm is computed from gradients, as 0.19.8 does.",
-        EXPERTS,
+        "reference_moe::the_norm_of_experts_is_that_of_their_gradients",
     ),
     proved(
         "NM-11",
@@ -283,24 +280,24 @@ NORMS = (
 )
 
 MIXTURE = (
-    waits(
+    proved(
         "ME-1",
         "An expert tensor above the size limit leaves an empty group before it",
         "correct",
         "No empty groups are made.",
-        EXPERTS,
+        "reference_moe::no_group_of_experts_is_empty_or_too_large",
     ),
-    waits(
+    proved(
         "ME-2",
         "Without a size limit, expert groups that received nothing are kept",
         "correct",
         "No empty groups are made.",
-        EXPERTS,
+        "reference_moe::no_group_of_experts_is_empty_or_too_large",
     ),
     waits(
         "ME-3",
         "The unfused optimizer leaves expert gradients out of the clip norm",
-        "correct",
+        EXPERTS_OUT,
         "Every gradient counts.",
         UNFUSED,
     ),
@@ -379,4 +376,11 @@ FUSED_ADAM = (
     ),
 )
 
-ROWS: tuple[Edge, ...] = (*LOSS_SCALING, *OVERFLOW, *NORMS, *MIXTURE, *FUSED_ADAM)
+ROWS: tuple[Edge, ...] = (
+    *LOSS_SCALING,
+    *OVERFLOW,
+    *NORMS,
+    *MIXTURE,
+    *FUSED_ADAM,
+    *WRAPPER_ROWS,
+)

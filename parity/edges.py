@@ -1,8 +1,10 @@
 """The edge table: every known sharp edge of upstream, and what this project decided about it.
 
 An edge is a place where DeepSpeed's behaviour surprises. Its id is a prefix and a number: LS loss
-scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam. Every id
-has a row, and every row has a test, or says which component is not built yet.
+scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam, LB
+FusedLamb, FP, UF and BF the mixed-precision optimizers, TF fragments of flat buffers, CK
+checkpoints, EN the engine around them. Every id has a row, and every row has a test, or says which
+component is not built yet.
 
 `python -m parity.edges` writes docs/edges.md.
 """
@@ -21,13 +23,21 @@ from reference.compat import Compat
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "edges.md"
-COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9}
+COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9, "LB": 6, "FP": 13, "UF": 9, "BF": 16}
+COUNTS |= {"TF": 9, "CK": 16, "EN": 6}
 TITLES = {
     "LS": "Loss scaling",
     "OV": "Overflow detection",
     "NM": "Norms and clipping",
     "ME": "Mixture of experts",
     "FA": "FusedAdam",
+    "LB": "FusedLamb",
+    "FP": "FP16Optimizer",
+    "UF": "FP16UnfusedOptimizer",
+    "BF": "BF16Optimizer",
+    "TF": "Fragments",
+    "CK": "Checkpoints",
+    "EN": "Engine",
 }
 INTRODUCTION = """\
 # Edges: where upstream surprises, and what was decided

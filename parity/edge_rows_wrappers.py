@@ -1,0 +1,525 @@
+"""Rows of the edge table: LAMB, the mixed-precision optimizers, checkpoints, the engine."""
+
+from __future__ import annotations
+
+from parity.edge import out, proved, waits
+
+UNFUSED, BRAIN, ZERO = "FP16UnfusedOptimizer", "BF16Optimizer", "ZeroOptimizer"
+BUILT, UPDATED = "compat:step_at_construction", "compat:unscale_with_updated_scale"
+EXTERNAL, REPORTED = "compat:external_scale_stays", "compat:report_scaled_norm"
+OLD_MASTERS = "compat:keep_masters_on_load"
+
+
+FUSED_LAMB = (
+    proved(
+        "LB-1",
+        "A limit for the gradient's norm without the norms raises TypeError",
+        "correct",
+        "The norm that nobody gave is computed.",
+        "reference_fused_lamb::max_grad_norm_clips_each_gradient",
+    ),
+    proved(
+        "LB-2",
+        "A low-precision copy beside an fp32 gradient is never written",
+        "correct",
+        "A copy is written whatever the gradient is.",
+        "reference_lamb::copies_are_written_whatever_the_gradient_is",
+    ),
+    proved(
+        "LB-3",
+        "An empty parameter launches a kernel without blocks",
+        "correct",
+        "It stays empty, and its step counts.",
+        "reference_lamb::an_empty_tensor_stays_empty_and_counts_its_step",
+    ),
+    proved(
+        "LB-4",
+        "An empty list of gradients raises IndexError",
+        "correct",
+        "A list that is not as long as its group is refused in one sentence.",
+        "reference_fused_lamb::an_empty_list_of_gradients_is_refused_in_one_sentence",
+    ),
+    proved(
+        "LB-5",
+        "Weight decay is scaled by the bias correction, since the step size carries it",
+        "same",
+        "This is the definition of this LAMB; another one is another optimizer.",
+        "reference_lamb::decay_is_scaled_by_the_bias_correction",
+    ),
+    proved(
+        "LB-6",
+        "A NaN norm makes the tensor NaN",
+        "same",
+        "NaN is not hidden; the wrappers skip such a step.",
+        "reference_lamb::a_nan_norm_makes_its_tensor_nan_and_no_other",
+    ),
+)
+
+FLAT_FP16 = (
+    proved(
+        "FP-1",
+        "Construction takes a step with zero gradients: masters decay, counters become 1",
+        BUILT,
+        "Construction changes nothing.",
+        "reference_fp16_optimizer::compat_takes_a_step_at_construction",
+    ),
+    proved(
+        "FP-2",
+        "0.14 gave frozen parameters zero gradients, so that they decay",
+        "same",
+        "0.19.8 leaves frozen parameters out, and so do we.",
+        "reference_fp16_surface::frozen_parameters_are_left_alone",
+    ),
+    proved(
+        "FP-3",
+        "A parameter without a gradient is treated as having a zero gradient",
+        "same",
+        "The master is one tensor: its moments and its decay move as a whole.",
+        "reference_fp16_surface::a_parameter_without_gradient_has_a_zero_gradient",
+    ),
+    proved(
+        "FP-4",
+        "Earlier versions applied a bf16 step that they reported as skipped",
+        "same",
+        "0.19.8 skips it, and so do we.",
+        "reference_fp16_optimizer::a_bf16_step_with_a_non_finite_gradient_is_skipped",
+    ),
+    proved(
+        "FP-5",
+        "A closure is ignored without a word",
+        "correct",
+        "It is refused with the reason: it would run backward without the loss scale.",
+        "reference_fp16_optimizer::a_closure_is_refused_with_the_reason",
+    ),
+    proved(
+        "FP-6",
+        "The legacy flag cannot work with any bundled optimizer",
+        "correct",
+        "It is refused at construction.",
+        "reference_fp16_optimizer::the_old_way_of_apex_is_refused_at_construction",
+    ),
+    out(
+        "FP-7",
+        "The error without an accelerator shows an unformatted placeholder",
+        "The reference needs no accelerator.",
+    ),
+    proved(
+        "FP-8",
+        "state_dict holds live tensors: a later step changes what is to be saved",
+        "correct",
+        "It holds copies.",
+        "reference_checkpoint::a_state_dict_is_not_changed_by_later_steps",
+    ),
+    proved(
+        "FP-9",
+        "On a growth step the reported norm is divided by the grown scale",
+        UPDATED,
+        "The norm is that of the true gradients.",
+        "reference_fp16_optimizer::compat_halves_gradient_and_norm_of_a_growth_step",
+    ),
+    proved(
+        "FP-10",
+        "Under the engine the loss of this class is never multiplied by the scale",
+        "correct",
+        "backward() multiplies by what step() divides by.",
+        "reference_fp16_optimizer::assigning_the_loss_scale_sets_it",
+    ),
+    proved(
+        "FP-11",
+        "0.14 passes no timers for a static scale, and the step raises TypeError",
+        "correct",
+        "Timers are optional.",
+        "reference_fp16_optimizer::a_growth_step_applies_the_whole_gradient",
+    ),
+    proved(
+        "FP-12",
+        "An external loss scale is not divided out",
+        EXTERNAL,
+        "What multiplied the loss divides the gradients.",
+        "reference_fp16_optimizer::an_external_scale_is_divided_out",
+    ),
+    proved(
+        "FP-13",
+        "A step without any gradient succeeds with norm 0",
+        "same",
+        "It is the step of a model whose gradients are all missing, which FP-3 defines.",
+        "reference_fp16_surface::a_step_without_any_gradient_is_a_step_with_zero_gradients",
+    ),
+)
+
+UNFUSED_FP16 = (
+    waits(
+        "UF-1",
+        "The reported norm is still multiplied by the loss scale",
+        REPORTED,
+        "The norm is that of the true gradients, as in the flat optimizer.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-2",
+        "Earlier versions left non-finite gradients in place after an overflow",
+        "same",
+        "0.19.8 drops them, and so do we.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-3",
+        "A bf16 overflow skips the step, while the flat optimizer once applied it",
+        "same",
+        "Both skip.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-4",
+        "With a static scale an overflow skips the step and keeps the scale",
+        "same",
+        "A static scale never moves.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-5",
+        "Construction takes a step with zero gradients, which LAMB's decay makes large",
+        BUILT,
+        "Construction changes nothing.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-6",
+        "The clip norm is not in a checkpoint",
+        "correct",
+        "It is saved, as in the flat optimizer; a checkpoint without it keeps the constructor's.",
+        UNFUSED,
+    ),
+    waits(
+        "UF-7",
+        "The LAMB path drops all gradients of tensor-parallel ranks other than the first",
+        "correct",
+        "Every element of the model counts once.",
+        UNFUSED,
+    ),
+    out(
+        "UF-8",
+        "The engine gives every optimizer but FusedAdam to this wrapper",
+        "There is no engine here: whoever builds a wrapper chooses it.",
+    ),
+    waits(
+        "UF-9",
+        "Gradients stay after a step",
+        "same",
+        "The caller drops them; the flat optimizer, whose gradients were moved, drops its own.",
+        UNFUSED,
+    ),
+)
+
+BF16 = (
+    waits(
+        "BF-1",
+        "Earlier versions aborted on a zero norm and on a non-finite one",
+        "same",
+        "0.19.8 takes the step with norm 0 and skips the non-finite one, and so do we.",
+        BRAIN,
+    ),
+    waits(
+        "BF-2",
+        "In 0.14 bf16 accumulation never updates anything",
+        "same",
+        "0.19.8 hands the accumulated gradient over, and so do we.",
+        BRAIN,
+    ),
+    waits(
+        "BF-3",
+        "In 0.14 clearing the gradients while accumulating raises AttributeError",
+        "correct",
+        "They are cleared.",
+        BRAIN,
+    ),
+    waits(
+        "BF-4",
+        "In 0.14 masters are restored with the partition number of another group",
+        "correct",
+        "Each group has its own ranks and its own partition.",
+        BRAIN,
+    ),
+    waits(
+        "BF-5",
+        "Loading without fp32 weights keeps old masters, which then overwrite the loaded model",
+        OLD_MASTERS,
+        "Masters come from the model weights.",
+        BRAIN,
+    ),
+    out(
+        "BF-6",
+        "The engine sums fp32 gradients in bf16",
+        "Reduction is the caller's; get_grads_for_reduction gives the accumulators in their dtype.",
+    ),
+    waits(
+        "BF-7",
+        "Padding is recorded on the last rank alone, although it can reach over several",
+        "correct",
+        "Every rank records the padding inside its own partition.",
+        BRAIN,
+    ),
+    waits(
+        "BF-8",
+        "The whole gradient of a parameter is looked up by the wrong index on later ranks",
+        "correct",
+        "A fragment knows its own gradient.",
+        BRAIN,
+    ),
+    waits(
+        "BF-9",
+        "backward(loss) raises TypeError",
+        "correct",
+        "It runs backward and accumulates.",
+        BRAIN,
+    ),
+    out(
+        "BF-10",
+        "Graph harvesting and dropping gradients exclude one another",
+        "The reference captures no graphs.",
+    ),
+    waits(
+        "BF-11",
+        "A parameter without a gradient has a zero gradient, and does not count in the norm",
+        "same",
+        "Zeros add nothing to a norm.",
+        BRAIN,
+    ),
+    waits(
+        "BF-12",
+        "With immediate updates, gradients that are not cleared between two passes count twice",
+        "correct",
+        "What was accumulated is cleared at once, so that it cannot count again.",
+        BRAIN,
+    ),
+    waits(
+        "BF-13",
+        "A single aligned tensor is not copied: the flat buffer is its own memory",
+        "correct",
+        "A flat buffer is always new memory.",
+        BRAIN,
+    ),
+    waits(
+        "BF-14",
+        "In 0.14 a universal checkpoint needs a model-parallel unit",
+        "correct",
+        "Without one there is one model-parallel rank.",
+        BRAIN,
+    ),
+    waits(
+        "BF-15",
+        "Memory and debug lines are printed at construction and at loading",
+        "correct",
+        "Nothing is printed; memory_report() is there for who asks.",
+        BRAIN,
+    ),
+    waits(
+        "BF-16",
+        "A checkpoint has no zero_stage, and the consolidation script refuses it",
+        "same",
+        "The keys are those of DeepSpeed's own class.",
+        BRAIN,
+    ),
+)
+
+FRAGMENTS = (
+    out(
+        "TF-1",
+        "The whole gradient of a parameter is the local one while there is a local one",
+        "A parameter's own .grad is torch's; get_full_hp_grad always gives the accumulated one.",
+    ),
+    waits(
+        "TF-2",
+        "Gradients that are handed out are still multiplied by the loss scale",
+        "same",
+        "They are what is stored, as documented.",
+        ZERO,
+    ),
+    waits(
+        "TF-3",
+        "After loading a universal checkpoint the fp32 weight of a parameter is one of its moments",
+        "correct",
+        "Loading writes values and re-points nothing.",
+        BRAIN,
+    ),
+    waits(
+        "TF-4",
+        "Which moment that is depends on the order of a set",
+        "correct",
+        "Loading writes values and re-points nothing.",
+        BRAIN,
+    ),
+    waits(
+        "TF-5",
+        "A gradient as long as its parameter is summed once for each rank that owns a piece",
+        "correct",
+        "Each rank adds the piece that it owns.",
+        BRAIN,
+    ),
+    waits(
+        "TF-6",
+        "A missing state raises on owners while other ranks wait for ever",
+        "correct",
+        "Every rank knows which state there is, and all raise.",
+        BRAIN,
+    ),
+    waits(
+        "TF-7",
+        "Round-robin order and fragments disagree",
+        "correct",
+        "Fragments follow the order in which parameters lie.",
+        ZERO,
+    ),
+    out(
+        "TF-8",
+        "Linking counts in integers, membership in floats",
+        "Everything here counts in integers.",
+    ),
+    waits(
+        "TF-9",
+        "Earlier versions failed on an empty parameter inside a partition",
+        "same",
+        "0.19.8 accepts it, and so do we.",
+        BRAIN,
+    ),
+)
+
+CHECKPOINTS = (
+    proved(
+        "CK-1",
+        "The scaler in a checkpoint replaces the configured one, constants, class and all",
+        "correct",
+        "Constants and rule come from the constructor; a state of another rule is refused.",
+        "reference_scalers::states_of_different_rules_do_not_mix",
+    ),
+    proved(
+        "CK-2",
+        "A pickled scaler needs unrestricted unpickling",
+        "correct",
+        "A state is tensors and plain values; torch.load(weights_only=True) reads it.",
+        "reference_checkpoint::a_file_is_read_without_running_code",
+    ),
+    waits(
+        "CK-3",
+        "Elastic loading works only with optimizers that count steps in their groups",
+        "correct",
+        "Counters live with the masters.",
+        ZERO,
+    ),
+    waits(
+        "CK-4",
+        "Elastic loading with round robin gives parameters each other's values",
+        "correct",
+        "Partitions are addressed by name.",
+        ZERO,
+    ),
+    waits(
+        "CK-5",
+        "In 0.14 padding over several ranks ends up inside elastic checkpoints",
+        "correct",
+        "Every rank cuts its own padding off.",
+        ZERO,
+    ),
+    out(
+        "CK-6",
+        "The engine refuses another number of ranks even for elastic checkpoints",
+        "There is no engine here.",
+    ),
+    waits(
+        "CK-7",
+        "In 0.14 a universal checkpoint cannot be loaded before the first step",
+        "correct",
+        "State is made from what the checkpoint holds.",
+        BRAIN,
+    ),
+    waits(
+        "CK-8",
+        "A rank that owns only padding fails to load a universal checkpoint",
+        "correct",
+        "It takes the step from the checkpoint like every other rank.",
+        BRAIN,
+    ),
+    waits(
+        "CK-9",
+        "Converting a round-robin checkpoint permutes weights",
+        "correct",
+        "Partitions are addressed by name.",
+        ZERO,
+    ),
+    waits(
+        "CK-10",
+        "Stray files whose name ends like a state's are read as state",
+        "correct",
+        "Only files called <state>.pt are read.",
+        BRAIN,
+    ),
+    out(
+        "CK-11",
+        "Shards with another prefix are never looked for",
+        "File names of shards are the engine's.",
+    ),
+    waits(
+        "CK-12",
+        "A saved partition that is too long raises, a short one is extended with zeros",
+        "same",
+        "Zeros behind the end are padding; too much is something else.",
+        BRAIN,
+    ),
+    out("CK-13", "Cross-reference to BF-5, BF-7 and BF-16", "Decided there."),
+    waits(
+        "CK-14",
+        "Missing states are made in fp32 whatever the masters are",
+        "same",
+        "State is fp32.",
+        ZERO,
+    ),
+    waits(
+        "CK-15",
+        "After loading a universal checkpoint fragments point at the wrong buffers",
+        "correct",
+        "Loading writes values and re-points nothing.",
+        BRAIN,
+    ),
+    waits(
+        "CK-16",
+        "In 0.14 a universal checkpoint needs an iteration from the caller",
+        "correct",
+        "The step is in the checkpoint; without one it is 0.",
+        BRAIN,
+    ),
+)
+
+ENGINE = (
+    proved(
+        "EN-1",
+        "Without ZeRO the engine never multiplies an fp16 loss by the scale, but divides by it",
+        "correct",
+        "backward() multiplies by what step() divides by.",
+        "reference_fp16_optimizer::assigning_the_loss_scale_sets_it",
+    ),
+    waits(
+        "EN-2",
+        "optimizer.backward(loss) raises TypeError for bf16 and ZeRO",
+        "correct",
+        "It runs backward.",
+        BRAIN,
+    ),
+    out("EN-3", "Skipped steps advance the engine's step counter", "There is no engine here."),
+    out(
+        "EN-4",
+        "The default clip norm changed from 0 to 1",
+        "That is the engine's default; here nothing is clipped unless told.",
+    ),
+    out(
+        "EN-5",
+        "The name Adam means decoupled weight decay",
+        "Optimizers are built by class, not by name.",
+    ),
+    out(
+        "EN-6",
+        "In 0.14 defaults of the scale depend on which keys the user wrote",
+        "Defaults are those of the constructor.",
+    ),
+)
+
+WRAPPER_ROWS = (*FUSED_LAMB, *FLAT_FP16, *UNFUSED_FP16, *BF16, *FRAGMENTS, *CHECKPOINTS, *ENGINE)

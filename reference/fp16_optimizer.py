@@ -1,0 +1,249 @@
+"""FP16Optimizer: mixed precision over flat buffers, one fp32 master per parameter group.
+
+One step, in order:
+
+    1. overflow    any gradient, on any rank, infinite or NaN?
+    2. norm        of the gradients as stored, each element of the model once
+    3. skip        on overflow drop the gradients and change nothing else
+    4. flatten     gradients to fp32, in the layout of the master; a missing one is zero
+    5. unscale     and clip, in one multiplication
+    6. step        of the optimizer inside, on the masters
+    7. publish     masters to model weights, each rounded once
+    8. loss scale  moves, after everything that used it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from reference.checkpoint import check_inner_state, matching_tensors, require_keys
+from reference.collectives import Engine, ModelParallelUnit
+from reference.compat import CORRECT, Compat
+from reference.construction import initialize
+from reference.flat_groups import flat_gradient, flat_group, publish, refresh
+from reference.moe import ExpertGroups
+from reference.restore import StateDict
+from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from reference.scalers import LossScale, wrapper_loss_scale
+from reference.wrapper import Timers, check_dense, dropped, inner_state
+
+STEP_TIMERS = [
+    "compute_norm",
+    "overflow_check",
+    "unscale_and_clip",
+    "basic_step",
+    "update_fp16",
+]
+
+
+class FP16Optimizer(ScaledWrapper):
+    """Loss scaling and fp32 master weights for fp16 (or bf16) models, in flat buffers.
+
+    Args:
+        init_optimizer: fresh; each of its groups gets one flat master as its only parameter.
+            Frozen parameters are left alone, empty ones are fine, dtypes may be mixed.
+        deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
+        loss_scale_config: a scaler, which then decides instead of the five arguments below.
+        low_precision_dtype: float16 scales the loss; anything else does not.
+        static_loss_scale: the scale without dynamic_loss_scale.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `reference.loss_scale`.
+        initial_dynamic_scale: the first scale without dynamic_loss_args.
+        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`.
+        verbose: log skipped steps and changes of the scale.
+        mpu: the model-parallel unit; norms and overflows are then those of the whole model.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
+        fused_adam_legacy: refused, the argument exists for callers that pass False.
+        has_moe_layers: whether experts are expected; their parameters say so themselves.
+        expert_groups: expert-parallel process groups by name.
+        timers: called by phase.
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    Writes model weights, masters, the state of the optimizer inside, and drops gradients.
+
+    Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_Optimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        deepspeed: Engine | None = None,
+        loss_scale_config: LossScale | None = None,
+        low_precision_dtype: torch.dtype = torch.float16,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        initial_dynamic_scale: float = 2.0**32,
+        dynamic_loss_args: Mapping[str, float] | None = None,
+        verbose: bool = True,
+        mpu: ModelParallelUnit | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        fused_adam_legacy: bool = False,
+        has_moe_layers: bool = False,
+        expert_groups: ExpertGroups | None = None,
+        timers: Timers | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if fused_adam_legacy:
+            raise RuntimeError(
+                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
+                "and a scale the old way of apex [FP16Optimizer]"
+            )
+        super().__init__(
+            init_optimizer,
+            loss_scaler=loss_scale_config
+            or wrapper_loss_scale(
+                scales=low_precision_dtype is torch.float16,
+                static_loss_scale=static_loss_scale,
+                dynamic_loss_scale=dynamic_loss_scale,
+                dynamic_loss_args=dynamic_loss_args,
+                initial_scale=initial_dynamic_scale,
+                min_scale=1.0,
+            ),
+            scales=low_precision_dtype is torch.float16,
+            clip_grad=clip_grad,
+            norm_type=norm_type,
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            verbose=verbose,
+            timers=timers,
+            compat=compat,
+        )
+        self.has_moe_layers = has_moe_layers
+        self.groups = [
+            flat_group(group["params"], f"group {index}, FP16Optimizer")
+            for index, group in enumerate(init_optimizer.param_groups)
+        ]
+        for group, flat in zip(init_optimizer.param_groups, self.groups, strict=True):
+            group["params"] = [flat.master]
+        if compat.step_at_construction:
+            self.initialize_optimizer_states()
+
+    @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """The trained parameters, by group."""
+        return [group.params for group in self.groups]
+
+    @property
+    def fp16_groups_flat(self) -> list[Tensor]:
+        """The flat buffers of the model weights: one per group, more where dtypes are mixed."""
+        return list(chain.from_iterable(group.buffers for group in self.groups))
+
+    @property
+    def fp32_groups_flat(self) -> list[Tensor]:
+        """The masters, one per group."""
+        return [group.master for group in self.groups]
+
+    def initialize_optimizer_states(self) -> None:
+        """Allocate the state of the optimizer inside; see `reference.construction.initialize`."""
+        initialize(self.optimizer, self.fp32_groups_flat, self.compat)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given, or a gradient is sparse.
+            MinimumLossScale: overflow at the floor of a scale that makes this an error.
+                In each case nothing has changed.
+        """
+        self._refuse(closure)
+        params = list(chain.from_iterable(self.fp16_groups))
+        check_dense(params, "FP16Optimizer.step")
+        with self._timed("overflow_check"):
+            found_inf = self._found_inf(params)
+        after = self.loss_scaler.after(found_inf)
+        scale = self._scale_to_divide_by(after)
+        with self._timed("compute_norm"):
+            scaled_norm = self._scaled_norm(params)
+            self._norm = unscaled(scaled_norm, scale)
+        if found_inf:
+            dropped(params)
+        else:
+            self._update(self._factor(scaled_norm, scale))
+        self._finish(found_inf, after)
+        if self.timers is not None:
+            self.timers.log(STEP_TIMERS[:2] if found_inf else STEP_TIMERS)
+        return None
+
+    def _update(self, factor: Tensor) -> None:
+        """Gradients to masters to model weights."""
+        with self._timed("unscale_and_clip"):
+            for group in self.groups:
+                group.master.grad = flat_gradient(group) * factor
+                dropped(group.params)
+        with self._timed("basic_step"):
+            self.optimizer.step()
+        dropped(self.fp32_groups_flat)
+        with self._timed("update_fp16"):
+            for group in self.groups:
+                publish(group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model weights, or zero them."""
+        dropped(chain.from_iterable(self.fp16_groups), set_to_none=set_to_none)
+
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        for group in self.groups:
+            refresh(group)
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        return self._report(
+            model_weights=self.fp16_groups_flat,
+            master_weights=self.fp32_groups_flat,
+            gradients=[param.grad for group in self.fp16_groups for param in group],
+        )
+
+    def state_dict(self) -> StateDict:
+        """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views."""
+        return {
+            **(self.loss_scaler.state_dict() if self.scales else {}),
+            "clip_grad": self.clip_grad,
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "fp32_groups_flat": [master.detach().clone() for master in self.fp32_groups_flat],
+        }
+
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Load a state of this class or of DeepSpeed's, and publish its masters.
+
+        Args:
+            state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
+                come from the constructor, whatever the dict says.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        where = "FP16Optimizer.load_state_dict"
+        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
+        scaling = self.loss_scaler.restored(state_dict) if self.scales else self.loss_scaler.state
+        clip_grad = checked_clip(state_dict, self.clip_grad, where)
+        saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
+        masters = matching_tensors(saved, own, "fp32_groups_flat", where)
+        inner = inner_state(state_dict, "optimizer_state_dict", where)
+        if load_optimizer_states:
+            check_inner_state(self.optimizer, inner, where)
+            self.optimizer.load_state_dict(inner)
+        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
+        with torch.no_grad():
+            for group, master in zip(self.groups, masters, strict=True):
+                group.master.copy_(master)
+                publish(group)

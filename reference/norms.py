@@ -1,0 +1,122 @@
+"""Norms of all gradients of a model, for every norm type and over ranks.
+
+    p = 2, 1:  (sum |g|^p)^(1/p) from the real sum, rounded once to float64, the root once to fp32
+    p = inf:   max |g|
+    other p:   the same in float64, each power rounded; not exact
+
+All gradients enter one sum before the root. Parts that lie on several ranks are added over their
+process groups as integers, so that the number and order of ranks cannot matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import fp32, fp64
+from reference.collectives import Groups, largest, summed
+from reference.overflow import any_nonfinite
+
+# Squares of fp32 numbers are multiples of 2^-298 below 2^256.
+UNIT = 298
+LIMB = 32
+LIMBS = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Gradients that are added up together.
+
+    Attributes:
+        tensors: fp32, fp16 or bf16, any shapes; may be empty.
+        groups: over which their sum is added, in turn; none for gradients of this rank alone.
+    """
+
+    tensors: Sequence[Tensor]
+    groups: Groups = ()
+
+
+def check_norm_type(norm_type: float, where: str) -> float:
+    """The norm type as a float.
+
+    Raises:
+        ValueError: it is not positive; infinity is.
+    """
+    if not float(norm_type) > 0:
+        raise ValueError(f"norm_type={norm_type}, but should be positive or infinite [{where}]")
+    return float(norm_type)
+
+
+def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0) -> Tensor:
+    """The norm of everything in the parts; fp32, shape ().
+
+    Specials: any NaN gives NaN, otherwise any infinity gives +inf; nothing at all gives 0.
+    """
+    bad = _nonfinite(parts)
+    if bad is not None:
+        return torch.tensor(bad, dtype=torch.float32)
+    if norm_type == math.inf:
+        return _largest(parts)
+    if norm_type in (1.0, 2.0):
+        total = sum(_exact(part, int(norm_type)) for part in parts) / 2**UNIT
+        return _rounded(math.sqrt(total) if norm_type == 2.0 else total)
+    return _rounded(math.fsum(_powers(part, norm_type) for part in parts) ** (1.0 / norm_type))
+
+
+def _rounded(x: float) -> Tensor:
+    return fp32(torch.tensor(x, dtype=torch.float64))
+
+
+def _nonfinite(parts: Sequence[Part]) -> float | None:
+    """NaN or +inf where some element anywhere is, None where all are finite."""
+    worst = 0.0
+    for part in parts:
+        nan = any(bool(torch.isnan(tensor).any()) for tensor in part.tensors)
+        kind = torch.tensor(2.0 if nan else any_nonfinite(part.tensors).item())
+        worst = max(worst, largest(kind, part.groups).item())
+    return {0.0: None, 1.0: math.inf, 2.0: math.nan}[worst]
+
+
+def _largest(parts: Sequence[Part]) -> Tensor:
+    worst = torch.zeros(())
+    for part in parts:
+        of_part = torch.zeros(())
+        for tensor in part.tensors:
+            if tensor.numel():
+                of_part = torch.maximum(of_part, fp32(tensor).abs().max())
+        worst = torch.maximum(worst, largest(of_part, part.groups))
+    return worst
+
+
+def _exact(part: Part, power: int) -> int:
+    """The real sum of |g|^power over the part and its groups, as a multiple of 2^-298."""
+    total = 0
+    for value in _magnitudes(part):
+        term = value * value if power == 2 else value
+        numerator, denominator = term.as_integer_ratio()
+        total += numerator * (2**UNIT // denominator)
+    return _number(summed(_limbs(total), part.groups))
+
+
+def _limbs(total: int) -> Tensor:
+    """A whole number as 32-bit digits in 64-bit integers, lowest first; sums of them carry late."""
+    digits = [(total >> (LIMB * place)) & (2**LIMB - 1) for place in range(LIMBS)]
+    return torch.tensor(digits, dtype=torch.int64)
+
+
+def _number(limbs: Tensor) -> int:
+    return sum(digit << (LIMB * place) for place, digit in enumerate(limbs.tolist()))
+
+
+def _powers(part: Part, power: float) -> float:
+    total = math.fsum(value**power for value in _magnitudes(part))
+    return summed(torch.tensor(total, dtype=torch.float64), part.groups).item()
+
+
+def _magnitudes(part: Part) -> Iterator[float]:
+    for tensor in part.tensors:
+        yield from fp64(tensor).abs().reshape(-1).tolist()

@@ -1,0 +1,198 @@
+"""What both FP16 optimizers share: the scaled loss, the scale to divide by, and the norm."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import fp32, fp64
+from reference.clip import clip_factor
+from reference.collectives import (
+    Engine,
+    ModelParallelUnit,
+    agreed,
+    counted_once,
+    overflow_groups,
+    tensor_parallel_rank,
+)
+from reference.compat import Compat
+from reference.moe import ExpertGroups, gradient_parts
+from reference.norms import Part, check_norm_type, norm_of_parts
+from reference.overflow import any_nonfinite
+from reference.scalers import LossScale, State, checked_scale
+from reference.wrapper import Timers, Wrapper
+
+LOG = logging.getLogger(__name__)
+
+
+class ScaledWrapper(Wrapper):
+    """A wrapper that scales the loss; see `FP16Optimizer` for the arguments.
+
+    Attributes:
+        loss_scaler: whose rule moves the scale after every step.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
+        overflow: whether the last step was skipped.
+        custom_loss_scaler: whether an external scale is in force.
+        external_loss_scale: that scale, or None.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss_scaler: LossScale,
+        scales: bool,
+        clip_grad: float,
+        norm_type: float,
+        mpu: ModelParallelUnit | None,
+        deepspeed: Engine | None,
+        expert_groups: ExpertGroups | None,
+        verbose: bool,
+        timers: Timers | None,
+        compat: Compat,
+    ) -> None:
+        super().__init__(optimizer, timers)
+        self.loss_scaler = loss_scaler
+        self.scales = scales
+        self.clip_grad = float(clip_grad)
+        self.norm_type = check_norm_type(norm_type, type(self).__name__)
+        self.mpu = mpu
+        self.deepspeed = deepspeed
+        self.expert_groups = dict(expert_groups or {})
+        self.verbose = verbose
+        self.compat = compat
+        self.overflow = False
+        self.external_loss_scale: float | None = None
+        self._norm = torch.zeros(())
+
+    @property
+    def custom_loss_scaler(self) -> bool:
+        """Whether an external scale is in force."""
+        return self.external_loss_scale is not None
+
+    @property
+    def loss_scale(self) -> float:
+        """What multiplies the loss. Assigning sets the scaler's own scale."""
+        if self.external_loss_scale is not None:
+            return self.external_loss_scale
+        return self.loss_scaler.loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._require_scaling()
+        self.loss_scaler.loss_scale = scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the scaler can move its scale."""
+        return self.loss_scaler.dynamic
+
+    def override_loss_scale(self, loss_scale: float | None) -> None:
+        """Multiply the loss, and divide the gradients, by this scale; None ends it.
+
+        The scaler's own rule goes on counting steps and overflows meanwhile.
+
+        Raises:
+            RuntimeError: the optimizer does not scale its loss.
+        """
+        self._require_scaling()
+        checked = None if loss_scale is None else checked_scale(loss_scale, type(self).__name__)
+        if checked != self.external_loss_scale:
+            LOG.info("external loss scale %s -> %s", self.external_loss_scale, checked)
+        self.external_loss_scale = checked
+
+    def backward(
+        self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
+    ) -> None:
+        """Run backward from the loss, in fp32, multiplied by `loss_scale`.
+
+        An fp16 loss whose scaled gradient passes 65504 overflows at its own cast; compute the loss
+        in fp32 (edge LS-14).
+        """
+        scaled = fp32(loss) * self.loss_scale
+        scaled.backward(  # type: ignore[no-untyped-call]
+            create_graph=create_graph, retain_graph=retain_graph
+        )
+
+    def get_global_norm(self) -> float:
+        """Norm of the unscaled gradients of the last step, before clipping.
+
+        Non-finite after a step with overflow, 0.0 before the first step.
+        """
+        return self._norm.item()
+
+    def _require_scaling(self) -> None:
+        if not self.scales:
+            raise RuntimeError(
+                f"the loss is not scaled, but should be to have its scale set: "
+                f"low_precision_dtype is not float16 [{type(self).__name__}]"
+            )
+
+    def _found_inf(self, params: Sequence[Tensor]) -> bool:
+        """Whether any gradient on any rank is non-finite."""
+        found = any_nonfinite([param.grad for param in params if param.grad is not None])
+        groups = overflow_groups(self.mpu, self.deepspeed, list(self.expert_groups.values()))
+        return agreed(found, groups)
+
+    def _scaled_norm(self, params: Sequence[Tensor], parts_of: PartsOf = gradient_parts) -> Tensor:
+        """Norm of the gradients as stored, every element of the model once; fp32, shape ()."""
+        rank = tensor_parallel_rank(self.mpu)
+        counted = [p for p in params if p.grad is not None and counted_once(p, rank)]
+        grads = [param.grad for param in counted if param.grad is not None]
+        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
+        parts = parts_of(counted, grads, model, self.expert_groups)
+        return norm_of_parts(parts, self.norm_type)
+
+    def _scale_to_divide_by(self, after: State) -> Tensor:
+        """The scale that multiplied the loss of these gradients; float64, shape ()."""
+        if self.external_loss_scale is not None and not self.compat.external_scale_stays:
+            return _float64(self.external_loss_scale)
+        updated = self.compat.unscale_with_updated_scale
+        return _float64(after.scale if updated else self.loss_scaler.loss_scale)
+
+    def _factor(self, scaled_norm: Tensor, scale: Tensor) -> Tensor:
+        """What scaled gradients are multiplied by: unscale and clip at once."""
+        (factor,) = clip_factor(
+            norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad), factor=scaled_norm
+        )
+        return factor
+
+    def _finish(self, found_inf: bool, after: State) -> None:
+        """Enter the new scale, after everything that used the old one."""
+        before = self.loss_scaler.loss_scale
+        self.overflow = found_inf
+        self.loss_scaler.state = after
+        if self.verbose and (found_inf or after.scale != before):
+            what = "overflow, step skipped" if found_inf else "clean window"
+            LOG.info("%s: loss scale %s -> %s", what, before, after.scale)
+
+
+PartsOf = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[torch.distributed.ProcessGroup], ExpertGroups],
+    list[Part],
+]
+
+
+def unscaled(scaled_norm: Tensor, scale: Tensor) -> Tensor:
+    """The norm divided by the scale in float64, rounded once to fp32."""
+    return fp32(fp64(scaled_norm) / scale)
+
+
+def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -> float:
+    """The clip norm of a dict, or the default where there is none.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    value = state_dict.get("clip_grad", default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"clip_grad={value!r}, but should be a number [{where}]")
+    return float(value)
+
+
+def _float64(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)
