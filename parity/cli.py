@@ -99,6 +99,45 @@ def check(
     raise typer.Exit(judge_file(file, chosen, examples, seed, quick, outputs))
 
 
+@app.command()
+def mutate(
+    op: OpFlag = None,
+    law: LawFlag = None,
+    only: Annotated[
+        Names, typer.Option("--only", help="wrong, harmless or planted; may be repeated.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=0, help="Faults planted in our own source.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+    quick: QuickFlag = False,
+    first: Annotated[
+        bool, typer.Option("--first", help="Stop at the first law that kills.")
+    ] = False,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Compare with how other projects compare; no gate.")
+    ] = False,
+    json: JsonFlag = None,
+    jobs: JobsFlag = None,
+) -> None:
+    """Judge the judge: what is wrong must die, what is harmless pass; see docs/judge.md."""
+    from parity.command import Outputs
+    from parity.mutate_command import Choice, run_mutate, run_rules
+
+    outputs = Outputs(json=json, jobs=jobs)
+    if rules:
+        raise typer.Exit(run_rules(outputs))
+    names = {"operations": op, "laws": law, "kinds": only}
+    chosen = Choice(
+        **{name: tuple(value or ()) for name, value in names.items()},
+        sample=sample,
+        seed=seed,
+        quick=quick,
+        first=first,
+    )
+    raise typer.Exit(run_mutate(chosen, outputs))
+
+
 @app.command(name="list")
 def list_() -> None:
     """List operations with their dtypes and laws, and our kernels."""
@@ -113,6 +152,45 @@ def doctor() -> None:
     from parity.doctor import print_doctor
 
     raise typer.Exit(print_doctor())
+
+
+@app.command()
+def traffic(
+    op: OpFlag = None,
+    kernel: KernelFlag = None,
+    dtype: DtypeFlag = None,
+    params: Annotated[
+        int, typer.Option("--params", min=1, help="Parameters; any number fits in memory.")
+    ] = 1 << 20,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", help="Write all counts as JSON here; - is standard output."),
+    ] = None,
+) -> None:
+    """Count bytes, accesses and instructions of our kernels; see docs/static-gates.md."""
+    from parity.traffic_command import traffic as count
+
+    raise typer.Exit(count(op, kernel, dtype, params, json))
+
+
+@app.command(name="compile")
+def compile_(
+    target: Annotated[
+        Names, typer.Option("--target", help="sm_80, sm_90, sm_100, gfx942; default: all.")
+    ] = None,
+    op: OpFlag = None,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", help="Write all facts as JSON here; - is standard output."),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Record what is found as the new ceilings.")
+    ] = False,
+) -> None:
+    """Compile our kernels and hold what they need to ceilings; see docs/static-gates.md."""
+    from parity.compile_command import compile_all
+
+    raise typer.Exit(compile_all(target, op, json, update))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

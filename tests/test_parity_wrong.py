@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,15 @@ from parity.registry import kernels
 from parity.wrong import Entry, Variant, corpus, harmless
 from parity.wrong.bugs import BUGS
 from parity.wrong.judged import judged, row_of
+from parity.wrong.page import render
 
+PAGE = Path(__file__).parent.parent / "docs" / "bugs.md"
 CORPUS, HARMLESS = corpus(), harmless()
 SUBJECTS: tuple[Entry | Variant, ...] = (*CORPUS, *HARMLESS)
 SEEN = [entry for entry in CORPUS if not entry.waits_for]
 WAITING = [entry for entry in CORPUS if entry.waits_for]
 RUNS_HERE = [variant for variant in HARMLESS if not variant.unavailable]
-RAISING = {"empty_list_raises"}
+RAISING = {"empty_list_raises", "decay_branch_names_what_is_not_there"}
 QUICK = Effort(examples=8, shrink_seconds=0.0, repros=None)
 # Hypothesis draws constants of the loaded modules too, so an edit anywhere deals new cases.
 # A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
@@ -74,7 +77,7 @@ def test_corpus_has_every_operation_and_more_than_enough_kernels() -> None:
     assert len(RUNS_HERE) >= 30
     wrong = {entry.operation for entry in SEEN}
     assert wrong == {variant.operation for variant in RUNS_HERE}
-    assert len(wrong) == 15
+    assert len(wrong) == 16
 
 
 def test_corpus_names_are_unique() -> None:
@@ -100,8 +103,16 @@ def test_real_bugs_are_planted_unless_they_wait_for_something() -> None:
     planted = {bug for entry in SEEN for bug in entry.bugs}
     assert planted <= set(BUGS)
     waiting = {bug for bug, row in BUGS.items() if row.waits_for}
-    assert planted | waiting == set(BUGS)
+    tests = {bug for bug, row in BUGS.items() if row.test}
+    assert planted | waiting | tests == set(BUGS)
     assert not planted & waiting
+    assert not tests & (planted | waiting)
+
+
+def test_page_of_bugs_is_current_and_has_every_row() -> None:
+    page = PAGE.read_text()
+    assert page == render(), "run python -m parity.wrong.page > docs/bugs.md"
+    assert all(f"| {bug} | {row.title} |" in page for bug, row in BUGS.items())
 
 
 def test_corpus_leaves_the_registry_alone() -> None:

@@ -43,6 +43,30 @@ class AdamCall:
 
 
 @dataclass(frozen=True)
+class LambCall:
+    """`lamb_step`; writes params, exp_avgs, exp_avg_sqs, copies, steps."""
+
+    params: Tensors
+    grads: Tensors
+    exp_avgs: Tensors
+    exp_avg_sqs: Tensors
+    copies: Tensors
+    steps: Tensors
+    _: KW_ONLY
+    lr: Tensor
+    beta1: Tensor
+    beta2: Tensor
+    eps: Tensor
+    weight_decay: Tensor
+    max_coeff: Tensor
+    min_coeff: Tensor
+    factor: Tensor
+    found_inf: Tensor
+    bias_correction: bool
+    eps_inside_sqrt: bool
+
+
+@dataclass(frozen=True)
 class SgdCall:
     """`sgd_step`; writes params, momentums, copies, steps."""
 

@@ -10,12 +10,14 @@ from parity.wrong import (
     wrong_adam_formula,
     wrong_adam_state,
     wrong_buffers,
+    wrong_lamb,
     wrong_mixed,
     wrong_norm,
     wrong_scales,
     wrong_sgd,
     wrong_triton,
     wrong_unscale,
+    wrong_upstream,
 )
 from parity.wrong.entry import Entry, Variant
 
@@ -23,6 +25,7 @@ WRONG = (
     wrong_adam_formula,
     wrong_adam_dtype,
     wrong_adam_state,
+    wrong_lamb,
     wrong_sgd,
     wrong_unscale,
     wrong_norm,
@@ -30,6 +33,7 @@ WRONG = (
     wrong_buffers,
     wrong_mixed,
     wrong_triton,
+    wrong_upstream,
 )
 HARMLESS = (harmless_torch, harmless_library, harmless_compiled)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from parity.wrong import adam, buffers, gradients, mixed, scales, sgd
+from parity.wrong import adam, buffers, gradients, lamb, mixed, scales, sgd
 from parity.wrong.adam import AdamPieces, Scalars, only, skipped, step, with_lists
 from parity.wrong.arithmetic import fp32, sqrt_rn, square_root
 from parity.wrong.calls import (
@@ -19,6 +19,7 @@ from parity.wrong.calls import (
     DynamicCall,
     FlattenCall,
     GlobalNormCall,
+    LambCall,
     MixedCall,
     SgdCall,
     Tensors,
@@ -52,6 +53,12 @@ def plain_adam(call: AdamCall) -> None:
 def plain_sgd(call: SgdCall) -> None:
     """The baseline itself."""
     sgd.step(call)
+
+
+@harmless(SHELF, "lamb_step", arithmetic="exact", dtypes=STEP)
+def plain_lamb(call: LambCall) -> None:
+    """The baseline itself."""
+    lamb.step(call)
 
 
 @harmless(SHELF, "unscale", arithmetic="exact", dtypes=(*MASTERS, "mixed"))

@@ -15,6 +15,7 @@ from parity.wrong.entry import Entry, Variant
 RECORDS: dict[str, type] = {
     "adam_step": calls.AdamCall,
     "adamw_step": calls.AdamCall,
+    "lamb_step": calls.LambCall,
     "sgd_step": calls.SgdCall,
     "unscale": calls.UnscaleCall,
     "global_norm": calls.GlobalNormCall,
@@ -63,6 +64,7 @@ def wrong(
     arithmetic: str = "bounded",
     engines: tuple[str, ...] = ("cpu",),
     waits_for: str = "",
+    claims: tuple[str, ...] = (),
 ) -> Callable[[Run], Run]:
     """Put a function of one call record on the shelf as a kernel that must be rejected."""
 
@@ -81,6 +83,7 @@ def wrong(
                 engines=engines,
                 arithmetic=arithmetic,
                 waits_for=waits_for,
+                claims=claims,
             )
         )
         return run

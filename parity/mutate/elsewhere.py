@@ -1,0 +1,75 @@
+"""The rules of other projects over the same wrong kernels and harmless variants, next to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from parity.mutate.judging import QUICK, entries, variants, verdict_on
+from parity.mutate.ordinary import curves, pairs
+from parity.mutate.rules_elsewhere import RULES, Elsewhere
+from parity.mutate.verdict import End, Kind, Subject
+from parity.wrong import Entry, Variant
+from parity.wrong.judged import row_of
+
+
+@dataclass
+class Row:
+    """What a rule makes of the corpus.
+
+    Attributes:
+        says: the rule.
+        source: where it comes from.
+        killed: wrong kernels that it rejects.
+        planted: wrong kernels that it can look at.
+        alarms: harmless variants that it rejects.
+        harmless: harmless variants that it can look at.
+    """
+
+    says: str
+    source: str
+    killed: int = 0
+    planted: int = 0
+    alarms: int = 0
+    harmless: int = 0
+
+
+def rows() -> Iterator[tuple[int, int, list[Row]]]:
+    """The table after every subject, with the number done and the number of all."""
+    wrong = [entry for entry in entries().values() if not entry.waits_for]
+    right = [variant for variant in variants().values() if not variant.unavailable]
+    subjects: list[Entry | Variant] = [*wrong, *right]
+    table = [Row(rule.says, rule.source) for rule in RULES]
+    ours = Row("every law", "parity")
+    for done, subject in enumerate(subjects, start=1):
+        is_wrong = isinstance(subject, Entry)
+        for rule, row in zip(RULES, table, strict=True):
+            content = judged_by(rule, subject)
+            if content is not None:
+                _count(row, is_wrong, content)
+        kind = Kind.WRONG if is_wrong else Kind.HARMLESS
+        end = verdict_on(Subject(kind=kind, name=subject.name), QUICK).end
+        _count(ours, is_wrong, end not in (End.KILLED, End.REJECTED))
+        yield done, len(subjects), [*table, ours]
+
+
+def judged_by(rule: Elsewhere, subject: Entry | Variant) -> bool | None:
+    """Whether a rule is content with a subject; None where it has nothing to look at.
+
+    A kernel that raises on ordinary inputs is rejected by everyone.
+    """
+    measure = curves if rule.curves else pairs
+    try:
+        seen = measure(row_of(subject), subject.dtypes[0])
+    except Exception:
+        return False
+    return rule.content(seen) if seen else None
+
+
+def _count(row: Row, is_wrong: bool, content: bool) -> None:
+    if is_wrong:
+        row.planted += 1
+        row.killed += not content
+    else:
+        row.harmless += 1
+        row.alarms += not content

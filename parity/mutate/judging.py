@@ -1,0 +1,206 @@
+"""Judge one subject: which laws it breaks, and what that makes of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import parity.replay
+from parity.cells import EXAMPLES, Effort
+from parity.laws import LAWS
+from parity.ledger import Ledger, Status
+from parity.mutate.copies import changed, kernel_of
+from parity.mutate.same_code import Compiled, compiled, same_code
+from parity.mutate.sites import Mutant, mutants, reaching
+from parity.mutate.survivors import SURVIVORS
+from parity.mutate.verdict import End, Kind, Subject, Verdict
+from parity.operations import operation_named
+from parity.session import Selection, Session
+from parity.wrong import Entry, Variant, corpus, harmless
+from parity.wrong.judged import judged
+
+# A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
+ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None)
+HANGS = 10.0
+# What the compiler says of source that is no kernel.
+NO_KERNEL = ("CompilationError", "CompileTimeAssertion", "UnsupportedLanguageConstruct", "Pass")
+# The laws that kill most faults first.
+FIRST = ("value", "boundary_sizes", "nothing_else_written")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """How hard to look.
+
+    Attributes:
+        name: `quick` or `full`.
+        examples: cases for each law that does not have to kill.
+        every_dtype: judge on all dtype combinations; otherwise on the first, planted faults also
+            on the last.
+        laws: names; empty means all.
+        first: stop at the first law that kills.
+    """
+
+    name: str = "full"
+    examples: int = EXAMPLES
+    every_dtype: bool = True
+    laws: tuple[str, ...] = ()
+    first: bool = False
+
+    @property
+    def effort(self) -> Effort:
+        """For laws that need not kill, and for harmless variants."""
+        return replace(ENOUGH, examples=self.examples, call_seconds=HANGS)
+
+    def laws_of(self, operation: str, first: str = "") -> list[str]:
+        """The laws of an operation that are asked for, the most telling ones first."""
+        rank = {name: place for place, name in enumerate((first, *FIRST))}
+        chosen = [
+            law
+            for law in operation_named(operation, "mutate").laws
+            if not self.laws or law in self.laws
+        ]
+        return sorted(chosen, key=lambda law: rank.get(law, len(rank)))
+
+
+QUICK = Profile(name="quick", examples=4, every_dtype=False)
+FULL = Profile()
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """The wrong kernels by name."""
+    return {entry.name: entry for entry in corpus()}
+
+
+@cache
+def variants() -> dict[str, Variant]:
+    """The harmless variants by name."""
+    return {variant.name: variant for variant in harmless()}
+
+
+def verdict_on(subject: Subject, profile: Profile) -> Verdict:
+    """Judge one subject."""
+    started = time.perf_counter()
+    if subject.kind is Kind.WRONG:
+        found = on_wrong(entries()[subject.name], profile)
+    elif subject.kind is Kind.HARMLESS:
+        found = on_harmless(variants()[subject.name], profile)
+    else:
+        found = on_mutant(mutants()[subject.name], profile)
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def on_wrong(entry: Entry, profile: Profile) -> Verdict:
+    """Judge a wrong kernel: its own law has to see it on every dtype combination that it names."""
+    broken, kept, missed = [], [], []
+    for law in profile.laws_of(entry.operation, entry.law):
+        own = law == entry.law
+        dtypes = entry.dtypes if own or profile.every_dtype else entry.dtypes[:1]
+        effort = ENOUGH if own else profile.effort
+        ledger = judged(entry, laws=(law,), dtypes=dtypes, effort=effort)
+        passed = [cell.key.dtype for cell in ledger.with_status(Status.PASSED)]
+        if ledger.with_status(Status.FAILED):
+            broken.append(law)
+        elif passed:
+            kept.append(law)
+        missed += [f"`{law}` is kept on {dtype}" for dtype in passed if own]
+        if profile.first and broken:
+            break
+    end = End.SURVIVED if missed or not broken else End.KILLED
+    reason = "; ".join(missed)
+    if entry.waits_for and end is End.SURVIVED:
+        end, reason = End.WAITS, f"waits for {entry.waits_for}"
+    return Verdict(
+        subject=Subject(kind=Kind.WRONG, name=entry.name),
+        operation=entry.operation,
+        end=end,
+        says=entry.says,
+        cites=entry.cites(),
+        law=entry.law,
+        killed_by=tuple(broken),
+        kept=tuple(kept),
+        reason=reason,
+    )
+
+
+def on_harmless(variant: Variant, profile: Profile) -> Verdict:
+    """Judge a variant that every law has to accept."""
+    end, reason, broken, kept = End.ABSENT, variant.unavailable, [], []
+    if not variant.unavailable:
+        laws = tuple(profile.laws_of(variant.operation))
+        dtypes = variant.dtypes if profile.every_dtype else variant.dtypes[:1]
+        ledger = judged(variant, laws=laws, dtypes=dtypes, effort=profile.effort)
+        broken, kept = _laws(ledger, Status.FAILED), _laws(ledger, Status.PASSED)
+        reason = "\n".join(cell.failure for cell in ledger.with_status(Status.FAILED))
+        end = End.REJECTED if broken else End.ACCEPTED
+    return Verdict(
+        subject=Subject(kind=Kind.HARMLESS, name=variant.name),
+        operation=variant.operation,
+        end=end,
+        says=variant.says,
+        killed_by=tuple(broken),
+        kept=tuple(kept),
+        reason=reason,
+    )
+
+
+def _laws(ledger: Ledger, status: Status) -> list[str]:
+    return list(dict.fromkeys(cell.key.law for cell in ledger.with_status(status)))
+
+
+def on_mutant(mutant: Mutant, profile: Profile) -> Verdict:
+    """Judge a fault planted in our own source, up to the first law that sees it."""
+    with tempfile.TemporaryDirectory() as folder:
+        with changed(mutant, Path(folder)):
+            law, failure = _first_kill(mutant, profile)
+            made = {} if law else compiled()
+        end, reason = End.KILLED, ""
+        if any(f"raises {cause}" in failure for cause in NO_KERNEL):
+            end, reason, law = End.STILLBORN, failure.splitlines()[0], ""
+        elif not law:
+            end, reason = _survivor(mutant, made)
+    return Verdict(
+        subject=Subject(kind=Kind.PLANTED, name=mutant.name),
+        operation=mutant.operations[0],
+        end=end,
+        says=f"{mutant.file}:{mutant.line}, {mutant.rule}: {mutant.before} -> {mutant.after}",
+        killed_by=(law,) if law else (),
+        reason=reason,
+    )
+
+
+def _first_kill(mutant: Mutant, profile: Profile) -> tuple[str, str]:
+    """The first law that sees the fault, and how it says so."""
+    for name in mutant.operations:
+        kernel = kernel_of(name)
+        combinations = tuple(kernel.operation.combinations)
+        ends = tuple(dict.fromkeys((combinations[0], combinations[-1])))
+        for law in profile.laws_of(name):
+            for dtype in combinations if profile.every_dtype else ends:
+                chosen = Selection(dtypes=(dtype,), laws=(law,))
+                ledger = Session(selection=chosen, effort=profile.effort).run([kernel])
+                for cell in ledger.with_status(Status.FAILED):
+                    return law, cell.failure
+    return "", ""
+
+
+def _survivor(mutant: Mutant, made: dict[tuple[str, str], list[Compiled]]) -> tuple[End, str]:
+    """What a fault is that no law saw; the original modules are importable again."""
+    reached = {place for place in made if place in reaching(mutant)}
+    parity.replay.activate()
+    try:
+        number = same_code({place: made[place] for place in reached}) if mutant.jitted else 0
+    finally:
+        parity.replay.deactivate()
+    if number:
+        return End.SAME_CODE, f"equal instructions in all {number} variants that were compiled"
+    return End.SURVIVED, SURVIVORS.get(mutant.name, "")
+
+
+def known_laws() -> tuple[str, ...]:
+    """All laws, in the order of the table."""
+    return tuple(LAWS)
