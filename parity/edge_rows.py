@@ -5,7 +5,7 @@ from __future__ import annotations
 from parity.edge import Edge, proved, waits
 from parity.edge_rows_wrappers import WRAPPER_ROWS
 
-UNFUSED, ZERO, BRAIN = "FP16UnfusedOptimizer", "ZeroOptimizer", "BF16Optimizer"
+ZERO, BRAIN = "ZeroOptimizer", "BF16Optimizer"
 PARTITION = "partition"
 UNSCALE, GROWTH = "compat:unscale_with_updated_scale", "compat:growth_counts_this_step"
 EXTERNAL, EXPERTS_OUT = "compat:external_scale_stays", "compat:clip_without_experts"
@@ -235,12 +235,12 @@ NORMS = (
         "There are no masks: what counts follows from the parameters at every step.",
         "reference_norms::a_replica_that_first_has_a_gradient_late_is_still_counted_once",
     ),
-    waits(
+    proved(
         "NM-8",
         "Unfused norms drop everything on tensor-parallel ranks other than the first",
         "correct",
         "Every element of the model counts once.",
-        UNFUSED,
+        "reference_norms::every_element_of_a_model_over_two_ranks_counts_once",
     ),
     proved(
         "NM-9",
@@ -294,12 +294,12 @@ MIXTURE = (
         "No empty groups are made.",
         "reference_moe::no_group_of_experts_is_empty_or_too_large",
     ),
-    waits(
+    proved(
         "ME-3",
         "The unfused optimizer leaves expert gradients out of the clip norm",
         EXPERTS_OUT,
         "Every gradient counts.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::experts_count_in_the_norm_that_clips",
     ),
     waits(
         "ME-4",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parity.edge import out, proved, waits
 
-UNFUSED, BRAIN, ZERO = "FP16UnfusedOptimizer", "BF16Optimizer", "ZeroOptimizer"
+BRAIN, ZERO = "BF16Optimizer", "ZeroOptimizer"
 BUILT, UPDATED = "compat:step_at_construction", "compat:unscale_with_updated_scale"
 EXTERNAL, REPORTED = "compat:external_scale_stays", "compat:report_scaled_norm"
 OLD_MASTERS = "compat:keep_masters_on_load"
@@ -148,66 +148,66 @@ FLAT_FP16 = (
 )
 
 UNFUSED_FP16 = (
-    waits(
+    proved(
         "UF-1",
         "The reported norm is still multiplied by the loss scale",
         REPORTED,
         "The norm is that of the true gradients, as in the flat optimizer.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::the_reported_norm_is_that_of_the_true_gradients",
     ),
-    waits(
+    proved(
         "UF-2",
         "Earlier versions left non-finite gradients in place after an overflow",
         "same",
         "0.19.8 drops them, and so do we.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::overflow_skips_the_step_and_drops_gradients",
     ),
-    waits(
+    proved(
         "UF-3",
         "A bf16 overflow skips the step, while the flat optimizer once applied it",
         "same",
         "Both skip.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::overflow_skips_the_step_and_drops_gradients",
     ),
-    waits(
+    proved(
         "UF-4",
         "With a static scale an overflow skips the step and keeps the scale",
         "same",
         "A static scale never moves.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::overflow_skips_the_step_and_drops_gradients",
     ),
-    waits(
+    proved(
         "UF-5",
         "Construction takes a step with zero gradients, which LAMB's decay makes large",
         BUILT,
         "Construction changes nothing.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::compat_takes_a_step_at_construction",
     ),
-    waits(
+    proved(
         "UF-6",
         "The clip norm is not in a checkpoint",
         "correct",
         "It is saved, as in the flat optimizer; a checkpoint without it keeps the constructor's.",
-        UNFUSED,
+        "reference_checkpoint::a_checkpoint_without_a_clip_norm_keeps_that_of_the_constructor",
     ),
-    waits(
+    proved(
         "UF-7",
         "The LAMB path drops all gradients of tensor-parallel ranks other than the first",
         "correct",
         "Every element of the model counts once.",
-        UNFUSED,
+        "reference_norms::every_element_of_a_model_over_two_ranks_counts_once",
     ),
     out(
         "UF-8",
         "The engine gives every optimizer but FusedAdam to this wrapper",
         "There is no engine here: whoever builds a wrapper chooses it.",
     ),
-    waits(
+    proved(
         "UF-9",
         "Gradients stay after a step",
         "same",
         "The caller drops them; the flat optimizer, whose gradients were moved, drops its own.",
-        UNFUSED,
+        "reference_fp16_unfused_optimizer::gradients_stay_after_a_step",
     ),
 )
 

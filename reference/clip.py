@@ -79,10 +79,17 @@ def clip_factor(*, norm: Tensor, scale: Tensor, max_norm: Tensor, factor: Tensor
         The new factor, all float64, rounded once to fp32. A NaN norm does not clip.
     """
     del factor
+    return (fp32(1.0 / combined_scale(norm=norm, scale=scale, max_norm=max_norm)),)
+
+
+def combined_scale(*, norm: Tensor, scale: Tensor, max_norm: Tensor) -> Tensor:
+    """What scaled gradients are divided by, to unscale and clip: scale c if c > 1, else scale.
+
+    Arguments are those of `clip_factor`; the result is float64, shape ().
+    """
     c = (fp64(norm) / scale + CLIP_EPSILON) / max_norm
     clips = (max_norm > 0) & (c > 1)
-    combined = torch.where(clips, scale * c, scale)
-    return (fp32(1.0 / combined),)
+    return torch.where(clips, scale * c, scale)
 
 
 def clip_coefficient(*, norm: Tensor, max_norm: Tensor, factor: Tensor) -> tuple[Tensor]:

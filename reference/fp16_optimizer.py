@@ -21,6 +21,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from reference.arithmetic import fp32
 from reference.checkpoint import check_inner_state, matching_tensors, require_keys
 from reference.collectives import Engine, ModelParallelUnit
 from reference.compat import CORRECT, Compat
@@ -176,7 +177,7 @@ class FP16Optimizer(ScaledWrapper):
         if found_inf:
             dropped(params)
         else:
-            self._update(self._factor(scaled_norm, scale))
+            self._update(fp32(1.0 / self._divisor(scaled_norm, scale)))
         self._finish(found_inf, after)
         if self.timers is not None:
             self.timers.log(STEP_TIMERS[:2] if found_inf else STEP_TIMERS)

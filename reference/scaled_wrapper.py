@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from reference.arithmetic import fp32, fp64
-from reference.clip import clip_factor
+from reference.clip import combined_scale
 from reference.collectives import (
     Engine,
     ModelParallelUnit,
@@ -20,7 +20,7 @@ from reference.collectives import (
 )
 from reference.compat import Compat
 from reference.moe import ExpertGroups, gradient_parts
-from reference.norms import Part, check_norm_type, norm_of_parts
+from reference.norms import check_norm_type, norm_of_parts
 from reference.overflow import any_nonfinite
 from reference.scalers import LossScale, State, checked_scale
 from reference.wrapper import Timers, Wrapper
@@ -138,13 +138,13 @@ class ScaledWrapper(Wrapper):
         groups = overflow_groups(self.mpu, self.deepspeed, list(self.expert_groups.values()))
         return agreed(found, groups)
 
-    def _scaled_norm(self, params: Sequence[Tensor], parts_of: PartsOf = gradient_parts) -> Tensor:
+    def _scaled_norm(self, params: Sequence[Tensor]) -> Tensor:
         """Norm of the gradients as stored, every element of the model once; fp32, shape ()."""
         rank = tensor_parallel_rank(self.mpu)
         counted = [p for p in params if p.grad is not None and counted_once(p, rank)]
         grads = [param.grad for param in counted if param.grad is not None]
         model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
-        parts = parts_of(counted, grads, model, self.expert_groups)
+        parts = gradient_parts(counted, grads, model, self.expert_groups)
         return norm_of_parts(parts, self.norm_type)
 
     def _scale_to_divide_by(self, after: State) -> Tensor:
@@ -154,12 +154,9 @@ class ScaledWrapper(Wrapper):
         updated = self.compat.unscale_with_updated_scale
         return _float64(after.scale if updated else self.loss_scaler.loss_scale)
 
-    def _factor(self, scaled_norm: Tensor, scale: Tensor) -> Tensor:
-        """What scaled gradients are multiplied by: unscale and clip at once."""
-        (factor,) = clip_factor(
-            norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad), factor=scaled_norm
-        )
-        return factor
+    def _divisor(self, scaled_norm: Tensor, scale: Tensor) -> Tensor:
+        """What scaled gradients are divided by, to unscale and clip at once; float64, shape ()."""
+        return combined_scale(norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad))
 
     def _finish(self, found_inf: bool, after: State) -> None:
         """Enter the new scale, after everything that used the old one."""
@@ -169,12 +166,6 @@ class ScaledWrapper(Wrapper):
         if self.verbose and (found_inf or after.scale != before):
             what = "overflow, step skipped" if found_inf else "clean window"
             LOG.info("%s: loss scale %s -> %s", what, before, after.scale)
-
-
-PartsOf = Callable[
-    [Sequence[Tensor], Sequence[Tensor], Sequence[torch.distributed.ProcessGroup], ExpertGroups],
-    list[Part],
-]
 
 
 def unscaled(scaled_norm: Tensor, scale: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from parity.words import bits, moderate
 from reference.checkpoint import read_checkpoint
 from reference.fp16_optimizer import FP16Optimizer
+from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from reference.fused_adam import FusedAdam
 from reference.fused_lamb import FusedLamb
 
 HALF, BRAIN = torch.float16, torch.bfloat16
-Wrapper = FP16Optimizer
+Wrapper = FP16Optimizer | FP16UnfusedOptimizer
 Inside = Callable[[list[dict[str, object]]], torch.optim.Optimizer]
 INSIDE: dict[str, Inside] = {
     "FusedAdam": lambda groups: FusedAdam(groups, lr=0.02, weight_decay=0.1),
@@ -26,7 +27,10 @@ INSIDE: dict[str, Inside] = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.9),
     "Adam": lambda groups: torch.optim.Adam(groups, lr=0.02),
 }
-WRAPPERS: dict[str, Callable[..., Wrapper]] = {"flat": FP16Optimizer}
+WRAPPERS: dict[str, Callable[..., Wrapper]] = {
+    "flat": FP16Optimizer,
+    "unfused": FP16UnfusedOptimizer,
+}
 ARGS = {"init_scale": 16.0, "scale_window": 2, "min_scale": 0.25}
 KINDS = pytest.mark.parametrize("kind", list(WRAPPERS))
 
@@ -150,6 +154,32 @@ def test_what_does_not_fit_is_said_in_one_sentence_and_changes_nothing(
         optimizer.load_state_dict(state)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     assert everything(optimizer.state_dict()) == before
+
+
+def test_the_lamb_path_resumes_bit_for_bit() -> None:
+    make: Callable[..., FP16UnfusedOptimizer] = FP16UnfusedOptimizer
+    runs = []
+    for cut in (0, 2):
+        params = [nn.Parameter(moderate(size, size, HALF)) for size in (5, 3)]
+        optimizer = make(FusedLamb(params, lr=0.02), fused_lamb_legacy=True)
+        trained(params, optimizer, range(cut or 5))
+        if cut:
+            state = copy.deepcopy(optimizer.state_dict())
+            params = [nn.Parameter(torch.zeros_like(p)) for p in params]
+            optimizer = make(FusedLamb(params, lr=0.02), fused_lamb_legacy=True)
+            optimizer.load_state_dict(state)
+            trained(params, optimizer, range(cut, 5))
+        runs.append(everything(optimizer.state_dict()))
+    assert runs[0] == runs[1]
+
+
+def test_a_checkpoint_without_a_clip_norm_keeps_that_of_the_constructor() -> None:
+    """Edge UF-6: upstream's unfused optimizer saves none."""
+    _, optimizer = built("unfused", clip_grad=0.75)
+    state = built("unfused", clip_grad=0.5)[1].state_dict()
+    assert state.pop("clip_grad") == 0.5
+    optimizer.load_state_dict(state)
+    assert optimizer.clip_grad == 0.75
 
 
 @KINDS

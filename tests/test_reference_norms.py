@@ -18,6 +18,8 @@ from parity.words import anything, bits, moderate
 from reference.clip import l2_norm
 from reference.collectives import counted_once, overflow_groups, tensor_parallel_rank
 from reference.fp16_optimizer import FP16Optimizer
+from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from reference.fused_lamb import FusedLamb
 from reference.norms import Part, check_norm_type, norm_of_parts
 
 TYPES = [1.0, 2.0, math.inf, 3.0, 0.5]
@@ -142,26 +144,38 @@ def unit(group: Meeting, rank: int) -> SimpleNamespace:
     )
 
 
-def stepped(mpu: SimpleNamespace, grads: Sequence[float], marks: Sequence[str]) -> FP16Optimizer:
+def stepped(
+    mpu: SimpleNamespace,
+    grads: Sequence[float],
+    marks: Sequence[str],
+    kind: str = "flat",
+) -> FP16Optimizer | FP16UnfusedOptimizer:
     """One step of scalar parameters with these marks."""
     params = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float16)) for _ in grads]
     for param, grad, mark in zip(params, grads, marks, strict=True):
         param.grad = torch.full((1,), grad, dtype=torch.float16)
         if mark:
             setattr(param, mark, True)
-    optimizer = FP16Optimizer(torch.optim.SGD(params, lr=1.0), mpu=mpu, verbose=False)
+    inside = FusedLamb(params) if kind == "lamb" else torch.optim.SGD(params, lr=1.0)
+    optimizer: FP16Optimizer | FP16UnfusedOptimizer
+    if kind == "flat":
+        optimizer = FP16Optimizer(inside, mpu=mpu, verbose=False)
+    else:
+        legacy = kind == "lamb"
+        optimizer = FP16UnfusedOptimizer(inside, mpu=mpu, verbose=False, fused_lamb_legacy=legacy)
     optimizer.step()
     return optimizer
 
 
+@pytest.mark.parametrize("kind", ["flat", "unfused", "lamb"])
 def test_every_element_of_a_model_over_two_ranks_counts_once(
-    on_ranks: Callable[..., list[object]],
+    kind: str, on_ranks: Callable[..., list[object]]
 ) -> None:
-    """Edge NM-5: a replicated parameter counts on the first rank, a split one on both."""
+    """Edges NM-5, NM-8, UF-7: a replica counts on the first rank, what is split on both."""
     group = Meeting(2)
     marks = ("", "model_parallel", "ds_pipe_replicated")
     runs = [
-        lambda r=r, g=g: stepped(unit(group, r), [2.0, g, 100.0], marks).get_global_norm()
+        lambda r=r, g=g: stepped(unit(group, r), [2.0, g, 100.0], marks, kind).get_global_norm()
         for r, g in ((0, 3.0), (1, 6.0))
     ]
     assert on_ranks(*runs) == [7.0, 7.0]

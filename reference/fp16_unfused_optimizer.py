@@ -1,0 +1,275 @@
+"""FP16UnfusedOptimizer: mixed precision with one fp32 master per parameter, and LAMB.
+
+One step, in order:
+
+    1. overflow    any gradient, on any rank, infinite or NaN?
+    2. norm        of the gradients as stored, each element of the model once
+    3. skip        on overflow drop the gradients and change nothing else
+    4. unscale     gradients to fp32, and clip, in one multiplication; a missing one is zero
+    5. step        of the optimizer inside, on the masters
+    6. publish     masters to model weights, each rounded once
+    7. loss scale  moves, after everything that used it
+
+With `fused_lamb_legacy` the optimizer inside is given the gradients as they are stored and what to
+divide them by, and does 4, 5 and 6 itself. Gradients of the model weights stay where they are after
+a step that was taken: whoever runs backward next drops them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import cast, overload
+
+import torch
+from torch import Tensor
+
+from reference.arithmetic import fp32
+from reference.checkpoint import check_inner_state, matching_tensors, require_keys
+from reference.collectives import Engine, ModelParallelUnit
+from reference.compat import CORRECT, Compat
+from reference.construction import initialize
+from reference.fused_lamb import FusedLamb
+from reference.moe import ExpertGroups, is_moe_param
+from reference.restore import StateDict, check_param
+from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from reference.scalers import LossScale, wrapper_loss_scale
+from reference.wrapper import check_dense, dropped, inner_state
+
+
+class FP16UnfusedOptimizer(ScaledWrapper):
+    """Loss scaling and fp32 master weights for fp16 (or bf16) models, tensor by tensor.
+
+    Args:
+        init_optimizer: fresh; the parameters of its groups become their masters. Frozen parameters
+            are left alone, empty ones are fine, dtypes may be mixed.
+        deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
+        loss_scale_config: a scaler, which then decides instead of the four arguments below.
+        low_precision_dtype: float16 scales the loss; anything else does not.
+        static_loss_scale: the scale without dynamic_loss_scale.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `reference.loss_scale`.
+        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
+            and 0.25.
+        verbose: log skipped steps and changes of the scale.
+        mpu: the model-parallel unit; norms and overflows are then those of the whole model.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
+        fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
+            to take them, as `FusedLamb` does.
+        expert_groups: expert-parallel process groups by name.
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    Writes model weights, masters and the state of the optimizer inside.
+
+    Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        deepspeed: Engine | None = None,
+        loss_scale_config: LossScale | None = None,
+        low_precision_dtype: torch.dtype = torch.float16,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Mapping[str, float] | None = None,
+        verbose: bool = True,
+        mpu: ModelParallelUnit | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        fused_lamb_legacy: bool = False,
+        expert_groups: ExpertGroups | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if fused_lamb_legacy:
+            _require_lamb(init_optimizer)
+        super().__init__(
+            init_optimizer,
+            loss_scaler=loss_scale_config
+            or wrapper_loss_scale(
+                scales=low_precision_dtype is torch.float16,
+                static_loss_scale=static_loss_scale,
+                dynamic_loss_scale=dynamic_loss_scale,
+                dynamic_loss_args=dynamic_loss_args,
+                initial_scale=2.0**16,
+                min_scale=0.25,
+            ),
+            scales=low_precision_dtype is torch.float16,
+            clip_grad=clip_grad,
+            norm_type=norm_type,
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            verbose=verbose,
+            timers=None,
+            compat=compat,
+        )
+        self.fused_lamb_legacy = fused_lamb_legacy
+        self.fp16_groups: list[list[Tensor]] = []
+        self.fp32_groups: list[list[Tensor]] = []
+        for group in init_optimizer.param_groups:
+            for index, param in enumerate(group["params"]):
+                check_param(param, f"parameter {index}, FP16UnfusedOptimizer")
+            trained = [param for param in group["params"] if param.requires_grad]
+            masters = [fp32(param.detach()).clone().requires_grad_() for param in trained]
+            self.fp16_groups.append(trained)
+            self.fp32_groups.append(masters)
+            group["params"] = masters
+        if compat.step_at_construction:
+            self.initialize_optimizer_states()
+
+    def initialize_optimizer_states(self) -> None:
+        """Allocate the state of the optimizer inside; see `reference.construction.initialize`."""
+        initialize(self.optimizer, self._masters(), self.compat)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given, or a gradient is sparse.
+            MinimumLossScale: overflow at the floor of a scale that makes this an error.
+                In each case nothing has changed.
+        """
+        self._refuse(closure)
+        params = self._params()
+        check_dense(params, "FP16UnfusedOptimizer.step")
+        found_inf = self._found_inf(params)
+        after = self.loss_scaler.after(found_inf)
+        scale = self._scale_to_divide_by(after)
+        without_experts = self.compat.clip_without_experts
+        counted = [p for p in params if not (without_experts and is_moe_param(p))]
+        scaled_norm = self._scaled_norm(counted)
+        reports_scaled = self.compat.report_scaled_norm
+        self._norm = scaled_norm if reports_scaled else unscaled(scaled_norm, scale)
+        divisor = self._divisor(scaled_norm, scale)
+        if found_inf:
+            dropped(params)
+        elif self.fused_lamb_legacy:
+            self._step_fused_lamb(divisor)
+        else:
+            self._update(fp32(1.0 / divisor))
+        self._finish(found_inf, after)
+        return None
+
+    def _update(self, factor: Tensor) -> None:
+        """Gradients to masters to model weights."""
+        for param, master in self._pairs():
+            master.grad = fp32(_gradient(param)) * factor
+        self.optimizer.step()
+        dropped(self._masters())
+        self._publish()
+
+    def _step_fused_lamb(self, divisor: Tensor) -> None:
+        """Let the optimizer inside unscale, step and publish."""
+        cast(FusedLamb, self.optimizer).step(
+            grads=[[_gradient(param) for param in group] for group in self.fp16_groups],
+            output_params=[[param.detach() for param in group] for group in self.fp16_groups],
+            scale=divisor,
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model weights, or zero them."""
+        dropped(self._params(), set_to_none=set_to_none)
+
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        for param, master in self._pairs():
+            master.detach().copy_(param.detach())
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        return self._report(
+            model_weights=self._params(),
+            master_weights=self._masters(),
+            gradients=[param.grad for param in self._params()],
+        )
+
+    def state_dict(self) -> StateDict:
+        """Loss scale, clip norm, masters by group and the dict inside; copies, not views."""
+        return {
+            **self.loss_scaler.state_dict(),
+            "clip_grad": self.clip_grad,
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "fp32_groups": [
+                [master.detach().clone() for master in group] for group in self.fp32_groups
+            ],
+        }
+
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Load a state of this class or of DeepSpeed's, and publish its masters.
+
+        Args:
+            state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
+                come from the constructor, whatever the dict says. Without `clip_grad`, which
+                DeepSpeed does not save, the constructor's stays.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        where = "FP16UnfusedOptimizer.load_state_dict"
+        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
+        scaling = self.loss_scaler.restored(state_dict)
+        clip_grad = checked_clip(state_dict, self.clip_grad, where)
+        masters = _matching_groups(state_dict["fp32_groups"], self.fp32_groups, where)
+        inner = inner_state(state_dict, "optimizer_state_dict", where)
+        if load_optimizer_states:
+            check_inner_state(self.optimizer, inner, where)
+            self.optimizer.load_state_dict(inner)
+        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
+        for master, saved in zip(self._masters(), masters, strict=True):
+            master.detach().copy_(saved.view(master.shape))
+        self._publish()
+
+    def _params(self) -> list[Tensor]:
+        return list(chain.from_iterable(self.fp16_groups))
+
+    def _masters(self) -> list[Tensor]:
+        return list(chain.from_iterable(self.fp32_groups))
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self._params(), self._masters(), strict=True))
+
+    def _publish(self) -> None:
+        for param, master in self._pairs():
+            param.detach().copy_(master.detach())
+
+
+def _gradient(param: Tensor) -> Tensor:
+    return torch.zeros_like(param) if param.grad is None else param.grad
+
+
+def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
+    """Require an optimizer that takes gradients, copies and a divisor."""
+    needed = {"grads", "output_params", "scale"}
+    missing = needed - inspect.signature(optimizer.step).parameters.keys()
+    if missing:
+        raise TypeError(
+            f"{type(optimizer).__name__}.step takes no {', '.join(sorted(missing))}, but should "
+            f"for fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
+        )
+
+
+def _matching_groups(saved: object, wanted: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
+    """Saved masters in one list, as long as groups and numels fit."""
+    if not isinstance(saved, list | tuple) or len(saved) != len(wanted):
+        got = len(saved) if isinstance(saved, list | tuple) else type(saved).__name__
+        raise ValueError(f"fp32_groups has {got} groups, but should have {len(wanted)} [{where}]")
+    rows = zip(saved, wanted, strict=True)
+    checked = [
+        matching_tensors(group, like, f"fp32_groups[{i}]", where)
+        for i, (group, like) in enumerate(rows)
+    ]
+    return list(chain.from_iterable(checked))
