@@ -28,6 +28,7 @@ from parity.replay.errors import (
     UnsupportedTriton,
 )
 from parity.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
+from parity.replay.nvrtc import CudaKernel, cuda_kernel
 from parity.replay.record import Launch, Traffic, launches
 from parity.replay.virtual import (
     ends_of,
@@ -38,6 +39,7 @@ from parity.replay.virtual import (
 )
 
 __all__ = [
+    "CudaKernel",
     "Deadlock",
     "KernelTrap",
     "Launch",
@@ -53,6 +55,7 @@ __all__ = [
     "activate",
     "active",
     "allow",
+    "cuda_kernel",
     "deactivate",
     "ends_of",
     "folded_tensor",

@@ -250,7 +250,9 @@ class Site:
         """Memory as words, and for each accessing thread its flat position and word index."""
         batch = lanes.batch
         memory = batch.shared if self.space == "shared" else batch.local
-        address = stretched(address.astype(np.int64) + self.offset.view(np.int64), lanes.shape)
+        # The sum wraps around in the register's width; what lies before 0 becomes negative.
+        whole = address + self.offset.astype(address.dtype)
+        address = stretched(whole.view(f"i{whole.dtype.itemsize}").astype(np.int64), lanes.shape)
         owner = lanes.row_index
         if self.space == "local":
             owner = lanes.row_index * batch.threads + lanes.thread_index
@@ -304,11 +306,14 @@ class Site:
         out: Array,
         old: tuple[Array, ...],
     ) -> tuple[Array, ...]:
-        """Loaded words back in the shape of the lanes, old values where the guard is false."""
+        """Loaded words back in the shape of the lanes, old values where the guard is false.
+
+        Without old values nobody wants the words: `red` has no result.
+        """
         if guard is None:
             return tuple(out[k].reshape(chosen.shape) for k in range(self.count))
         results = []
-        for k in range(self.count):
+        for k in range(self.count if old else 0):
             whole = np.array(stretched(old[k], lanes.shape))
             whole.reshape(-1)[chosen.flat] = out[k]
             results.append(whole)

@@ -14,6 +14,7 @@ from parity.replay.flow import family
 from parity.replay.generic import AsyncCopy, GenericSite
 from parity.replay.lanes import Lanes
 from parity.replay.matrices import MatrixSite
+from parity.replay.parameters import ParameterSite
 from parity.replay.registers import unknown
 from parity.replay.syntax import Imm, Instruction, Mem, Operand, Reg, Symbol, Vec
 
@@ -176,7 +177,14 @@ def _load_parameter(
             emitter.assign(item, emitter.constant(0, raw(kind)), raw(kind), instruction.guard)
         return
     if not isinstance(place.base, Symbol):
-        raise unknown(emitter.kernel, instruction)
+        site = emitter.named("S", ParameterSite(instruction, width(kind), len(items)))
+        base, offset = _address(emitter, place, "")
+        address = f"({base} + {emitter.constant(offset, 'u64')})"
+        emitter.line(f"t = {site}.load(L, {address}, {_guard(emitter, instruction)})")
+        for index, item in enumerate(items):
+            emitter.assign(item, f"t[{index}].view(T_{kind})", kind, instruction.guard)
+        emitter.line("t = None")
+        return
     start = emitter.layout.params[place.base.name] + place.offset
     emitter.namespace["parameter"] = parameter
     for index, item in enumerate(items):

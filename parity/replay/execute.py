@@ -128,7 +128,9 @@ class Execution:
         counters = counters.copy()
         counters[mask] = np.broadcast_to(following, lanes.shape).reshape(-1)
         first = int(counters.flat[0])
-        return (None, first) if (counters == first).all() else (counters, 0)
+        if (counters == first).all() and self.waiting.may_join():
+            return None, first
+        return counters, 0
 
     def _choose(self, counters: Array) -> tuple[int, Array]:
         """The next group: its program counter and its threads."""

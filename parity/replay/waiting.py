@@ -68,6 +68,17 @@ class Waiting:
         """These threads run now: their permission is used up."""
         self.released &= ~mask
 
+    def may_join(self) -> bool:
+        """Whether threads that all stand at one place may go on as one.
+
+        Not while some of a block have been let through the barrier where they stand (by threads at
+        another one of the same number) and the others, who came later, have not.
+        """
+        if (self.released != self.released[:, :1]).any():
+            return False
+        self.released[:] = False
+        return True
+
     def _in_warp(self, pc: int, counters: Array, registers: list[Array | None]) -> Array:
         instruction = self.program.blocks[pc].code[0]
         index = 0 if family(instruction) in ("bar", "barrier") else -1
