@@ -50,6 +50,7 @@ class Cell:
         sequences: of actions, where a whole optimizer was judged; `calls` are its actions.
         seconds: wall time.
         worst: largest error over bound by written argument; empty for exact kernels.
+        arithmetic: what the kernel claims.
         shared: how many of the calls other laws of the same row had made already.
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
@@ -64,6 +65,7 @@ class Cell:
     sequences: int = 0
     seconds: float = 0.0
     worst: dict[str, float] = field(default_factory=dict)
+    arithmetic: str = ""
     shared: int = 0
     sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""

@@ -12,6 +12,9 @@ import torch
 
 from parity.errors import UsageError
 from parity.ledger import SCHEMA, Cell, Ledger, Status
+from parity.operation import Operation
+from parity.operations import operations
+from parity.widths import widths
 
 
 def environment() -> dict[str, str]:
@@ -43,9 +46,16 @@ def as_json(ledger: Ledger, seconds: float) -> str:
         "declared": len(ledger.declared),
         "seconds": round(seconds, 3),
         "environment": environment(),
+        "bounds": widths(_operations(ledger)),
         "cells": [cell.record() for cell in ledger.cells.values()],
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+def _operations(ledger: Ledger) -> list[Operation]:
+    """The operations that have a bounded kernel in the ledger."""
+    bounded = {c.key.operation for c in ledger.cells.values() if c.arithmetic == "bounded"}
+    return [operation for operation in operations() if operation.name in bounded]
 
 
 def as_junit(ledger: Ledger) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parity.cells import Effort, judge_cell
 from parity.engines import Engine, engine_for, running
@@ -158,4 +158,5 @@ class Session:
             self._row, self._shared = row, Shared()
         law = LAWS[task.law]
         with running(task.engine):
-            return judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._shared)
+            cell = judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._shared)
+        return replace(cell, arithmetic=task.kernel.arithmetic)

@@ -77,6 +77,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
                 return Cell(
                     key=key,
                     status=Status.FAILED,
+                    arithmetic=twin.arithmetic,
                     calls=calls,
                     sequences=number + 1,
                     seconds=time.perf_counter() - started,
@@ -86,6 +87,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
     return Cell(
         key=key,
         status=Status.PASSED,
+        arithmetic=twin.arithmetic,
         calls=calls,
         sequences=effort.sequences,
         seconds=time.perf_counter() - started,
