@@ -15,6 +15,7 @@ from parity.errors import UsageError
 from parity.ledger import Cell, Ledger, Status
 from parity.registry import Kernel, kernels, registrations
 from parity.session import Selection, Session
+from parity.triton_names import taken_names
 from parity.twins.registry import Twin, borrowed_twins, registered_as
 from parity.twins.session import effort_of, judge_twins, with_twins
 
@@ -95,10 +96,12 @@ class Loaded:
     Attributes:
         kernels: in order.
         twins: optimizer classes, in order.
+        remarks: what is likely to go wrong, one sentence each.
     """
 
     kernels: list[Kernel]
     twins: list[Twin]
+    remarks: list[str]
 
 
 def load(path: str) -> list[Kernel]:
@@ -139,7 +142,7 @@ def load_file(path: str) -> Loaded:
         raise UsageError(
             f"{path} registers no kernel; decorate a function with @parity.register(operation)"
         )
-    return Loaded(found, twins)
+    return Loaded(found, twins, taken_names(vars(module)))
 
 
 def _cause(error: BaseException, file: Path) -> str:

@@ -193,6 +193,63 @@ def compile_(
     raise typer.Exit(compile_all(target, op, json, update))
 
 
+@app.command(name="replay-conformance")
+def replay_conformance(
+    engine: Annotated[str, typer.Option("--engine", help="replay, cuda or interpret.")] = "replay",
+    opcode: Annotated[
+        Names, typer.Option("--opcode", help="Beginning of an opcode; may be repeated.")
+    ] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All 65,536 patterns of 16-bit sources; hours.")
+    ] = False,
+    json: Annotated[
+        str | None, typer.Option("--json", help="Write every form as JSON here; - is the screen.")
+    ] = None,
+) -> None:
+    """Hold every opcode form to its meaning; see parity/replay/README.md and docs/engines.md."""
+    from parity.replay_conformance_command import conformance
+
+    raise typer.Exit(conformance(engine, opcode or (), thorough, json))
+
+
+@app.command()
+def peers(
+    package: Annotated[
+        str | None, typer.Option("--package", help="Judge the peers of this package alone.")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write what is observed and docs/peers.md anew.")
+    ] = False,
+) -> None:
+    """Judge other projects' optimizers, scalers and norms; see docs/peers.md."""
+    from parity.peers_command import judge_peers
+
+    raise typer.Exit(judge_peers(package, record))
+
+
+ledger_app = typer.Typer(no_args_is_help=True, help="Compare what ran, and what has to run.")
+app.add_typer(ledger_app, name="ledger")
+
+
+@ledger_app.command(name="diff")
+def ledger_diff(
+    old: Annotated[str, typer.Argument(help="JSON of an earlier run.")],
+    new: Annotated[str, typer.Argument(help="JSON of a later run.")],
+) -> None:
+    """Show what a change loosened; exit code 1 if it did: parity ledger diff old.json new.json."""
+    from parity.ledger_command import diff
+
+    raise typer.Exit(diff(old, new))
+
+
+@ledger_app.command(name="declare")
+def ledger_declare() -> None:
+    """Write parity/declared_cells.json: the cells that our own kernels have to fill."""
+    from parity.ledger_command import declare
+
+    raise typer.Exit(declare())
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; wrong usage is one sentence on standard error and exit code 2."""
     try:

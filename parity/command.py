@@ -12,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.cells import EXAMPLES, Effort
 from parity.checker import load_file
+from parity.declared import declared_floor, not_judged
 from parity.engines import require, require_live_subnormals
+from parity.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from parity.ledger import Cell, Ledger, Status
 from parity.operations import operations
 from parity.parallel import Source, run
@@ -76,6 +78,11 @@ def judge_house(
     register_our_optimizers()
     how = effort(examples, seed, quick)
     ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
+    lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
+    for line in lacking:
+        outputs.screen.print(line, highlight=False)
+    if lacking and ledger.exit_code() == EXIT_KEPT:
+        return EXIT_TOO_LITTLE
     if not ledger.with_status(Status.PASSED):
         return ledger.exit_code()
     from parity.traffic import print_traffic
@@ -95,6 +102,8 @@ def judge_file(
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
     found = load_file(file)
+    for remark in found.remarks:
+        outputs.screen.print(f"remark: {remark} [{file}]", highlight=False, markup=False)
     how = effort(examples, seed, quick)
     ledger = judge(Source(file=file), found.kernels, chosen, how, outputs, optimizers=found.twins)
     return ledger.exit_code()
