@@ -15,7 +15,7 @@ from parity.engines import require_live_subnormals
 from parity.errors import EXIT_KEPT, UsageError
 from parity.laws import LAWS
 from parity.mutate.elsewhere import Row, rows
-from parity.mutate.judging import FULL, QUICK, Profile, entries, variants
+from parity.mutate.judging import FULL, QUICK, Profile, classes, entries, variants
 from parity.mutate.pool import cores, verdicts
 from parity.mutate.report import as_json, print_rules, print_score, rules_as_json
 from parity.mutate.score import Score
@@ -102,6 +102,9 @@ def subjects(choice: Choice) -> list[Subject]:
         Kind.WRONG: [name for name, e in entries().items() if meant([e.operation])],
         Kind.HARMLESS: [name for name, v in variants().items() if meant([v.operation])],
     }
+    if not (choice.operations or choice.laws):
+        for kind in (Kind.WRONG, Kind.HARMLESS):
+            names[kind] += classes(kind)
     return [
         Subject(kind=kind, name=name) for kind in names if kind in kinds for name in names[kind]
     ]

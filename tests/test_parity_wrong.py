@@ -13,7 +13,9 @@ from parity.operations import operation_named
 from parity.registry import kernels
 from parity.wrong import Entry, Variant, corpus, harmless
 from parity.wrong.bugs import BUGS
+from parity.wrong.bugs_optimizers import PLANTED, UPSTREAM_OPTIMIZERS
 from parity.wrong.judged import judged, row_of
+from parity.wrong.optimizers import Optimizer, judged_optimizer
 from parity.wrong.page import render
 
 PAGE = Path(__file__).parent.parent / "docs" / "bugs.md"
@@ -24,7 +26,6 @@ WAITING = [entry for entry in CORPUS if entry.waits_for]
 RUNS_HERE = [variant for variant in HARMLESS if not variant.unavailable]
 RAISING = {"empty_list_raises", "decay_branch_names_what_is_not_there"}
 QUICK = Effort(examples=8, shrink_seconds=0.0, repros=None)
-# Hypothesis draws constants of the loaded modules too, so an edit anywhere deals new cases.
 # A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None)
 
@@ -56,6 +57,11 @@ def test_wrong_kernel_is_rejected_by_its_law_on_every_dtype(entry: Entry) -> Non
 def test_wrong_kernel_that_waits_is_not_seen_yet(entry: Entry) -> None:
     ledger = judged(entry, laws=(entry.law,), effort=QUICK)
     assert not ledger.with_status(Status.FAILED), f"{entry.name} waits for nothing any more"
+
+
+@pytest.mark.parametrize("row", UPSTREAM_OPTIMIZERS, ids=lambda row: row.name)
+def test_wrong_optimizer_class_is_rejected(row: Optimizer) -> None:
+    assert "differs from the reference" in judged_optimizer(row, "fp32", 60)
 
 
 @pytest.mark.parametrize("variant", RUNS_HERE, ids=names)
@@ -100,7 +106,7 @@ def test_variant_that_cannot_run_says_why() -> None:
 
 
 def test_real_bugs_are_planted_unless_they_wait_for_something() -> None:
-    planted = {bug for entry in SEEN for bug in entry.bugs}
+    planted = {bug for entry in SEEN for bug in entry.bugs} | set(PLANTED)
     assert planted <= set(BUGS)
     waiting = {bug for bug, row in BUGS.items() if row.waits_for}
     tests = {bug for bug, row in BUGS.items() if row.test}

@@ -20,11 +20,18 @@ from parity.mutate.verdict import End, Kind, Subject, Verdict
 from parity.operations import operation_named
 from parity.session import Selection, Session
 from parity.wrong import Entry, Variant, corpus, harmless
+from parity.wrong.bugs_optimizers import UPSTREAM_OPTIMIZERS
+from parity.wrong.harmless_optimizers import HARMLESS_OPTIMIZERS
 from parity.wrong.judged import judged
+from parity.wrong.optimizers import Optimizer, judged_optimizer
+from parity.wrong.wrong_optimizers import WRONG_OPTIMIZERS
 
 # A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None)
 HANGS = 10.0
+# The law and the column of whole optimizers.
+SEQUENCES = "sequences"
+CLASSES = "FusedAdam"
 # What the compiler says of source that is no kernel.
 NO_KERNEL = ("CompilationError", "CompileTimeAssertion", "UnsupportedLanguageConstruct", "Pass")
 # The laws that kill most faults first.
@@ -82,16 +89,48 @@ def variants() -> dict[str, Variant]:
     return {variant.name: variant for variant in harmless()}
 
 
+@cache
+def classes(kind: Kind) -> dict[str, Optimizer]:
+    """The wrong or the harmless optimizer classes by name."""
+    rows = {
+        Kind.WRONG: (*WRONG_OPTIMIZERS, *UPSTREAM_OPTIMIZERS),
+        Kind.HARMLESS: HARMLESS_OPTIMIZERS,
+    }
+    return {row.name: row for row in rows.get(kind, ())}
+
+
 def verdict_on(subject: Subject, profile: Profile) -> Verdict:
     """Judge one subject."""
     started = time.perf_counter()
-    if subject.kind is Kind.WRONG:
+    row = classes(subject.kind).get(subject.name)
+    if row is not None:
+        found = on_class(row, subject.kind, profile)
+    elif subject.kind is Kind.WRONG:
         found = on_wrong(entries()[subject.name], profile)
     elif subject.kind is Kind.HARMLESS:
         found = on_harmless(variants()[subject.name], profile)
     else:
         found = on_mutant(mutants()[subject.name], profile)
     return replace(found, seconds=time.perf_counter() - started)
+
+
+def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
+    """Judge an optimizer class by sequences of actions; it has that law and no other."""
+    harmless = kind is Kind.HARMLESS
+    number = (10 if harmless else 60) if profile.name == "quick" else 60
+    failures = [judged_optimizer(row, dtype, number) for dtype in row.dtypes]
+    broken = any(failures) if harmless else all(failures)
+    ends = (End.REJECTED, End.ACCEPTED) if harmless else (End.KILLED, End.SURVIVED)
+    return Verdict(
+        subject=Subject(kind=kind, name=row.name),
+        operation=CLASSES,
+        end=ends[0] if broken else ends[1],
+        says=row.says,
+        law=SEQUENCES,
+        killed_by=(SEQUENCES,) if broken else (),
+        kept=() if broken else (SEQUENCES,),
+        reason="\n".join(failures) if harmless else "",
+    )
 
 
 def on_wrong(entry: Entry, profile: Profile) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -69,12 +70,18 @@ def _alone(subject: Subject, profile: Profile) -> Verdict:
             )
 
 
+def _start() -> None:
+    """Prepare a worker process."""
+    torch.set_num_threads(1)
+    # What a compiler has to say about source that is wrong on purpose interests nobody.
+    warnings.simplefilter("ignore")
+
+
 def _pool(jobs: int) -> ProcessPoolExecutor:
     # Not fork: torch's threads do not survive it.
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(
         jobs,
         mp_context=context,
-        initializer=torch.set_num_threads,
-        initargs=(1,),
+        initializer=_start,
     )

@@ -43,7 +43,6 @@ ROWS: dict[str, Bug] = {
         "NVIDIA/apex#1825",
         "NVIDIA/TransformerEngine#2918",
         "NVIDIA/TransformerEngine#3136",
-        waits_for="index arithmetic past 2**31 elements",
     ),
     "A16": bug("grid of zero blocks for small tensors", "bytedance/lightseq#98"),
     "A17": bug(
@@ -78,11 +77,8 @@ ROWS: dict[str, Bug] = {
         "decay of weights that are frozen",
         "deepspeedai/DeepSpeed#1780",
         "deepspeedai/DeepSpeed#8029",
-        waits_for="whole optimizers",
     ),
-    "A34": bug(
-        "one lr tensor shared by all groups", "pytorch/ao#2606", waits_for="whole optimizers"
-    ),
+    "A34": bug("one lr tensor shared by all groups", "pytorch/ao#2606"),
     "A35": bug(
         "lookup table created in default dtype", "pytorch/ao#2286", waits_for="quantised state"
     ),
@@ -95,7 +91,6 @@ ROWS: dict[str, Bug] = {
         "non-contiguous params or grads",
         "bitsandbytes-foundation/bitsandbytes#1187",
         "bitsandbytes-foundation/bitsandbytes#1902",
-        waits_for="non-contiguous layouts",
     ),
     "A40": bug(
         "layout checked per tensor, not across lists",
@@ -103,7 +98,6 @@ ROWS: dict[str, Bug] = {
         "pytorch/pytorch#106951",
         "pytorch/pytorch#107984",
         "pytorch/pytorch#126585",
-        waits_for="non-contiguous layouts",
     ),
     "A41": bug(
         "kernel launched on the wrong device or stream",
@@ -118,7 +112,6 @@ ROWS: dict[str, Bug] = {
         "gradient None treated as absent in one place only",
         "deepspeedai/DeepSpeed#83",
         "deepspeedai/DeepSpeed#291",
-        waits_for="whole optimizers",
     ),
     "A47": bug("fp16 norm used to initialise the second moment", "NVIDIA/apex@7a219aa9"),
     "B01": bug("beta2 and beta3 read from the beta1 array", "NVIDIA/apex#1007"),
@@ -148,7 +141,6 @@ ROWS: dict[str, Bug] = {
         "override registered but never read",
         "bitsandbytes-foundation/bitsandbytes#1869",
         "bitsandbytes-foundation/bitsandbytes#1269",
-        waits_for="whole optimizers",
     ),
     "B17": bug("norm reduced over the wrong ranks", "NVIDIA/apex#1266", waits_for="ranks"),
     "B19": bug(

@@ -60,7 +60,6 @@ ROWS: dict[str, Bug] = {
         "linkedin/Liger-Kernel#251",
         "linkedin/Liger-Kernel#1248",
         "bitsandbytes-foundation/bitsandbytes#1784",
-        waits_for="index arithmetic past 2**31 elements",
     ),
     "I07": bug(
         "approximate divide and sqrt",

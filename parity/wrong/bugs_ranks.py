@@ -121,15 +121,11 @@ ROWS: dict[str, Bug] = {
         "deepspeedai/DeepSpeed#7906",
         waits_for="CPU offload",
     ),
-    "H01": bug(
-        "step lost in elastic checkpoints", "deepspeedai/DeepSpeed#4396", waits_for="checkpoints"
-    ),
+    "H01": bug("step lost in elastic checkpoints", "deepspeedai/DeepSpeed#4396"),
     "H02": bug(
         "alignment differs between save and load", "deepspeedai/DeepSpeed#5105", waits_for="ranks"
     ),
-    "H04": bug(
-        "key written under one name, read under another", "NVIDIA/apex#704", waits_for="checkpoints"
-    ),
+    "H04": bug("key written under one name, read under another", "NVIDIA/apex#704"),
     "H05": bug(
         "wrapper not refreshed after inner load",
         "NVIDIA/Megatron-LM@1505db4c",

@@ -6,8 +6,11 @@ from collections import Counter
 
 from parity.wrong.bug import Bug
 from parity.wrong.bugs import BUGS
+from parity.wrong.bugs_optimizers import PLANTED, UPSTREAM_OPTIMIZERS
 from parity.wrong.corpus import corpus, harmless
 from parity.wrong.entry import Entry
+from parity.wrong.harmless_optimizers import HARMLESS_OPTIMIZERS
+from parity.wrong.wrong_optimizers import WRONG_OPTIMIZERS
 
 HEAD = """# Real bugs, replanted
 
@@ -43,7 +46,7 @@ def render() -> str:
         lines += [f"## {letter}: {title}", "", *COLUMNS]
         for name, row in BUGS.items():
             if name[0] == letter:
-                here = _here(row, planted.get(name, []))
+                here = _here(name, row, planted.get(name, []))
                 lines.append(f"| {name} | {row.title} | {_places(row)} | {here} |")
         lines.append("")
     return "\n".join(lines)
@@ -60,22 +63,27 @@ def by_bug() -> dict[str, list[Entry]]:
 
 def _counts(planted: dict[str, list[Entry]]) -> list[str]:
     """How many there are, and what the others wait for."""
-    seen = [name for name, rows in planted.items() if any(not e.waits_for for e in rows)]
+    seen = {name for name, rows in planted.items() if any(not e.waits_for for e in rows)}
+    seen |= PLANTED.keys()
     tests = [name for name, row in BUGS.items() if row.test]
     waits = Counter(row.waits_for for row in BUGS.values() if row.waits_for)
     every = [entry for entry in corpus() if not entry.waits_for]
+    classes = len(WRONG_OPTIMIZERS) + len(UPSTREAM_OPTIMIZERS)
     listed = ", ".join(f"{what} ({number})" for what, number in waits.most_common())
     return [
         f"{len(BUGS)} rows: {len(seen)} planted, {len(tests)} tests of the judge, "
         f"{waits.total()} waiting for {listed}.",
         "",
         f"The corpus has {len(every)} wrong kernels, of which "
-        f"{sum(bool(entry.bugs) for entry in every)} plant a row, and {len(harmless())} harmless "
-        "variants.",
+        f"{sum(bool(entry.bugs) for entry in every)} plant a row, {classes} wrong optimizer "
+        f"classes, {len(harmless())} harmless variants and {len(HARMLESS_OPTIMIZERS)} harmless "
+        "classes.",
     ]
 
 
-def _here(row: Bug, entries: list[Entry]) -> str:
+def _here(name: str, row: Bug, entries: list[Entry]) -> str:
+    if name in PLANTED:
+        return f"`{PLANTED[name].__name__}`: `sequences`, optimizer class"
     if row.test:
         return f"`{row.test}` in {CHECKS}"
     if entries:
