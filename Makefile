@@ -16,7 +16,7 @@ READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
 	exit 2; }; \
 	$(PYTHON) tools/setup_env.py --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property gpu-check mutate mutate-full clean
+.PHONY: help setup parity test check lint property gpu-check ptx-corpus mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -55,10 +55,15 @@ mutate-full:  ## the same in full: every law on every dtype combination, every f
 	@$(READY)
 	$(PY) -m parity mutate --json $(OUT)/mutate-full.json
 
+ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs
+	@$(READY)
+	$(PY) -m parity.replay.corpus make
+	$(PY) -m parity.replay.corpus census --write
+
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)
 	OUT=$(OUT) $(PY) -m benchmarks.gpu_check
 
 clean:  ## remove .venv and everything that tools left behind
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .corpus-venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

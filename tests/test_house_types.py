@@ -12,7 +12,9 @@ from tools.source import ROOT, functions, is_jitted, parse, python_files
 RELAXED = [
     path
     for path in python_files("fast", "parity", "tests")
-    if path.parts[:2] in (("fast", "kernels"), ("parity", "wrong")) or path.parts[0] == "tests"
+    if path.parts[:2] in (("fast", "kernels"), ("parity", "wrong"))
+    or path.parts[:4] == ("parity", "replay", "corpus", "kernels")
+    or path.parts[0] == "tests"
 ]
 ANY = re.compile(r"\bAny\b")
 PACKAGES = ("benchmarks", "fast", "golden", "parity", "reference", "scenarios", "tools")

@@ -1,5 +1,7 @@
 """Kernels with faults: each is stopped and named with its source line, and nothing is corrupted."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import triton
@@ -58,6 +60,17 @@ def scale_wide(x_ptr, n, BLOCK: tl.constexpr):
 def fill_aligned(x_ptr, n, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x_ptr + at, 1.0, mask=at < n)  # not what was promised
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_corrupted(replay: None) -> Iterator[None]:
+    """After every fault: memory of others untouched, and the next launch right."""
+    others = [torch.full((4096,), 0x5A, dtype=torch.uint8) for _ in range(8)]
+    yield
+    assert all((other == 0x5A).all() for other in others)
+    x = torch.arange(1000.0)
+    scale_wide[(4,)](x, 1000, BLOCK=256)
+    assert torch.equal(x, torch.arange(1000.0) + 1)
 
 
 def test_an_off_by_one_mask_is_stopped_before_it_writes() -> None:
