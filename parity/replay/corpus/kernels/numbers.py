@@ -58,7 +58,7 @@ def approximate_functions(draw: Draw) -> Run:
     scaled = 2 + v / math.log(2)
     wants = {
         "e": rounded((-v).exp(), 0, ""),
-        "l": rounded(v.log2(), 4, "lg2.approx: 2^-22 near 1, 1 ULP elsewhere", floor=2.0**-22),
+        "l": rounded(v.log2(), 4, "the library's log2: 2 ULP, and 2^-22 near 1", floor=2.0**-22),
         "r": rounded(v.rsqrt(), 8, "rsqrt.approx: 2^-22.4 relative"),
         "s": rounded(v.sqrt(), 4, "sqrt.approx or rn: 1 ULP"),
         "q": rounded(1 / (1 + v), 7, "one addition, div.full: 2 ULP"),
