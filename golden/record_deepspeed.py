@@ -25,7 +25,7 @@ def record(situation: Situation) -> Trace:
     return run[situation.rule](situation)
 
 
-def _version() -> str:
+def deepspeed_version() -> str:
     """Import DeepSpeed once, in a process group of one: its scaler asks for its rank to log."""
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
@@ -37,7 +37,7 @@ def _version() -> str:
 
 
 def _dynamic(situation: Situation) -> Trace:
-    version = _version()
+    version = deepspeed_version()
     scaler = import_module(SCALERS).DynamicLossScaler(
         init_scale=situation.scale, **situation.constants
     )
@@ -58,7 +58,7 @@ def _dynamic(situation: Situation) -> Trace:
 
 
 def _wrapper(situation: Situation) -> Trace:
-    version = _version()
+    version = deepspeed_version()
     import torch
 
     update_scale = import_module(WRAPPER).FP16_Optimizer._update_scale
@@ -85,7 +85,7 @@ def _wrapper(situation: Situation) -> Trace:
 
 def _wrapper_step(situation: Situation) -> Trace:
     """Whole steps of the real FP16_Optimizer around torch's SGD."""
-    version = _version()
+    version = deepspeed_version()
     import torch
 
     weights = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))

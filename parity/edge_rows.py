@@ -5,7 +5,7 @@ from __future__ import annotations
 from parity.edge import Edge, proved, waits
 from parity.edge_rows_wrappers import WRAPPER_ROWS
 
-ZERO, BRAIN = "ZeroOptimizer", "BF16Optimizer"
+ZERO = "ZeroOptimizer"
 PARTITION = "partition"
 UNSCALE, GROWTH = "compat:unscale_with_updated_scale", "compat:growth_counts_this_step"
 EXTERNAL, EXPERTS_OUT = "compat:external_scale_stays", "compat:clip_without_experts"
@@ -148,12 +148,12 @@ OVERFLOW = (
         "No gradients, no overflow.",
         "reference_overflow::nothing_is_no_overflow",
     ),
-    waits(
+    proved(
         "OV-4",
         "The check by norm does a world reduction and a barrier at every step",
         "correct",
         "The reduction is the synchronisation; a barrier adds nothing.",
-        BRAIN,
+        "reference_bf16_ranks::the_world_size_does_not_matter",
     ),
     proved(
         "OV-5",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parity.edge import out, proved, waits
 
-BRAIN, ZERO = "BF16Optimizer", "ZeroOptimizer"
+ZERO = "ZeroOptimizer"
 BUILT, UPDATED = "compat:step_at_construction", "compat:unscale_with_updated_scale"
 EXTERNAL, REPORTED = "compat:external_scale_stays", "compat:report_scaled_norm"
 OLD_MASTERS = "compat:keep_masters_on_load"
@@ -212,113 +212,113 @@ UNFUSED_FP16 = (
 )
 
 BF16 = (
-    waits(
+    proved(
         "BF-1",
         "Earlier versions aborted on a zero norm and on a non-finite one",
         "same",
         "0.19.8 takes the step with norm 0 and skips the non-finite one, and so do we.",
-        BRAIN,
+        "reference_bf16_optimizer::zero_gradients_and_none_at_all_are_a_step",
     ),
-    waits(
+    proved(
         "BF-2",
         "In 0.14 bf16 accumulation never updates anything",
         "same",
         "0.19.8 hands the accumulated gradient over, and so do we.",
-        BRAIN,
+        "reference_bf16_optimizer::bf16_accumulation_loses_what_fp32_keeps",
     ),
-    waits(
+    proved(
         "BF-3",
         "In 0.14 clearing the gradients while accumulating raises AttributeError",
         "correct",
         "They are cleared.",
-        BRAIN,
+        "reference_bf16_optimizer::gradients_can_be_kept_or_cleared",
     ),
-    waits(
+    proved(
         "BF-4",
         "In 0.14 masters are restored with the partition number of another group",
         "correct",
         "Each group has its own ranks and its own partition.",
-        BRAIN,
+        "reference_bf16_ranks::each_group_has_its_own_ranks",
     ),
-    waits(
+    proved(
         "BF-5",
         "Loading without fp32 weights keeps old masters, which then overwrite the loaded model",
         OLD_MASTERS,
         "Masters come from the model weights.",
-        BRAIN,
+        "reference_bf16_ranks::without_saved_masters_they_come_from_the_model_weights",
     ),
     out(
         "BF-6",
         "The engine sums fp32 gradients in bf16",
         "Reduction is the caller's; get_grads_for_reduction gives the accumulators in their dtype.",
     ),
-    waits(
+    proved(
         "BF-7",
         "Padding is recorded on the last rank alone, although it can reach over several",
         "correct",
         "Every rank records the padding inside its own partition.",
-        BRAIN,
+        "reference_bf16_ranks::every_rank_records_its_own_padding",
     ),
-    waits(
+    proved(
         "BF-8",
         "The whole gradient of a parameter is looked up by the wrong index on later ranks",
         "correct",
-        "A fragment knows its own gradient.",
-        BRAIN,
+        "It is found by the parameter's name.",
+        "reference_bf16_ranks::a_whole_gradient_is_the_accumulated_one_on_every_rank",
     ),
-    waits(
+    proved(
         "BF-9",
         "backward(loss) raises TypeError",
         "correct",
         "It runs backward and accumulates.",
-        BRAIN,
+        "reference_bf16_optimizer::backward_accumulates_until_the_step",
     ),
     out(
         "BF-10",
         "Graph harvesting and dropping gradients exclude one another",
         "The reference captures no graphs.",
     ),
-    waits(
+    proved(
         "BF-11",
         "A parameter without a gradient has a zero gradient, and does not count in the norm",
         "same",
         "Zeros add nothing to a norm.",
-        BRAIN,
+        "reference_bf16_optimizer::a_parameter_without_gradient_has_a_zero_gradient",
     ),
-    waits(
+    proved(
         "BF-12",
         "With immediate updates, gradients that are not cleared between two passes count twice",
         "correct",
         "What was accumulated is cleared at once, so that it cannot count again.",
-        BRAIN,
+        "reference_bf16_optimizer::immediate_updates_count_raw_backward_passes_once",
     ),
-    waits(
+    proved(
         "BF-13",
         "A single aligned tensor is not copied: the flat buffer is its own memory",
         "correct",
         "A flat buffer is always new memory.",
-        BRAIN,
+        "reference_bf16_optimizer::a_flat_buffer_is_always_new_memory",
     ),
-    waits(
+    proved(
         "BF-14",
         "In 0.14 a universal checkpoint needs a model-parallel unit",
         "correct",
         "Without one there is one model-parallel rank.",
-        BRAIN,
+        "golden_checkpoints::a_universal_checkpoint_is_loaded_before_any_step",
     ),
-    waits(
+    proved(
         "BF-15",
         "Memory and debug lines are printed at construction and at loading",
         "correct",
         "Nothing is printed; memory_report() is there for who asks.",
-        BRAIN,
+        "reference_bf16_optimizer::nothing_is_printed",
     ),
-    waits(
+    proved(
         "BF-16",
         "A checkpoint has no zero_stage, and the consolidation script refuses it",
         "same",
         "The keys are those of DeepSpeed's own class.",
-        BRAIN,
+        "reference_bf16_ranks::keys_are_those_of_deepspeed",
     ),
 )
 
@@ -335,33 +335,33 @@ FRAGMENTS = (
         "They are what is stored, as documented.",
         ZERO,
     ),
-    waits(
+    proved(
         "TF-3",
         "After loading a universal checkpoint the fp32 weight of a parameter is one of its moments",
         "correct",
         "Loading writes values and re-points nothing.",
-        BRAIN,
+        "golden_checkpoints::weights_and_moments_stay_apart_after_loading",
     ),
-    waits(
+    proved(
         "TF-4",
         "Which moment that is depends on the order of a set",
         "correct",
         "Loading writes values and re-points nothing.",
-        BRAIN,
+        "golden_checkpoints::weights_and_moments_stay_apart_after_loading",
     ),
-    waits(
+    proved(
         "TF-5",
         "A gradient as long as its parameter is summed once for each rank that owns a piece",
         "correct",
-        "Each rank adds the piece that it owns.",
-        BRAIN,
+        "Accumulators are whole on every rank, and nothing is summed.",
+        "reference_bf16_ranks::a_whole_gradient_is_the_accumulated_one_on_every_rank",
     ),
-    waits(
+    proved(
         "TF-6",
         "A missing state raises on owners while other ranks wait for ever",
         "correct",
         "Every rank knows which state there is, and all raise.",
-        BRAIN,
+        "reference_bf16_ranks::a_missing_state_is_an_error_on_every_rank",
     ),
     waits(
         "TF-7",
@@ -375,12 +375,12 @@ FRAGMENTS = (
         "Linking counts in integers, membership in floats",
         "Everything here counts in integers.",
     ),
-    waits(
+    proved(
         "TF-9",
         "Earlier versions failed on an empty parameter inside a partition",
         "same",
         "0.19.8 accepts it, and so do we.",
-        BRAIN,
+        "reference_bf16_optimizer::empty_and_frozen_parameters_are_fine",
     ),
 )
 
@@ -425,19 +425,19 @@ CHECKPOINTS = (
         "The engine refuses another number of ranks even for elastic checkpoints",
         "There is no engine here.",
     ),
-    waits(
+    proved(
         "CK-7",
         "In 0.14 a universal checkpoint cannot be loaded before the first step",
         "correct",
         "State is made from what the checkpoint holds.",
-        BRAIN,
+        "golden_checkpoints::a_universal_checkpoint_is_loaded_before_any_step",
     ),
-    waits(
+    proved(
         "CK-8",
         "A rank that owns only padding fails to load a universal checkpoint",
         "correct",
         "It takes the step from the checkpoint like every other rank.",
-        BRAIN,
+        "golden_checkpoints::ranks_that_own_only_padding_load_too",
     ),
     waits(
         "CK-9",
@@ -446,24 +446,24 @@ CHECKPOINTS = (
         "Partitions are addressed by name.",
         ZERO,
     ),
-    waits(
+    proved(
         "CK-10",
         "Stray files whose name ends like a state's are read as state",
         "correct",
-        "Only files called <state>.pt are read.",
-        BRAIN,
+        "Only files whose name ends in .pt are read.",
+        "golden_checkpoints::stray_files_are_not_read",
     ),
     out(
         "CK-11",
         "Shards with another prefix are never looked for",
         "File names of shards are the engine's.",
     ),
-    waits(
+    proved(
         "CK-12",
         "A saved partition that is too long raises, a short one is extended with zeros",
         "same",
         "Zeros behind the end are padding; too much is something else.",
-        BRAIN,
+        "reference_bf16_ranks::a_short_partition_is_extended_and_a_long_one_is_refused",
     ),
     out("CK-13", "Cross-reference to BF-5, BF-7 and BF-16", "Decided there."),
     waits(
@@ -473,19 +473,19 @@ CHECKPOINTS = (
         "State is fp32.",
         ZERO,
     ),
-    waits(
+    proved(
         "CK-15",
         "After loading a universal checkpoint fragments point at the wrong buffers",
         "correct",
         "Loading writes values and re-points nothing.",
-        BRAIN,
+        "golden_checkpoints::weights_and_moments_stay_apart_after_loading",
     ),
-    waits(
+    proved(
         "CK-16",
         "In 0.14 a universal checkpoint needs an iteration from the caller",
         "correct",
         "The step is in the checkpoint; without one it is 0.",
-        BRAIN,
+        "golden_checkpoints::a_universal_checkpoint_is_loaded_before_any_step",
     ),
 )
 
@@ -497,12 +497,12 @@ ENGINE = (
         "backward() multiplies by what step() divides by.",
         "reference_fp16_optimizer::assigning_the_loss_scale_sets_it",
     ),
-    waits(
+    proved(
         "EN-2",
         "optimizer.backward(loss) raises TypeError for bf16 and ZeRO",
         "correct",
         "It runs backward.",
-        BRAIN,
+        "reference_bf16_optimizer::backward_accumulates_until_the_step",
     ),
     out("EN-3", "Skipped steps advance the engine's step counter", "There is no engine here."),
     out(

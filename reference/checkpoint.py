@@ -31,16 +31,36 @@ def read_checkpoint(path: Path) -> dict[str, object]:
             values.
         OSError: the file cannot be opened.
     """
+    loaded = _read(path)
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a dict")
+    return loaded
+
+
+def read_number(path: Path) -> float:
+    """Read a file that holds one number.
+
+    Raises:
+        ValueError: it does not, or is broken.
+        OSError: the file cannot be opened.
+    """
+    loaded = _read(path)
+    if isinstance(loaded, Tensor) and loaded.numel() == 1:
+        return float(loaded)
+    if isinstance(loaded, int | float) and not isinstance(loaded, bool):
+        return float(loaded)
+    raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a number")
+
+
+def _read(path: Path) -> object:
     try:
         with torch.serialization.safe_globals(FOREIGN):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded: object = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"{path.name} should be a whole checkpoint of tensors and plain values, but: {first}"
         ) from error
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a dict")
     return loaded
 
 

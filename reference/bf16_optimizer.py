@@ -1,0 +1,387 @@
+"""BF16Optimizer: fp32 masters and state split over ranks, gradients summed in fp32 or bf16.
+
+Backward gives every parameter a gradient in its own dtype; it is added to an accumulator, at the
+end of backward or at once. One step, in order:
+
+    1. norm        of the accumulators, each element of the model once
+    2. skip        if it is infinite or NaN: clear the accumulators and change nothing else
+    3. clip        the accumulators
+    4. step        of the optimizer inside, on the master of this rank
+    5. publish     masters to model weights, each rounded once, and gather those of all ranks
+    6. clear       the accumulators
+
+Ranks that share a group have to hold the same accumulators when a step begins: reducing what
+`get_grads_for_reduction` gives is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import cast, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference import bf16_state, universal, whole
+from reference.arithmetic import fp32, fp64
+from reference.bf16_groups import (
+    PartitionedGroup,
+    accumulate_gradient,
+    immediate_hooks,
+    partitioned_group,
+    publish,
+    refresh,
+)
+from reference.clip import clip_coefficient
+from reference.collectives import ModelParallelUnit, counted_once, tensor_parallel_rank
+from reference.compat import CORRECT, Compat
+from reference.fragments import FragmentAddress
+from reference.moe import ExpertGroups, gradient_parts, is_moe_param
+from reference.norms import check_norm_type, norm_of_parts
+from reference.restore import StateDict
+from reference.wrapper import Wrapper, check_dense, dropped
+
+ACCUMULATION = (torch.float32, torch.bfloat16)
+
+
+class BF16Optimizer(Wrapper):
+    """Master weights for bf16 models, split over data-parallel ranks.
+
+    Args:
+        init_optimizer: fresh; each of its groups gets this rank's flat master as its only
+            parameter. Frozen parameters are left alone, empty ones are fine.
+        param_names: a name for every parameter, by which checkpoints address it.
+        mpu: the model-parallel unit; norms are then those of the whole model.
+        clip_grad: largest norm of the gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
+        allgather_bucket_size: largest number of elements that one message gathers.
+        dp_process_group: over which masters are split; None for one rank.
+        grad_acc_dtype: of the accumulators, fp32 or bf16.
+        immediate_grad_update: accumulate each gradient as soon as backward has it.
+        has_moe_layers: groups marked `moe` hold experts, and only experts.
+        expert_groups: expert-parallel process groups by name.
+        expert_data_groups: over which the masters of experts are split, by name.
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    Writes model weights, masters, accumulators and the state of the optimizer inside.
+
+    Source: names as in DeepSpeed's `BF16_Optimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        param_names: Mapping[Tensor, str] | Mapping[nn.Parameter, str],
+        mpu: ModelParallelUnit | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        allgather_bucket_size: int = 5_000_000_000,
+        dp_process_group: dist.ProcessGroup | None = None,
+        grad_acc_dtype: torch.dtype = torch.float32,
+        immediate_grad_update: bool = False,
+        has_moe_layers: bool = False,
+        expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if grad_acc_dtype not in ACCUMULATION:
+            raise ValueError(
+                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
+                f"[BF16Optimizer]"
+            )
+        super().__init__(init_optimizer, None)
+        self.mpu = mpu
+        self.clip_grad = float(clip_grad)
+        self.norm_type = check_norm_type(norm_type, "BF16Optimizer")
+        self.allgather_bucket_size = allgather_bucket_size
+        self.grad_acc_dtype = grad_acc_dtype
+        self.immediate_grad_update = immediate_grad_update
+        self.has_moe_layers = has_moe_layers
+        self.expert_groups = dict(expert_groups or {})
+        self.compat = compat
+        self.overflow = False
+        self._norm = torch.zeros(())
+        splits = dict(expert_data_groups or {})
+        names: dict[Tensor, str] = dict(param_names.items())
+        self.groups = [
+            self._laid_out(index, group, names, dp_process_group, splits)
+            for index, group in enumerate(init_optimizer.param_groups)
+        ]
+        for group, laid_out in zip(init_optimizer.param_groups, self.groups, strict=True):
+            group["params"] = [laid_out.master]
+        if has_moe_layers and not any(group.expert for group in self.groups):
+            raise ValueError(
+                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
+                "[BF16Optimizer]"
+            )
+        self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def _laid_out(
+        self,
+        index: int,
+        group: Mapping[str, object],
+        names: Mapping[Tensor, str],
+        data_group: dist.ProcessGroup | None,
+        expert_data_groups: ExpertGroups,
+    ) -> PartitionedGroup:
+        """Lay out one group over its own ranks."""
+        where = f"group {index}, BF16Optimizer"
+        params = cast(list[Tensor], group["params"])
+        expert = str(group.get("name", "")) if self.has_moe_layers and group.get("moe") else None
+        if expert is not None and not all(map(is_moe_param, params)):
+            raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+        split = data_group if expert is None else expert_data_groups.get(expert)
+        return partitioned_group(params, names, split, self.grad_acc_dtype, where, expert=expert)
+
+    def backward(
+        self,
+        loss: Tensor,
+        update_hp_grads: bool = True,
+        clear_lp_grads: bool = False,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Run backward from gradients of zero, and accumulate.
+
+        Args:
+            loss: a scalar; nothing scales it.
+            update_hp_grads: add what backward gave to the accumulators.
+            clear_lp_grads: drop the parameters' own gradients afterwards.
+            retain_graph: of torch.
+            create_graph: of torch.
+        """
+        self.clear_lp_grads()
+        loss.backward(  # type: ignore[no-untyped-call]
+            retain_graph=retain_graph, create_graph=create_graph
+        )
+        if update_hp_grads:
+            self.update_hp_grads(clear_lp_grads)
+
+    @torch.no_grad()
+    def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
+        """Add the parameters' gradients to the accumulators; immediate updates have done so."""
+        check_dense(self._params(), "BF16Optimizer.update_hp_grads")
+        if not self.immediate_grad_update:
+            for group in self.groups:
+                for index in range(len(group.params)):
+                    accumulate_gradient(group, index)
+        if clear_lp_grads:
+            self.clear_lp_grads(set_to_none=True)
+
+    def get_grads_for_reduction(self) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """The flat accumulators, padding included: shared ones, and those of experts by name."""
+        shared = [group.accumulator for group in self.groups if group.expert is None]
+        experts: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            if group.expert is not None:
+                experts.setdefault(group.expert, []).append(group.accumulator)
+        return shared, experts
+
+    def get_grads_for_norm(
+        self, for_clipping: bool = False
+    ) -> tuple[list[Tensor], dict[str, list[Tensor]]] | list[Tensor]:
+        """Accumulated gradients, 1-D views.
+
+        Args:
+            for_clipping: True gives all of them in one list. False gives those that count in the
+                norm on this rank: shared ones, and those of experts by name.
+        """
+        pairs = self._accumulated()
+        if for_clipping:
+            return [grad for _, grad in pairs]
+        shared, experts = [], dict[str, list[Tensor]]()
+        for param, grad in self._counted(pairs):
+            if is_moe_param(param):
+                experts.setdefault(str(getattr(param, "group_name", "")), []).append(grad)
+            else:
+                shared.append(grad)
+        return shared, experts
+
+    def _accumulated(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that were accumulated since the last step, with their gradients."""
+        return [
+            (param, grad)
+            for group in self.groups
+            for param, grad, has in zip(
+                group.params, group.gradients(), group.has_gradient, strict=True
+            )
+            if has
+        ]
+
+    def _counted(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Those that count on this rank."""
+        rank = tensor_parallel_rank(self.mpu)
+        return [(param, grad) for param, grad in pairs if counted_once(param, rank)]
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given. Nothing has changed.
+        """
+        self._refuse(closure)
+        self._norm = self._global_norm()
+        self.overflow = not bool(torch.isfinite(self._norm).item())
+        if not self.overflow:
+            self._clip()
+            self._step_masters()
+            self.update_lp_params()
+        self.clear_hp_grads()
+        return None
+
+    def _global_norm(self) -> Tensor:
+        counted = self._counted(self._accumulated())
+        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
+        params, grads = [param for param, _ in counted], [grad for _, grad in counted]
+        parts = gradient_parts(params, grads, model, self.expert_groups)
+        return norm_of_parts(parts, self.norm_type)
+
+    def _clip(self) -> None:
+        limit = torch.tensor(self.clip_grad, dtype=torch.float64)
+        (factor,) = clip_coefficient(norm=self._norm, max_norm=limit, factor=self._norm)
+        for grad in chain.from_iterable(group.gradients() for group in self.groups):
+            grad.copy_(fp32(grad) * factor)
+
+    def _step_masters(self) -> None:
+        for group in self.groups:
+            group.master.grad = fp32(group.own(group.accumulator)).clone()
+        self.optimizer.step()
+        dropped(group.master for group in self.groups)
+
+    def get_global_norm(self) -> float:
+        """Norm of the gradients of the last step, before clipping; 0.0 before the first step."""
+        return fp64(self._norm).item()
+
+    def update_lp_params(self) -> None:
+        """Model weights := masters of all ranks."""
+        with torch.no_grad():
+            for group in self.groups:
+                publish(group, self.allgather_bucket_size)
+
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        for group in self.groups:
+            refresh(group)
+
+    def clear_hp_grads(self) -> None:
+        """Zero the accumulators and forget which parameters have a gradient."""
+        for group in self.groups:
+            group.accumulator.zero_()
+            group.has_gradient = [False] * len(group.params)
+
+    def clear_lp_grads(self, set_to_none: bool = False) -> None:
+        """Zero the parameters' own gradients, or drop them."""
+        dropped(self._params(), set_to_none=set_to_none)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the parameters' own gradients and the accumulators."""
+        self.clear_lp_grads(set_to_none)
+        self.clear_hp_grads()
+
+    def destroy(self) -> None:
+        """Remove the hooks of immediate updates."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @property
+    def bf16_groups(self) -> list[list[Tensor]]:
+        """The trained parameters, by group."""
+        return [group.params for group in self.groups]
+
+    @property
+    def bf16_groups_flat(self) -> list[Tensor]:
+        """The flat model weights, padding included."""
+        return [group.flat for group in self.groups]
+
+    @property
+    def fp32_groups_flat_partition(self) -> list[Tensor]:
+        """The masters of this rank."""
+        return [group.master for group in self.groups]
+
+    @property
+    def param_slice_mappings(self) -> list[dict[str, FragmentAddress]]:
+        """By group: where each parameter lies in the master of this rank."""
+        return [
+            {name: fragment.in_partition for name, fragment in group.fragments.items()}
+            for group in self.groups
+        ]
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients, accumulators and the state inside."""
+        return self._report(
+            model_weights=self.bf16_groups_flat,
+            master_weights=self.fp32_groups_flat_partition,
+            gradients=[param.grad for param in self._params()],
+            accumulators=[group.accumulator for group in self.groups],
+        )
+
+    def state_dict(self) -> StateDict:
+        """What this rank owns; see `reference.bf16_state`."""
+        return bf16_state.saved(self.groups, self.optimizer, self.clip_grad)
+
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict_list: Sequence[StateDict],
+        checkpoint_folder: Path | None = None,
+        load_optimizer_states: bool = True,
+        load_from_fp32_weights: bool = False,
+    ) -> None:
+        """Load states of this class or of DeepSpeed's; every rank has to call it.
+
+        Args:
+            state_dict_list: one per rank that saved. If as many ranks load, each takes its own
+                entry; otherwise all entries are joined and cut anew.
+            checkpoint_folder: read a universal checkpoint from there instead.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+            load_from_fp32_weights: take the saved masters, and publish them; otherwise masters
+                come from the model weights, which the caller has loaded. A universal checkpoint
+                always brings its masters.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        if checkpoint_folder is not None:
+            found = universal.read(self.groups, checkpoint_folder)
+            universal.enter(self.groups, self.optimizer, found, load_optimizer_states)
+            self.update_lp_params()
+            return
+        loaded = bf16_state.checked(self.groups, self.optimizer, state_dict_list)
+        if load_optimizer_states:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        if load_from_fp32_weights:
+            for group, master in zip(self.groups, loaded.masters, strict=True):
+                group.master.detach().copy_(master)
+            self.update_lp_params()
+        elif not self.compat.keep_masters_on_load:
+            self.refresh_fp32_params()
+
+    def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
+        """The whole fp32 weight of a parameter, or a state of it; all ranks have to call it."""
+        return whole.gathered(self.groups, self.optimizer, name, key)
+
+    def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
+        """Write this rank's part of a whole fp32 weight or state; nothing is published."""
+        whole.scatter(self.groups, self.optimizer, name, value, key)
+
+    def get_full_hp_grad(self, name: str) -> Tensor:
+        """The accumulated gradient of a parameter, neither averaged nor clipped."""
+        return whole.gradient(self.groups, name)
+
+    def _params(self) -> list[Tensor]:
+        return list(chain.from_iterable(self.bf16_groups))
