@@ -29,6 +29,7 @@ class Span:
         start: first byte.
         value: the tensor's content before the call; gives dtype and shape.
         control: whether it is a 0-dim control.
+        columns: whether a matrix is stored column after column.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Span:
     start: int
     value: Tensor
     control: bool
+    columns: bool = False
 
     @property
     def stop(self) -> int:
@@ -46,7 +48,10 @@ class Span:
         """The tensor inside a block of bytes: a view, except that an empty tensor is new."""
         if not self.value.numel():
             return torch.empty(self.value.shape, dtype=self.value.dtype, device=block.device)
-        return block[self.start : self.stop].view(self.value.dtype).view(self.value.shape)
+        flat = block[self.start : self.stop].view(self.value.dtype)
+        if self.columns:
+            return flat.view(tuple(reversed(self.value.shape))).t()
+        return flat.view(self.value.shape)
 
 
 def spans_of(case: Case) -> tuple[list[Span], int]:
@@ -56,12 +61,14 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     def place(name: str, index: int, value: Tensor, skew: int, control: bool) -> None:
         nonlocal end
         start = -(-(end + ROOM) // ALIGNMENT) * ALIGNMENT + skew * value.element_size()
-        spans.append(Span(name, index, start, value, control))
+        columns = name in case.columns and value.dim() == 2
+        spans.append(Span(name, index, start, value, control, columns))
         end = spans[-1].stop
 
     for name, tensors in case.lists.items():
-        for index, value in enumerate(tensors):
-            place(name, index, value, case.skews[name][index], control=False)
+        here = len(case.placement) == len(tensors)
+        for index in case.placement if here else range(len(tensors)):
+            place(name, index, tensors[index], case.skews[name][index], control=False)
     for name, value in case.controls.items():
         place(name, 0, value, 0, control=True)
     return spans, end + ROOM + ALIGNMENT
@@ -85,12 +92,16 @@ class Arena:
         spans: where they lie.
         block: the bytes the kernel works on, uint8.
         before: the bytes as they were before the call, on the CPU.
+        graph: the call captured as a CUDA graph on this memory.
+        ends: the bytes that a large call left at its first and at its last elements.
     """
 
     case: Case
     spans: list[Span]
     block: Tensor
     before: Tensor
+    graph: torch.cuda.CUDAGraph | None = None
+    ends: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, case: Case, device: torch.device) -> Arena:
@@ -107,13 +118,17 @@ class Arena:
             raise ValueError("a case cannot reuse memory in which it would lie otherwise [arena]")
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        return Arena(case, spans, self.block, before)
+        return Arena(case, spans, self.block, before, self.graph, self.ends)
+
+    def refill(self) -> None:
+        """Put the bytes from before the call back, at the same addresses."""
+        self.block.copy_(self.before)
 
     def call(self, kernel: Callable[..., object]) -> object:
         """Call the kernel with views into the block."""
         lists: dict[str, list[Tensor]] = {name: [] for name in self.case.lists}
         controls: dict[str, Tensor] = {}
-        for span in self.spans:
+        for span in sorted(self.spans, key=lambda span: span.index):
             if span.control:
                 controls[span.name] = span.of(self.block)
             else:

@@ -4,19 +4,47 @@ from __future__ import annotations
 
 from parity.operation import ListArgument, Option, Role
 
-VALUE_LAWS = (
+# The order of the table's columns.
+ORDER = (
     "value",
     "nothing_else_written",
+    "every_output_written",
+    "skipped_step",
+    "after_skip",
     "non_finite",
     "boundary_sizes",
+    "alignment",
+    "strided",
     "permutation",
+    "splitting",
+    "sign_symmetry",
+    "power_of_two",
     "repeat",
+    "large_index",
+    "no_host_read",
+    "graph_capture",
 )
-OUTPUT_LAWS = ("value", "nothing_else_written", "every_output_written", *VALUE_LAWS[2:])
-STEP_LAWS = (*OUTPUT_LAWS[:3], "skipped_step", *VALUE_LAWS[2:])
-PACK_LAWS = ("value", "nothing_else_written", "every_output_written", "boundary_sizes", "repeat")
-SCALER_LAWS = ("value", "nothing_else_written", "repeat")
-FACTOR_LAWS = ("value", "nothing_else_written", "every_output_written", "repeat")
+
+
+def in_order(*laws: str) -> tuple[str, ...]:
+    """Names of laws in the order of the table's columns."""
+    return tuple(sorted(laws, key=ORDER.index))
+
+
+def without(laws: tuple[str, ...], *names: str) -> tuple[str, ...]:
+    """The laws but for these."""
+    return tuple(law for law in laws if law not in names)
+
+
+# What holds for every kernel, and for every kernel that takes tensors.
+CALL_LAWS = ("value", "nothing_else_written", "repeat", "no_host_read", "graph_capture")
+LIST_LAWS = (*CALL_LAWS, "boundary_sizes", "alignment", "strided")
+PACK_LAWS = in_order(*LIST_LAWS, "every_output_written")
+VALUE_LAWS = in_order(*LIST_LAWS, "non_finite", "permutation", "splitting", "sign_symmetry")
+OUTPUT_LAWS = in_order(*VALUE_LAWS, "every_output_written")
+STEP_LAWS = in_order(*OUTPUT_LAWS, "skipped_step", "after_skip", "power_of_two", "large_index")
+SCALER_LAWS = in_order(*CALL_LAWS, "power_of_two")
+FACTOR_LAWS = in_order(*CALL_LAWS, "every_output_written")
 
 PARAMS = ListArgument(name="params", role=Role.PARAM)
 GRADS = ListArgument(name="grads", role=Role.GRAD)

@@ -62,6 +62,7 @@ class Case:
         seen: pairs of regime and size class among its elements.
         placement: positions of every list in the order in which their tensors lie in memory; empty
             for the order of the list.
+        columns: lists whose matrices are stored column after column.
     """
 
     operation: Operation
@@ -74,6 +75,7 @@ class Case:
     recipe: Recipe
     seen: frozenset[tuple[str, str]] = frozenset()
     placement: tuple[int, ...] = ()
+    columns: frozenset[str] = frozenset()
 
     @property
     def numel(self) -> int:

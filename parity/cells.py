@@ -9,7 +9,7 @@ from parity.case import Case, Recipe
 from parity.compare import Failure
 from parity.deal import deck
 from parity.engines import Engine
-from parity.errors import ReferenceFault
+from parity.errors import CannotJudge, ReferenceFault
 from parity.finding import Finding
 from parity.invoke import SECONDS
 from parity.judge import Judge
@@ -91,17 +91,25 @@ def judge_cell(
         law=law.name,
         engine=engine.name,
     )
+    if law.claim and law.claim not in kernel.claims:
+        reason = f"{kernel.name} does not claim {law.claim}"
+        return Cell(key=key, status=Status.NOT_CLAIMED, reason=reason)
     idle = law.idle(kernel.operation, dtype)
     if idle:
         return Cell(key=key, status=Status.SKIPPED, reason=idle)
     if engine.missing:
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
+    if engine.name not in law.engines:
+        where = " or ".join(law.engines)
+        return Cell(key=key, status=Status.SKIPPED, reason=f"{law.name} is judged on {where} only")
     started = time.perf_counter()
     judge = Judge(kernel, engine, effort.call_seconds, shared=shared or Shared())
     seen = Seen(kernel.operation)
     try:
         broken = _search(judge, dtype, law, effort, seen)
         failure = None if broken is None else _explained(judge, law, broken, effort)
+    except CannotJudge as cause:
+        return Cell(key=key, status=Status.SKIPPED, calls=judge.calls, reason=str(cause))
     except ReferenceFault as fault:
         return Cell(key=key, status=Status.FAILED, calls=judge.calls, failure=str(fault))
     return Cell(
@@ -112,7 +120,7 @@ def judge_cell(
         seconds=time.perf_counter() - started,
         worst=dict(judge.worst),
         shared=judge.repeated,
-        sees=seen.numbers(),
+        sees={**seen.numbers(), **({"refused calls": judge.refused} if judge.refused else {})},
         failure="" if failure is None else failure.text(),
         repro="" if failure is None else failure.repro,
     )
@@ -136,7 +144,7 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
     """What the law takes from the deck of the row."""
     count = effort.cases(law, kernel)
-    length = max(count, effort.longest(kernel))
+    length = max(count, effort.longest(kernel), EXAMPLES)
     cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
     if not law.each_layout:
         return law.draw.of(cards, count)
@@ -164,4 +172,6 @@ def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failu
     if effort.repros is None or not (finding.name or finding.failure or finding.got is not None):
         return failure
     plan = law.plan(case, kernel.arithmetic)
+    if any(call.end or call.captured for call in plan.calls):
+        return failure
     return write_repro(failure, plan, effort.repros, judge.charges)

@@ -96,14 +96,13 @@ def _rows(
         count: rows.
         seed: of the candidates.
     """
-    small = tuple(at for at, shape in enumerate(shapes) if shape in TOO_SMALL)
     dice = random.Random(seed)
     used = {name: Counter(dict.fromkeys(range(size), 0)) for name, size in names}
     shown: set[tuple[object, ...]] = set()
     rows: list[Row] = []
     for number in range(count):
         regime = TURNS[number % len(TURNS)]
-        barred = small if regime == "mixture" else ()
+        barred = _barred(shapes, regime, number)
         candidates = [_candidate(used, barred, dice) for _ in range(CANDIDATES)]
         candidates = candidates if number else [{name: 0 for name, _ in names}]
         pairs = [_tuples(row, regime, shapes) for row in candidates]
@@ -115,8 +114,17 @@ def _rows(
     return rows
 
 
+def _barred(shapes: Sequence[str], regime: str, number: int) -> frozenset[int]:
+    """Shapes that are not for this row: every third is flat, and a mixture needs some elements."""
+    layout = "flat" if number % 3 == 1 else "list"
+    others = {at for at, shape in enumerate(shapes) if not shape.startswith(layout)}
+    small = {at for at, shape in enumerate(shapes) if shape in TOO_SMALL and regime == "mixture"}
+    # A kernel of one layout alone has shapes of that one only.
+    return frozenset(small if len(others) == len(shapes) else small | others)
+
+
 def _candidate(
-    used: Mapping[str, Counter[int]], barred: tuple[int, ...], dice: random.Random
+    used: Mapping[str, Counter[int]], barred: frozenset[int], dice: random.Random
 ) -> Row:
     """A row of values that have been used least; no barred shape."""
     row = {}

@@ -25,5 +25,9 @@ class ReferenceFault(Exception):
     """The reference of an operation refuses a drawn case: the operation is described wrongly."""
 
 
+class CannotJudge(Exception):
+    """A law cannot be judged here, for want of memory or time: the cell is skipped by name."""
+
+
 class KernelTimeout(BaseException):
     """A kernel did not return in time. Not an `Exception`, so that no kernel swallows it."""

@@ -8,13 +8,23 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from parity.arena import Arena
 from parity.errors import KernelTimeout
 
 SECONDS = 20.0
+
+
+class Callee(Protocol):
+    """The arguments of a call."""
+
+    block: Tensor
+
+    def call(self, kernel: Callable[..., object]) -> object:
+        """Call the kernel with them."""
 
 
 @contextlib.contextmanager
@@ -41,7 +51,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def invoke(function: Callable[..., object], arena: Arena, seconds: float = SECONDS) -> str:
+def invoke(function: Callable[..., object], arena: Callee, seconds: float = SECONDS) -> str:
     """Call a kernel on an arena; empty if it returned None, otherwise what happened instead."""
     try:
         with time_limit(seconds):

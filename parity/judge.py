@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from parity.arena import Arena
@@ -14,13 +16,18 @@ from parity.charges import CPU, IEEE, UNKNOWN, Charges, charges_of
 from parity.engines import Engine
 from parity.errors import ReferenceFault
 from parity.finding import Finding
-from parity.invoke import SECONDS, invoke
+from parity.host import watched
+from parity.invoke import SECONDS
+from parity.made import made
 from parity.plan import Call, Outcome, Plan, Values
 from parity.registry import Kernel
 from parity.replay.record import Launch
 from parity.shared import Shared
 from parity.wants import Wants, wants
 
+# What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
+REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
+NOBODY: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
 Scores = dict[tuple[str, int], Tensor]
 
 
@@ -36,6 +43,7 @@ class Judge:
         elements: elements of the largest list, summed over all calls.
         shared: calls that other laws have made.
         repeated: how many calls were taken from there.
+        refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
         charges: what the instructions of the last judged call add to its bounds.
         scores: error over bound of every element of the last plan, by argument and position; of
@@ -49,6 +57,7 @@ class Judge:
     elements: int = 0
     shared: Shared = field(default_factory=Shared)
     repeated: int = 0
+    refused: int = 0
 
     def __post_init__(self) -> None:
         self.worst: dict[str, float] = {}
@@ -105,19 +114,23 @@ class Judge:
             arena = Arena.of(call.case, self.engine.device)
         else:
             arena = outcomes[call.reuse].arena.renewed(call.case)
-        with recorded(self.engine) as log:
-            failure = invoke(self.kernel.function, arena, self.seconds)
-        wanted: Wants = {}
-        if not failure and _needs_wants(plan, number):
-            self.charges = charges_on(self.engine, log)
-            wanted = self._wants(call.case)
-        elif not failure:
-            wanted = _shapes(arena)
-        after = arena.before if failure else arena.after()
-        outcome = Outcome(arena, arena.before, after, wanted, _needs_wants(plan, number))
+        with (
+            recorded(self.engine) as log,
+            watched(arena.block) if call.watched else NOBODY as reads,
+        ):
+            failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
+        after = arena.before if failure and not call.may_refuse else arena.after()
+        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
+        self.charges = charges_on(self.engine, log)
+        asked = not failure and _needs_wants(plan, number)
+        wanted = self._wants(call.case) if asked else _shapes(arena)
+        outcome = Outcome(
+            arena, arena.before, after, wanted, asked, tuple(reads), failure if refused else ""
+        )
         if not failure:
             self.shared.keep(call, outcome, self.charges)
-        return outcome, failure
+        self.refused += bool(refused)
+        return outcome, "" if refused else failure
 
     def _with_wants(
         self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int

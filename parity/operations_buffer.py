@@ -22,7 +22,7 @@ UNSCALE = Operation(
     writes=("grads", "found_inf"),
     reference=reference.overflow.unscale,
     combinations=combinations.single_combinations("grads"),
-    laws=arguments.VALUE_LAWS,
+    laws=arguments.in_order(*arguments.VALUE_LAWS, "power_of_two", "large_index"),
 )
 
 GLOBAL_NORM = Operation(
@@ -38,7 +38,7 @@ GLOBAL_NORM = Operation(
     writes=("norm", "found_inf"),
     reference=reference.clip.global_norm,
     combinations=combinations.single_combinations("grads"),
-    laws=arguments.OUTPUT_LAWS,
+    laws=arguments.in_order(*arguments.OUTPUT_LAWS, "power_of_two"),
     bound=Bound.SUM,
 )
 
@@ -79,7 +79,7 @@ ACCUMULATE = Operation(
     writes=("accumulators",),
     reference=reference.accumulate.accumulate,
     combinations=combinations.accumulate_combinations(),
-    laws=arguments.VALUE_LAWS,
+    laws=arguments.in_order(*arguments.VALUE_LAWS, "large_index"),
 )
 
 CAST_COPY = Operation(
@@ -90,6 +90,6 @@ CAST_COPY = Operation(
     writes=("copies",),
     reference=reference.cast.cast_copy,
     combinations=combinations.cast_combinations(),
-    laws=arguments.OUTPUT_LAWS,
+    laws=arguments.in_order(*arguments.OUTPUT_LAWS, "large_index"),
     bound=Bound.EXACT,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 
 from parity.laws import LAWS
+from parity.laws.base import Law
 from parity.operation import ListArgument, Operation
 from parity.operations import HOUSE
 from parity.signature import signature_text
@@ -100,6 +103,17 @@ def _wrapped(text: str, width: int = 96) -> list[str]:
 
 
 def _laws() -> str:
-    rows = ["## Laws", "", "| law | it says |", "|---|---|"]
-    rows += [f"| `{law.name}` | {law.says} |" for law in LAWS.values()]
+    rows = ["## Laws", "", "| law | it says | real bugs it exists for |", "|---|---|---|"]
+    rows += [f"| `{law.name}` | {law.says}{_where(law)} | {_bugs(law)} |" for law in LAWS.values()]
     return "\n".join([*rows, ""])
+
+
+def _where(law: Law) -> str:
+    claimed = f"; for kernels that claim `{law.claim}`" if law.claim else ""
+    return claimed + ("" if len(law.engines) > 2 else f"; on {' and '.join(law.engines)}")
+
+
+def _bugs(law: Law) -> str:
+    """The last part of the docstring of the law's module, on one line."""
+    text = import_module(f"parity.laws.{law.name}").__doc__ or ""
+    return " ".join(text.partition("Real bugs:")[2].split()).rstrip(".")

@@ -18,7 +18,7 @@ CLIP_FACTOR = Operation(
     writes=("factor",),
     reference=reference.clip.clip_factor,
     combinations=combinations.SCALAR,
-    laws=arguments.FACTOR_LAWS,
+    laws=arguments.in_order(*arguments.FACTOR_LAWS, "power_of_two"),
     layouts=(),
 )
 

@@ -28,11 +28,25 @@ class Call:
         reuse: an earlier call whose memory, filled with what this case holds, this one works on;
             None for memory of its own. Both cases lie alike in memory.
         fresh: make the call even where another law has made it already.
+        may_refuse: an exception is accepted that says why and leaves every byte as it was.
+        watched: note what the host reads of the device meanwhile.
+        captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
+        end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
+            values at both ends, and look at that end.
     """
 
     case: Case
     reuse: int | None = None
     fresh: bool = False
+    may_refuse: bool = False
+    watched: bool = False
+    captured: bool = False
+    end: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether what it leaves behind may serve another law."""
+        return self.reuse is None and not (self.fresh or self.watched or self.captured or self.end)
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,8 @@ class Outcome:
         after: the bytes it left.
         wants: what the reference says.
         wanted: whether it was asked; otherwise `wants` holds placeholders.
+        reads: device values that the host read meanwhile, if that was watched.
+        refused: the exception with which the call was refused; empty if it was made.
     """
 
     arena: Arena
@@ -52,6 +68,8 @@ class Outcome:
     after: Tensor
     wants: Wants
     wanted: bool = False
+    reads: tuple[str, ...] = ()
+    refused: str = ""
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""
@@ -73,7 +91,7 @@ class Values:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first disagreement, if any."""
         outcome = outcomes[self.call]
-        for span, want in outcome.written():
+        for span, want in outcome.written() if not outcome.refused else ():
             got = outcome.got(span)
             wrong = ~want.accepts(got)
             if not bool(wrong.any()):
@@ -150,6 +168,8 @@ class Same:
         where: for every list position of the first call, where its elements lie in the second;
             None: in the same place.
         names: of the arguments compared; None: everything written.
+        negated: arguments that the second call leaves with the other sign; a zero has none.
+        powers: arguments that the second call leaves times this power of two.
     """
 
     says: str
@@ -157,10 +177,14 @@ class Same:
     second: int = 1
     where: tuple[Piece, ...] | None = None
     names: tuple[str, ...] | None = None
+    negated: tuple[str, ...] = ()
+    powers: tuple[tuple[str, int], ...] = ()
 
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first place where the second call differs."""
         one, two = outcomes[self.first], outcomes[self.second]
+        if one.refused or two.refused:
+            return None
         there = {(span.name, span.index): span for span in two.arena.spans}
         for span, _ in one.written():
             if self.names is not None and span.name not in self.names:
@@ -169,16 +193,26 @@ class Same:
             other = there.get((span.name, piece.index))
             if other is None:
                 continue
-            want = one.got(span).reshape(-1)
+            want = self.expected(span.name, one.got(span).reshape(-1))
             flat = two.got(other).reshape(-1)
             places = piece.start + piece.step * torch.arange(want.numel())
-            wrong = (~same(flat[places], want)).nonzero()
+            right = same(flat[places], want)
+            if span.name in self.negated:
+                right |= (flat[places] == 0) & (want == 0)
+            wrong = (~right).nonzero()
             if wrong.numel():
                 at = int(wrong[0].item())
                 where = int(places[at].item())
                 wanted = Want(value=_spread(want, places, flat))
                 return _finding(self.says, self.second, two, other, where, wanted)
         return None
+
+    def expected(self, name: str, first: Tensor) -> Tensor:
+        """What the second call should hold where the first holds this."""
+        if name in self.negated:
+            return -first
+        power = dict(self.powers).get(name, 0)
+        return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
 
     def piece(self, span: Span) -> Piece:
         """Where the elements of a span of the first call lie in the second."""
@@ -191,7 +225,22 @@ class Same:
         return piece
 
 
-Check = Values | Untouched | Unchanged | Same
+@dataclass(frozen=True, kw_only=True)
+class NoHostRead:
+    """The host does not read what only the device knows."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first read."""
+        reads = outcomes[self.call].reads
+        if not reads:
+            return None
+        more = f" and {len(reads) - 1} more" if len(reads) > 1 else ""
+        return Finding(says=f"the host waits for a device value: {reads[0]}{more}", call=self.call)
+
+
+Check = Values | Untouched | Unchanged | Same | NoHostRead
 
 
 @dataclass(frozen=True, kw_only=True)

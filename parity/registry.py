@@ -15,10 +15,11 @@ from pathlib import Path
 from parity.errors import UsageError
 from parity.operation import LAYOUTS, Operation
 from parity.operations import add_operation, borrowed_operations, operation_named
-from parity.signature import check_signature
+from parity.signature import check_combinations, check_signature
 
 ARITHMETICS = ("bounded", "exact")
 ENGINES = ("cuda", "replay", "cpu", "interpret")
+CLAIMS = ("strided", "capturable")
 DEFAULT_DTYPES = ("fp16", "bf16", "fp32")
 Function = Callable[..., object]
 
@@ -35,6 +36,8 @@ class Kernel:
         dtypes: dtype combinations it claims.
         layouts: `flat`, `list`; empty where the operation has no lists.
         engines: where it may run; empty means that the judge finds out.
+        claims: optional laws it wants to be held to, by what they are for: `strided`,
+            `capturable`.
         place: file and line of the function.
     """
 
@@ -46,6 +49,7 @@ class Kernel:
     layouts: tuple[str, ...]
     engines: tuple[str, ...]
     place: str
+    claims: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path:
@@ -68,6 +72,7 @@ def register(
     dtypes: Sequence[str] | None = None,
     layouts: Sequence[str] | None = None,
     engines: Sequence[str] = (),
+    claims: Sequence[str] = (),
 ) -> Callable[[Function], Function]:
     """Register the decorated function as a kernel of an operation; the function stays as it is.
 
@@ -81,10 +86,12 @@ def register(
         layouts: "list" (many tensors), "flat" (lists of one); by default both.
         engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run
             on the GPU or on replay, everything else on the CPU.
+        claims: "strided" (matrices stored by columns are handled, or refused with a clear error),
+            "capturable" (reads no device value on the host; may be captured as a CUDA graph).
 
     Raises:
-        UsageError: unknown operation, dtype, layout, engine or arithmetic, a taken name, or a
-            signature that is not the operation's.
+        UsageError: unknown operation, dtype, layout, engine, arithmetic or claim, a taken name, or
+            a signature that is not the operation's.
     """
 
     def decorate(function: Function) -> Function:
@@ -98,6 +105,7 @@ def register(
             dtypes=_dtypes(contract, dtypes),
             layouts=tuple(layouts if layouts is not None else LAYOUTS) if contract.lists else (),
             engines=tuple(engines),
+            claims=tuple(claims),
             place=place,
         )
         add_kernel(kernel)
@@ -130,6 +138,7 @@ def add_kernel(kernel: Kernel) -> None:
     _one_of("dtypes", kernel.dtypes, tuple(kernel.operation.combinations), where)
     _one_of("layouts", kernel.layouts, LAYOUTS, where)
     _one_of("engines", kernel.engines, ENGINES, where)
+    _one_of("claims", kernel.claims, CLAIMS, where)
     for argument, values in (("dtypes", kernel.dtypes), ("layouts", kernel.layouts)):
         if not values and (argument == "dtypes" or kernel.operation.lists):
             raise UsageError(f"{argument} is empty, but should name at least one [{where}]")
@@ -141,15 +150,25 @@ def register_operation(operation: Operation) -> Operation:
     """Bring a new operation: reference, what it writes, dtype combinations, laws; see `Operation`.
 
     Raises:
-        UsageError: the name is taken, a law is unknown, or a written name is no argument.
+        UsageError: the name is taken, a law is unknown, a written name is no argument, the
+            reference is no function or has another signature, or a dtype combination does not fit.
     """
+    from parity.bounds_matmul import add_matrix_rules
     from parity.laws import LAWS
 
+    add_matrix_rules()
     where = f"register_operation {operation.name}"
     _one_of("laws", operation.laws, tuple(LAWS), where)
     arguments = tuple(argument.name for argument in operation.lists) + operation.keywords
     _one_of("writes", operation.writes, arguments, where)
-    check_signature(operation.reference, operation, where)
+    if not operation.writes or not operation.laws:
+        raise UsageError(f"writes and laws should name at least one each [{where}]")
+    if not callable(operation.reference):
+        raise UsageError(
+            f"reference is {operation.reference!r}, but should be a function [{where}]"
+        )
+    check_combinations(operation, where)
+    check_signature(operation.reference, operation, _place(operation.reference))
     add_operation(operation)
     return operation
 

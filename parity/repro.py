@@ -19,7 +19,7 @@ from parity.arena import Arena, Span, spans_of
 from parity.case import Case
 from parity.charges import Charges
 from parity.compare import Failure
-from parity.plan import Check, Plan, Same, Unchanged, Untouched, Values
+from parity.plan import Check, NoHostRead, Plan, Same, Unchanged, Untouched, Values
 from parity.want import Want
 from parity.wants import Wants, wants
 
@@ -54,7 +54,7 @@ def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
         "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
         "ROOT": repr(str(Path(__file__).resolve().parent.parent)),
         "ENGINE": repr(failure.engine),
-        "CALLS": _lines([_call(call.case, call.reuse) for call in plan.calls]),
+        "CALLS": _lines([_call(c.case, c.reuse, c.may_refuse) for c in plan.calls]),
         "CHECKS": _lines(_checks(failure, plan, charges)),
     }
     for mark, text in filled.items():
@@ -66,12 +66,19 @@ def _lines(rows: list[dict[str, object]]) -> str:
     return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
 
 
-def _call(case: Case, reuse: int | None) -> dict[str, object]:
+def _call(case: Case, reuse: int | None, may_refuse: bool) -> dict[str, object]:
     """Everything needed to lay out one call again."""
     arena = Arena.of(case, CPU)
     tensors = [
-        (span.name, span.index, span.start, str(span.value.dtype)[6:], list(span.value.shape))
-        for span in arena.spans
+        (
+            span.name,
+            span.index,
+            span.start,
+            str(span.value.dtype)[6:],
+            list(span.value.shape),
+            span.columns,
+        )
+        for span in sorted(arena.spans, key=lambda span: span.index)
     ]
     return {
         "lists": [argument.name for argument in case.operation.lists],
@@ -80,6 +87,7 @@ def _call(case: Case, reuse: int | None) -> dict[str, object]:
         "options": dict(case.options),
         "memory": _packed(arena.before, case.guard),
         "reuse": reuse,
+        "may_refuse": may_refuse,
     }
 
 
@@ -125,6 +133,8 @@ def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[d
     if isinstance(check, Untouched):
         written = list(plan.calls[check.call].case.operation.writes)
         return [{"kind": "untouched", "call": check.call, "written": written}]
+    if isinstance(check, NoHostRead):
+        return []
     if isinstance(check, Unchanged):
         return [{"kind": "unchanged", "call": check.call, "names": list(check.names)}]
     return _same_rows(check, plan.calls[check.first].case)
@@ -145,6 +155,8 @@ def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:
                 "calls": (check.first, check.second),
                 "tensor": (span.name, span.index),
                 "other": (span.name, piece.index, piece.start, piece.step),
+                "sign": -1 if span.name in check.negated else 1,
+                "power": dict(check.powers).get(span.name, 0),
             }
         )
     return rows

@@ -46,10 +46,10 @@ def register_house() -> None:
         every = tuple(operation.combinations)
         # The public function adds checks, not arithmetic: one combination and one layout show it.
         rows = (
-            ("triton", f"fast.kernels.{launcher}", every),
-            ("fast", f"fast.{public}", every[-1:]),
+            ("triton", f"fast.kernels.{launcher}", every, ("capturable",)),
+            ("fast", f"fast.{public}", every[-1:], ("capturable", "strided")),
         )
-        for prefix, module, dtypes in rows:
+        for prefix, module, dtypes, claims in rows:
             name = f"{prefix}.{operation.name}"
             if name in known:
                 continue
@@ -61,5 +61,6 @@ def register_house() -> None:
                 dtypes=dtypes,
                 layouts=LAYOUTS if prefix == "triton" else ("list",),
                 engines=GPU_ENGINES,
+                claims=claims,
             )
             row(function)

@@ -33,13 +33,12 @@ class Shared:
 
     def outcome(self, call: Call) -> tuple[Outcome, Charges] | None:
         """What this call left behind when it was made before, and what its instructions cost."""
-        if call.reuse is not None or call.fresh:
+        if not call.plain:
             return None
         found = self._outcomes.get(id(call.case))
         return found if found is not None and found[0].arena.case is call.case else None
 
     def keep(self, call: Call, outcome: Outcome, charges: Charges) -> None:
         """Remember what a call on a case of the deck left behind."""
-        plain = call.reuse is None and not call.fresh
-        if plain and any(case is call.case for _, case in self._cases.values()):
+        if call.plain and any(case is call.case for _, case in self._cases.values()):
             self._outcomes[id(call.case)] = (outcome, charges)

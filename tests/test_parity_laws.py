@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from parity.engines import engine_named
 from parity.laws import LAWS
 from parity.ledger import Cell, Status
 from parity.operations import HOUSE, operation_named
-from parity.registry import Kernel
+from parity.registry import CLAIMS, Kernel
+from parity.shared import Shared
 
 Tensors = list[Tensor]
 QUICK = Effort(examples=6, repros=None, shrink_seconds=1.0, call_seconds=5.0)
@@ -33,6 +35,7 @@ def kernel_of(
         layouts=contract.layouts,
         engines=("cpu",),
         place="tests/test_parity_laws.py:1",
+        claims=CLAIMS,
     )
 
 
@@ -122,8 +125,59 @@ def returning(accumulators: Tensors, grads: Tensors) -> list[Tensor]:
 @pytest.mark.parametrize("arithmetic", ["exact", "bounded"])
 def test_a_plain_kernel_keeps(law: str, arithmetic: str) -> None:
     cell = judged(kernel_of("accumulate", accumulate, arithmetic), law)
+    if "cpu" not in LAWS[law].engines:
+        assert cell.status is Status.SKIPPED
+        assert "is judged on" in cell.reason
+        return
     assert cell.status is Status.PASSED, cell.failure
     assert cell.calls > 0
+
+
+def test_a_law_that_has_to_be_claimed_is_not_claimed_by_default() -> None:
+    unclaimed = replace(kernel_of("accumulate", accumulate), claims=())
+    for law in ("strided", "no_host_read", "graph_capture"):
+        assert judged(unclaimed, law).status is Status.NOT_CLAIMED
+
+
+def test_a_refusal_with_a_clear_error_is_accepted_and_a_crash_is_not() -> None:
+    def refusing(accumulators: Tensors, grads: Tensors) -> None:
+        if not all(t.is_contiguous() for t in (*accumulators, *grads)):
+            raise ValueError("tensors should be contiguous")
+        accumulate(accumulators, grads)
+
+    def refusing_late(accumulators: Tensors, grads: Tensors) -> None:
+        accumulate(accumulators, grads)
+        refusing(accumulators, grads)
+
+    def asserting(accumulators: Tensors, grads: Tensors) -> None:
+        assert all(t.is_contiguous() for t in (*accumulators, *grads))
+        accumulate(accumulators, grads)
+
+    cell = judged(kernel_of("accumulate", refusing), "strided")
+    assert cell.status is Status.PASSED
+    assert cell.sees["refused calls"]
+    for function in (refusing_late, asserting):
+        assert judged(kernel_of("accumulate", function), "strided").status is Status.FAILED
+
+
+def test_laws_of_one_row_share_calls() -> None:
+    shared, row = Shared(), kernel_of("accumulate", accumulate)
+    for law in ("value", "nothing_else_written", "permutation"):
+        cell = judge_cell(row, "bf16", LAWS[law], engine_named("cpu"), QUICK, shared)
+        assert cell.status is Status.PASSED
+        assert (cell.shared > 0) == (law != "value")
+
+
+def test_no_host_read_names_the_line() -> None:
+    def reading(accumulators: Tensors, grads: Tensors) -> None:
+        if bool(grads[0].isnan().any()):
+            return
+        accumulate(accumulators, grads)
+
+    cell = judged(kernel_of("accumulate", reading), "no_host_read")
+    assert cell.status is Status.FAILED
+    assert "_local_scalar_dense at" in cell.failure
+    assert "test_parity_laws.py:" in cell.failure
 
 
 @pytest.mark.parametrize(
@@ -198,8 +252,6 @@ def test_the_same_cases_are_drawn_in_every_run_and_others_with_a_seed() -> None:
 
 
 def test_a_reference_that_raises_fails_the_cell_and_says_so() -> None:
-    from dataclasses import replace
-
     def refusing(accumulators: Tensors, grads: Tensors) -> tuple[Tensors]:
         raise ValueError("no such window")
 

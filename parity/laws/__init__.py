@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from parity.laws.after_skip import AFTER_SKIP
+from parity.laws.alignment import ALIGNMENT
 from parity.laws.base import Law
 from parity.laws.boundary_sizes import BOUNDARY_SIZES
 from parity.laws.every_output_written import EVERY_OUTPUT_WRITTEN
+from parity.laws.graph_capture import GRAPH_CAPTURE
+from parity.laws.large_index import LARGE_INDEX
+from parity.laws.no_host_read import NO_HOST_READ
 from parity.laws.non_finite import NON_FINITE
 from parity.laws.nothing_else_written import NOTHING_ELSE_WRITTEN
 from parity.laws.permutation import PERMUTATION
+from parity.laws.power_of_two import POWER_OF_TWO
 from parity.laws.repeat import REPEAT
+from parity.laws.sign_symmetry import SIGN_SYMMETRY
 from parity.laws.skipped_step import SKIPPED_STEP
+from parity.laws.splitting import SPLITTING
+from parity.laws.strided import STRIDED
 from parity.laws.value import VALUE
 
 LAWS: dict[str, Law] = {
@@ -19,9 +28,18 @@ LAWS: dict[str, Law] = {
         NOTHING_ELSE_WRITTEN,
         EVERY_OUTPUT_WRITTEN,
         SKIPPED_STEP,
+        AFTER_SKIP,
         NON_FINITE,
         BOUNDARY_SIZES,
+        ALIGNMENT,
+        STRIDED,
         PERMUTATION,
+        SPLITTING,
+        SIGN_SYMMETRY,
+        POWER_OF_TWO,
         REPEAT,
+        LARGE_INDEX,
+        NO_HOST_READ,
+        GRAPH_CAPTURE,
     )
 }

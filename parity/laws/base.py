@@ -11,6 +11,7 @@ from parity.operation import Operation
 from parity.plan import Plan
 
 SEVERAL = (33, 7, 130)
+ENGINES = ("cuda", "replay", "cpu", "interpret")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ class Law:
         vary: the cases that are judged for one drawn case; each can fail and shrink alone.
         plan: calls and checks for one case and the kernel's arithmetic.
         idle: why the law says nothing about a dtype combination; empty where it does.
+        claim: what a kernel has to claim for the law to apply; empty: it applies to all.
+        engines: where the law can be judged.
     """
 
     name: str
@@ -86,3 +89,5 @@ class Law:
     vary: Callable[[Case], Iterable[Case]] = as_drawn
     plan: Callable[[Case, str], Plan]
     idle: Callable[[Operation, str], str] = everywhere
+    claim: str = ""
+    engines: tuple[str, ...] = ENGINES

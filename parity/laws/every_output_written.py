@@ -1,16 +1,15 @@
 """Arguments that are written and never read are written completely, whatever was in them.
 
-The same call is made twice, with two different poisons in those arguments; the results must be
-equal.
+The same call is made twice: with stale but likely values in those arguments, and with poison. The
+results must be equal.
 
-Real bugs: low-precision copies left stale where the update is small; padding of a flat buffer that
-keeps what the allocator returned; a norm accumulated on top of its old value; an empty list of
-tensors that leaves the norm unwritten.
+Real bugs: a kernel that returns what it found passes where the reference's memory is recycled
+(ScalingIntelligence/KernelBench#82, meta-pytorch/tritonbench#409); scratch of a second reduction
+phase that is not zeroed (deepspeedai/DeepSpeed, its source); a grid of no blocks that never writes
+small tensors (bytedance/lightseq#98); padding of a flat buffer left as it was.
 """
 
 from __future__ import annotations
-
-import torch
 
 from parity.case import Case
 from parity.expand import with_bits
@@ -20,33 +19,29 @@ from parity.operation import Operation, Role
 from parity.plan import Call, Plan, Same
 from parity.regimes import FINITE
 
-POISONS = (0x5A5A5A5A, 0xA5C3A5C3)
-CONTROL_POISONS = (-7.0, 1.25)
+POISON = 0xA5C3A5C3
 
 
-def poisoned(case: Case, which: int) -> Case:
-    """The case with one of the two poisons in everything that is only written."""
+def poisoned(case: Case) -> Case:
+    """The case with something else in everything that is only written."""
     lists = {name: list(tensors) for name, tensors in case.lists.items()}
     for name in case.operation.lists_of(Role.OUTPUT):
         for index, tensor in enumerate(lists[name]):
             width = FORMATS[tensor.dtype].width
-            pattern = POISONS[which] & ((1 << width) - 1)
+            pattern = POISON & ((1 << width) - 1)
             lists[name][index] = with_bits(tensor, range(tensor.numel()), pattern)
     outputs = [control for control in case.operation.controls if control.output]
-    changed = {
-        control.name: CONTROL_POISONS[which] if control.dtype != torch.int64 else which
-        for control in outputs
-    }
+    changed = {row.name: 3.0 - float(case.controls[row.name].item()) for row in outputs}
     return case.with_lists(lists).with_controls(**changed)
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """Two calls that differ in what the outputs held before."""
+    """Two calls that differ in what the outputs held before: stale weights, and poison."""
     lists = case.operation.lists_of(Role.OUTPUT)
     controls = tuple(control.name for control in case.operation.controls if control.output)
     says = "depends on what the output held before the call"
     return Plan(
-        calls=(Call(case=poisoned(case, 0)), Call(case=poisoned(case, 1))),
+        calls=(Call(case=case), Call(case=poisoned(case))),
         checks=(Same(says=says, names=tuple(dict.fromkeys((*lists, *controls)))),),
     )
 

@@ -4,9 +4,9 @@ Each kind is planted at the first element of the first tensor, -inf and NaN also
 last and in the middle, so that every dtype group and every tail sees one, alone; then a whole
 tensor of them, and a whole tensor of the largest finite number under every multiplier.
 
-Real bugs: an overflow test of the sum instead of the elements (finite gradients whose sum
-overflows); `x != x` tests that miss infinities; overflow found after unscaling has hidden it; a
-test that looks at the first tensor, or at full blocks only; fast-math that assumes there is no NaN.
+Real bugs: an overflow test of the sum instead of the elements (deepspeedai/DeepSpeed#8325); inf
+times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group that clears the flag
+(flagos-ai/Torch-FL#235); a block maximum that drops NaN; fast-math that assumes there is none.
 """
 
 from __future__ import annotations

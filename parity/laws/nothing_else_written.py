@@ -3,9 +3,11 @@
 Guard bytes before, between and behind the tensors, alignment gaps, gradients and every other
 read-only input keep every bit; and other guard bytes must not change any result.
 
-Real bugs: a tail that is not masked and writes past the end; fused steps that scale the caller's
-gradients in place; a copy kernel that overwrites padding another rank owns; writing into a 0-dim
-hyper-parameter; a norm that runs over the padding behind the last gradient.
+Real bugs: stores without the mask that was computed for them (Dao-AILab/flash-attention#2789,
+bitsandbytes-foundation/bitsandbytes#2042); a fused step that scales the caller's gradients in place
+(linkedin/Liger-Kernel#1305); a tail loop that leaves the update in the gradient (CPU Adagrad in
+deepspeedai/DeepSpeed, its source); a zeroed buffer that backs other views
+(NVIDIA/Megatron-LM@c2c36f77).
 """
 
 from __future__ import annotations

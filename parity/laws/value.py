@@ -4,8 +4,12 @@ Kernels that claim `exact` agree in every bit: zero ULP, the sign of zero includ
 whatever its payload. Kernels that claim `bounded` stay within the bound derived from the
 reference's formula (`parity/bounds.py`).
 
-Real bugs: eps inside the square root; beta1 and beta2 swapped; weight decay coupled where it should
-be decoupled; 1 - beta formed in fp32; moments kept in fp16; bias correction of the wrong step.
+Real bugs: eps multiplied by the bias correction (pytorch/pytorch#22628, NVIDIA/apex@18062b69);
+beta2 read from the array of beta1 (NVIDIA/apex#1007); weight decay coupled where it should not be
+(bitsandbytes-foundation/bitsandbytes#1993); arithmetic in the storage dtype (pytorch/ao#1068);
+moments cast through the dtype of the weights (NVIDIA/TransformerEngine#1888); gradients unscaled
+twice (pytorch/pytorch#94060); the clip coefficient's minimum taken for a maximum
+(deepspeedai/DeepSpeed#5150).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ class Entry:
         engines: where it can run; `("cpu",)` for plain torch, `("cuda", "replay")` for Triton.
         arithmetic: what it claims to be; the fault breaks that claim.
         waits_for: empty, or what the judge lacks so far to see the fault.
+        claims: optional laws it claims to keep.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Entry:
     engines: tuple[str, ...] = ("cpu",)
     arithmetic: str = "bounded"
     waits_for: str = ""
+    claims: tuple[str, ...] = ()
 
     def cites(self) -> tuple[str, ...]:
         """The threads and commits behind it, `owner/name#number` or `owner/name@commit`."""

@@ -25,6 +25,7 @@ def row_of(subject: Entry | Variant) -> Kernel:
             arithmetic=subject.arithmetic,
             dtypes=subject.dtypes,
             engines=subject.engines,
+            claims=subject.claims if isinstance(subject, Entry) else (),
         )(subject.kernel)
     return collected[0]
 

@@ -71,9 +71,8 @@ def empty_last_tensor_drops_the_launch(call: AdamCall) -> None:
     "I05",
     "A14",
     component=COMPONENT,
-    law="value",
+    law="large_index",
     engines=ENGINES,
-    waits_for="index arithmetic past 2**31 elements",
 )
 def offsets_in_int32(call: AdamCall) -> None:
     """`program_id * BLOCK` is a 32-bit product: it wraps past 2**31 elements."""

@@ -1,0 +1,124 @@
+"""What the host reads of a device while a launcher runs.
+
+A launcher that reads a device value waits for everything queued before it, and cannot be captured
+as a CUDA graph. The reads that PyTorch offers all pass one of two places, on the CPU as on a GPU.
+
+On the CPU, where replay keeps its tensors, those count as device memory that the kernel was given,
+that were made without values (`torch.empty`, for a kernel to fill), and whatever was computed from
+either; what the launcher builds from Python numbers does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operators whose result, or the size of whose result, is a device value.
+SYNCHRONISING = frozenset(
+    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+)
+COPIES = frozenset(("tolist", "numpy", "cpu"))
+HERE = __file__
+
+
+class _Device:
+    """Which tensors hold device values."""
+
+    def __init__(self, given: Tensor) -> None:
+        # Storages are kept alive, so that no other takes the address of one.
+        self.kept = {given.untyped_storage()._cdata: given}
+
+    def among(self, values: Iterable[object]) -> bool:
+        """Whether one of the values is a tensor that holds device values."""
+        tensors = [value for value in _flat(values) if isinstance(value, Tensor)]
+        return any(t.is_cuda or t.untyped_storage()._cdata in self.kept for t in tensors)
+
+    def add(self, values: Iterable[object]) -> None:
+        """These hold device values too."""
+        for value in _flat(values):
+            if isinstance(value, Tensor):
+                self.kept[value.untyped_storage()._cdata] = value
+
+
+def _flat(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators that wait for the device, and follows where its values go."""
+
+    def __init__(self, reads: list[str], device: _Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = reads
+        self.device = device
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        name = str(func).split(".")[1]
+        touched = self.device.among(args)
+        if name in SYNCHRONISING and touched:
+            self.reads.append(f"{name} at {_caller()}")
+        result = func(*args, **(kwargs or {}))
+        if touched or name.startswith(("empty", "new_empty")):
+            self.device.add([result])
+        return result
+
+
+class _Methods(TorchFunctionMode):
+    """Notes methods that copy to the host without an operator."""
+
+    def __init__(self, reads: list[str], device: _Device) -> None:
+        super().__init__()
+        self.reads = reads
+        self.device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        name = getattr(func, "__name__", "")
+        if name in COPIES and self.device.among(args):
+            self.reads.append(f"{name} at {_caller()}")
+        return func(*args, **(kwargs or {}))
+
+
+def _caller() -> str:
+    """File and line of the innermost frame that is neither PyTorch's nor this module's."""
+    frame = sys._getframe(1)
+    home = torch.__file__.rpartition("/")[0]
+    while frame.f_back is not None and (
+        frame.f_code.co_filename == HERE or frame.f_code.co_filename.startswith(home)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@contextlib.contextmanager
+def watched(given: Tensor) -> Iterator[list[str]]:
+    """Collect what the host reads inside the block of device values, with file and line.
+
+    Args:
+        given: the memory that the kernel is given views of.
+    """
+    reads: list[str] = []
+    device = _Device(given)
+    with _Methods(reads, device), _Operators(reads, device):
+        yield reads

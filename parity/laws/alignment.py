@@ -1,0 +1,53 @@
+"""Where a tensor starts does not matter, as long as its elements are aligned.
+
+The same values lie at multiples of 64 bytes; then every tensor a few elements further; then those
+of one list alone. Each call gives the same results, or is refused with an error that says why, with
+every byte as it was.
+
+Real bugs: a shard that starts at an odd offset given to a collective or a vectorised kernel
+(deepspeedai/DeepSpeed#1328, deepspeedai/DeepSpeed#1564); alignment tested for one tensor and
+assumed for the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parity.case import Case
+from parity.laws.base import Draw, Law
+from parity.plan import Call, Plan, Same, Values
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """The case, everything off alignment, and one list off alignment."""
+    every, one = _shifted(case, tuple(case.lists)), _shifted(case, tuple(case.lists)[-1:])
+    if len(case.lists) > 1:
+        one = _shifted(case, tuple(case.lists)[1:2])
+    calls = (
+        Call(case=case),
+        Call(case=every, may_refuse=True),
+        Call(case=one, may_refuse=True),
+    )
+    if arithmetic != "exact":
+        return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(3)))
+    says = "depends on where the tensors start"
+    return Plan(calls=calls, checks=(Same(says=says, second=1), Same(says=says, second=2)))
+
+
+def _shifted(case: Case, names: tuple[str, ...]) -> Case:
+    """These lists a few elements further: 1 to 8, in turn."""
+    first = case.recipe.seed % 8
+    skews = {
+        name: [1 + (first + at) % 8 if name in names else 0 for at in range(len(tensors))]
+        for name, tensors in case.lists.items()
+    }
+    return replace(case, skews=skews)
+
+
+ALIGNMENT = Law(
+    name="alignment",
+    says="tensors may start anywhere, or are refused with a clear error",
+    share=0.25,
+    draw=Draw(),
+    plan=plan,
+)

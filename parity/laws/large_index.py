@@ -1,0 +1,49 @@
+"""Index arithmetic holds past 2^31 elements.
+
+The last tensor is blown up to more than 2^31 elements with the case's values at both ends, and both
+ends agree with the reference. On replay, past 2^32 elements as well: the tensor is virtual and only
+the first and last blocks of every launch run. On a GPU the memory is real, if there is enough.
+A program that walks over the whole tensor takes replay too long: then the cell is skipped.
+
+Real bugs: tensor sizes held in 32 bits, so that the loop never runs and weights silently stay as
+they are (deepspeedai/DeepSpeed#7640, NVIDIA/apex#1825, NVIDIA/TransformerEngine#2918); a 32-bit
+product of program and block that wraps (linkedin/Liger-Kernel#251, linkedin/Liger-Kernel#1248,
+bitsandbytes-foundation/bitsandbytes#1784).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from parity.case import Case
+from parity.expand import expand
+from parity.laws.base import Draw, Law
+from parity.plan import Call, Plan, Values
+
+# Small enough for a few blocks of 32 elements.
+SIZES = {"flat": (250,), "list": (5, 33, 250)}
+
+
+def grown(case: Case) -> Iterable[Case]:
+    """The recipe of the case with a last tensor of a few hundred elements."""
+    recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], planes=False)
+    return [expand(case.operation, case.combination, recipe)]
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """A call on the large tensor for either end."""
+    calls = (Call(case=case, end="first"), Call(case=case, end="last", reuse=0))
+    return Plan(calls=calls, checks=(Values(call=0), Values(call=1)))
+
+
+LARGE_INDEX = Law(
+    name="large_index",
+    says="index arithmetic holds past 2^31 elements",
+    share=0.0,
+    each_layout=True,
+    draw=Draw(regimes=("mixture",)),
+    vary=grown,
+    plan=plan,
+    engines=("cuda", "replay"),
+)

@@ -1,0 +1,41 @@
+"""Make one call of a plan, in the way that the plan asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parity import large
+from parity.arena import Arena
+from parity.engines import Engine
+from parity.graphs import replayed
+from parity.invoke import invoke
+from parity.plan import Call
+
+
+def made(
+    call: Call, function: Callable[..., object], arena: Arena, engine: Engine, seconds: float
+) -> str:
+    """Call a kernel; empty if it returned None, otherwise what happened instead.
+
+    Args:
+        call: says how.
+        function: the kernel.
+        arena: its memory, filled.
+        engine: where it runs.
+        seconds: limit of the call.
+
+    Raises:
+        CannotJudge: there is not enough memory or time for a large call.
+    """
+    if call.captured:
+        return replayed(function, arena, seconds)
+    if not call.end:
+        return invoke(function, arena, seconds)
+    if arena.ends is None:
+        grown = large.Large(call.case, engine)
+        failure = large.called(function, grown, engine)
+        if failure:
+            return failure
+        arena.ends = grown.end(arena, last=False), grown.end(arena, last=True)
+    arena.block.copy_(arena.ends[call.end == "last"])
+    return ""

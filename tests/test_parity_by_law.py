@@ -1,0 +1,28 @@
+"""Every law has a wrong kernel that it rejects and no other law of the operation does."""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.cells import Effort
+from parity.laws import LAWS
+from parity.ledger import Status
+from parity.wrong import Entry
+from parity.wrong.judged import judged
+from parity.wrong.wrong_by_law import SHELF
+
+EFFORT = Effort(shrink_seconds=0.0, repros=None)
+# The first needs a GPU, and a kernel for the second runs on replay: both stand elsewhere.
+ELSEWHERE = {"graph_capture", "large_index"}
+
+
+@pytest.mark.parametrize("entry", SHELF, ids=lambda entry: entry.name)
+def test_wrong_kernel_is_rejected_by_its_law_alone(entry: Entry) -> None:
+    ledger = judged(entry, effort=EFFORT)
+    broken = {cell.key.law for cell in ledger.with_status(Status.FAILED)}
+    assert broken == {entry.law}
+
+
+def test_every_law_has_such_a_kernel() -> None:
+    assert {entry.law for entry in SHELF} == set(LAWS) - ELSEWHERE
+    assert len(SHELF) == len({entry.law for entry in SHELF})
