@@ -237,8 +237,7 @@ class Site:
             own = address[part]
             moved = len(own)
             if moved > 1 and not (own[1:] > own[:-1]).all():
-                warp = chosen.warp()[part].astype(np.uint64) << np.uint64(48)
-                moved = len(np.unique(warp ^ own))
+                moved = distinct(own, chosen.warp()[part])
             rows = lanes.shape[0] // shape[0] if unguarded else 1
             self._count(lanes, region_object.index, len(own) * rows, moved * self.bytes * rows)
 
@@ -355,8 +354,21 @@ class Chosen:
 
     def warp(self) -> Array:
         """A number per access that equal warps share."""
-        row, column = np.divmod(self.flat, self.shape[1])
         lanes = self.lanes
+        if self.shape == lanes.shape:
+            every = lanes.row_index * 32 + lanes.thread_index // 32
+            whole = stretched(every, lanes.shape).reshape(-1)
+            return whole if len(self.flat) == len(whole) else whole[self.flat]
+        row, column = np.divmod(self.flat, self.shape[1])
         rows = stretched(lanes.row_index, lanes.shape)[row, column]
         threads = stretched(lanes.thread_index, lanes.shape)[row, column]
         return np.asarray(rows * 32 + threads // 32)
+
+
+def distinct(address: Array, warp: Array) -> int:
+    """How many different pairs of warp and address there are; equal warps stand together."""
+    other = warp[1:] != warp[:-1]
+    if (other | (address[1:] >= address[:-1])).all():
+        return 1 + int(np.count_nonzero(other | (address[1:] != address[:-1])))
+    key = np.sort(warp.astype(np.uint64) << np.uint64(48) ^ address)
+    return 1 + int(np.count_nonzero(key[1:] != key[:-1]))
