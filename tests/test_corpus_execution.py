@@ -93,30 +93,30 @@ def test_statements_repeat(name: str) -> None:
         assert compare(want.values if isinstance(want, Near) else want, values) is None
 
 
-def flipped(values: Sequence[float]) -> torch.Tensor:
+def floats(values: Sequence[float]) -> torch.Tensor:
     """A tensor for the tests of the comparison."""
     return torch.tensor(values)
 
 
 def test_the_comparison_sees_one_bit_and_the_sign_of_zero() -> None:
-    assert compare(flipped([1.0, float("nan")]), flipped([1.0, -float("nan")])) is None
-    assert "[0]" in str(compare(flipped([0.0]), flipped([-0.0])))
-    assert "[1]" in str(compare(flipped([1.0, 1.0 + 2**-23]), flipped([1.0, 1.0])))
-    assert "torch.float64" in str(compare(flipped([1.0]).double(), flipped([1.0])))
-    assert "shape" in str(compare(flipped([1.0]), flipped([1.0, 2.0])))
+    assert compare(floats([1.0, float("nan")]), floats([1.0, -float("nan")])) is None
+    assert "[0]" in str(compare(floats([0.0]), floats([-0.0])))
+    assert "[1]" in str(compare(floats([1.0, 1.0 + 2**-23]), floats([1.0, 1.0])))
+    assert "torch.float64" in str(compare(floats([1.0]).double(), floats([1.0])))
+    assert "shape" in str(compare(floats([1.0]), floats([1.0, 2.0])))
 
 
 def test_the_comparison_keeps_to_the_bound() -> None:
-    near = Near(flipped([1.0]).double(), flipped([0.25]).double(), "a quarter")
-    assert compare(flipped([1.25]), near) is None
-    assert "+- 0.25" in str(compare(flipped([1.26]), near))
-    assert compare(flipped([float("nan")]), near) is not None
-    assert compare(flipped([float("inf")]), near) is not None
+    near = Near(floats([1.0]).double(), floats([0.25]).double(), "a quarter")
+    assert compare(floats([1.25]), near) is None
+    assert "+- 0.25" in str(compare(floats([1.26]), near))
+    assert compare(floats([float("nan")]), near) is not None
+    assert compare(floats([float("inf")]), near) is not None
 
 
 def test_a_changed_input_and_an_unknown_want_are_found() -> None:
-    x = flipped([1.0])
+    x = floats([1.0])
     run = Run({"x": x}, {"z": x})
-    found = mismatches(run, {"x": flipped([2.0])})
+    found = mismatches(run, {"x": floats([2.0])})
     assert any(line.startswith("x[0]") for line in found)
     assert any("'z'" in line for line in found)

@@ -55,17 +55,17 @@ def fast_kernel(x, e, l, r, s, q, n, BLOCK: tl.constexpr):  # noqa: E741
 def approximate_functions(draw: Draw) -> Run:
     x = draw.reals(300, low=0.01, high=9.0)
     v = x.double()
-    scaled = 2 + v / math.log(2)
+    e = (-v).exp()
+    # An absolute error of the exponent is a relative one of the power.
+    reason = "the exponent x/ln 2 is rounded twice, ex2.approx: 2 ULP"
+    exponent = (v / math.log(2) + 2).abs()
     wants = {
-        "e": rounded((-v).exp(), 0, ""),
+        "e": Near(e, e * (exponent + 3) * 2.0**-23, reason),
         "l": rounded(v.log2(), 4, "the library's log2: 2 ULP, and 2^-22 near 1", floor=2.0**-22),
         "r": rounded(v.rsqrt(), 8, "rsqrt.approx: 2^-22.4 relative"),
         "s": rounded(v.sqrt(), 4, "sqrt.approx or rn: 1 ULP"),
         "q": rounded(1 / (1 + v), 7, "one addition, div.full: 2 ULP"),
     }
-    e = (-v).exp()
-    reason = "the exponent x/ln 2 is rounded twice, ex2.approx: 2 ULP"
-    wants["e"] = Near(e, e * (scaled.abs() * 2.0**-23 + 3 * 2.0**-23), reason)
     empty = {name: torch.empty(300) for name in wants}
     return Run({"x": x, **empty, "n": 300}, dict(wants))
 
