@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from golden import record_deepspeed, record_torch
+from golden import record_deepspeed, record_torch, record_wrappers
 from golden.sequences import SITUATIONS
 from golden.trace import TRACES, Trace, write
 
-RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", "wrapper_step")}
+WHOLE = ("flat_step", "unfused_step", "lamb_step", "bf16_step")
+RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", "wrapper_step", *WHOLE)}
 
 
 def recorded(package: str) -> list[Trace]:
@@ -22,8 +23,12 @@ def recorded(package: str) -> list[Trace]:
     Raises:
         ImportError: the package is not installed.
     """
-    run = record_torch.record if package == "torch" else record_deepspeed.record
-    return [run(situation) for situation in SITUATIONS if situation.rule in RULES[package]]
+    own = record_torch.record if package == "torch" else record_deepspeed.record
+    return [
+        record_wrappers.record(situation) if situation.rule in WHOLE else own(situation)
+        for situation in SITUATIONS
+        if situation.rule in RULES[package]
+    ]
 
 
 def main(arguments: list[str]) -> int:

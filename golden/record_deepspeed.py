@@ -54,7 +54,7 @@ def _dynamic(situation: Situation) -> Trace:
             raised = True
         steps.append({**_state(scaler), "raised": raised})
     subject = f"{SCALERS}.DynamicLossScaler"
-    return Trace(header=_header(situation, version, subject, start), steps=steps)
+    return Trace(header=header_of(situation, version, subject, start), steps=steps)
 
 
 def _wrapper(situation: Situation) -> Trace:
@@ -80,7 +80,7 @@ def _wrapper(situation: Situation) -> Trace:
         update_scale(optimizer, letter == "o")
         steps.append(state())
     subject = f"{WRAPPER}.FP16_Optimizer._update_scale"
-    return Trace(header=_header(situation, version, subject, start), steps=steps)
+    return Trace(header=header_of(situation, version, subject, start), steps=steps)
 
 
 def _wrapper_step(situation: Situation) -> Trace:
@@ -108,7 +108,7 @@ def _wrapper_step(situation: Situation) -> Trace:
         scale = float(optimizer.loss_scale_config.cur_scale)
         steps.append({"scale": scale, "applied": moved, "norm": norm, "skipped": skipped})
     start = {"scale": situation.scale}
-    header = _header(situation, version, f"{WRAPPER}.FP16_Optimizer", start)
+    header = header_of(situation, version, f"{WRAPPER}.FP16_Optimizer", start)
     edge = "edge LS-1: by default the gradient of a growth step is applied whole"
     return Trace(header=replace(header, differs=edge), steps=steps)
 
@@ -119,7 +119,8 @@ def _state(scaler: object) -> dict[str, float | int]:
     return {"scale": scale, **{name: int(getattr(scaler, name)) for name in names}}
 
 
-def _header(situation: Situation, version: str, subject: str, start: Step) -> Header:
+def header_of(situation: Situation, version: str, subject: str, start: Step) -> Header:
+    """Where a trace of DeepSpeed comes from."""
     return Header(
         name=f"deepspeed_{situation.rule}_{situation.name}",
         package="deepspeed",

@@ -17,7 +17,8 @@ class Situation:
 
     Attributes:
         name: says what happens in it.
-        rule: "dynamic", "wrapper", "wrapper_step" (whole steps, not the rule alone) or "torch".
+        rule: "dynamic", "wrapper", "wrapper_step" (whole steps, not the rule alone), "torch", or
+            one of `golden.record_wrappers`.
         scale: before the first step.
         constants: what the scaler is constructed with, besides the scale.
         steps: one letter per step.
@@ -56,6 +57,20 @@ def wrapper_step(name: str, scale: float, steps: str, window: int) -> Situation:
     return Situation(name=name, rule="wrapper_step", scale=scale, constants=constants, steps=steps)
 
 
+def whole_step(
+    rule: str, name: str, scale: float, steps: str, window: int = 1000, **changed: Value
+) -> Situation:
+    """Whole steps of a wrapper around plain gradient descent; see `golden.record_wrappers`.
+
+    In `steps` z is a step with zero gradients.
+    """
+    constants: dict[str, Value] = {"scale_window": window, "min_scale": 1.0, "clip_grad": 0.0}
+    constants |= {"external": 0.0, "norm_type": 2.0, "weight_decay": 0.0}
+    return Situation(
+        name=name, rule=rule, scale=scale, constants={**constants, **changed}, steps=steps
+    )
+
+
 def torch_scaler(name: str, scale: float, steps: str, interval: int, **changed: Value) -> Situation:
     """A run of torch's scaler."""
     usual: dict[str, Value] = {"growth_factor": 2.0, "backoff_factor": 0.5}
@@ -86,6 +101,16 @@ SITUATIONS = (
     wrapper("fractional_floor", 1.0, "oooog", 1000, 0.25),
     wrapper("below_the_floor", 0.5, "og", 1000, 1.0),
     wrapper_step("growth_halves_the_gradient", 4.0, "ggggggogg", 2),
+    whole_step("flat_step", "external_scale_stays", 4.0, "ggog", external=8.0),
+    whole_step("flat_step", "construction_decays", 4.0, "gg", weight_decay=0.5),
+    whole_step("flat_step", "clipped", 4.0, "ggogg", clip_grad=0.5),
+    whole_step("unfused_step", "growth_halves_the_gradient", 4.0, "ggggggogg", 2),
+    whole_step("lamb_step", "divisor_of_lamb", 4.0, "gogg", clip_grad=0.5),
+    whole_step("bf16_step", "overflow_is_skipped", 1.0, "ggogg"),
+    whole_step("bf16_step", "zero_norm_is_a_step", 1.0, "gzg"),
+    whole_step("bf16_step", "clipped", 1.0, "ggogg", clip_grad=0.5),
+    whole_step("bf16_step", "norm_of_type_one", 1.0, "gg", norm_type=1.0),
+    whole_step("bf16_step", "largest_gradient", 1.0, "gg", norm_type=float("inf")),
     torch_scaler("interval_of_two", 4.0, "gggggoggg", 2),
     torch_scaler("no_growth_past_fp32", 3e38, "gggg", 2),
     torch_scaler("no_floor", 2.0**-147, "ooooog", 1),

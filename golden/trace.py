@@ -27,7 +27,7 @@ class Header:
         version: of that package.
         subject: the class or function that was run.
         command: how to record it again.
-        rule: the loss-scale rule that it obeys: "dynamic", "wrapper", "wrapper_step" or "torch".
+        rule: what was run, as in `golden.sequences.Situation`.
         constants: constructor arguments.
         start: state before the first step.
         steps: one letter per step, g for a clean step, o for an overflow.

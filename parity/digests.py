@@ -20,6 +20,7 @@ from reference.adam import adam_step, adamw_step
 from reference.cast import cast_copy
 from reference.clip import clip_factor, global_norm
 from reference.flatten import flatten
+from reference.lamb import lamb_step
 from reference.mixed_step import mixed_step
 from reference.overflow import unscale
 from reference.sgd import sgd_step
@@ -76,6 +77,7 @@ def _cases() -> Iterator[tuple[str, Sequence[object]]]:
         for dtype, short in NAMES.items():
             yield f"adam_step {short} {kind}", _adam(adam_step, make, dtype)
             yield f"adamw_step {short} {kind}", _adam(adamw_step, make, dtype)
+            yield f"lamb_step {short} {kind}", _lamb(make, dtype)
             yield f"sgd_step {short} {kind}", _sgd(make, dtype)
             yield f"mixed_step {short} {kind}", _mixed(make, dtype)
             yield from _buffers(f"{short} {kind}", make, dtype)
@@ -96,6 +98,19 @@ def _adam(step: Step, make: Maker, dtype: torch.dtype) -> Sequence[object]:
         factor=torch.tensor(1 / 512.0),
         found_inf=torch.tensor(0.0),
         bias_correction=True,
+    )
+
+
+def _lamb(make: Maker, dtype: torch.dtype) -> Sequence[object]:
+    step: Step = lamb_step
+    coefficients = {"max_coeff": 7.0, "min_coeff": 0.02}
+    return step(
+        *_state(make, dtype),
+        **{name: float64(value) for name, value in {**HYPER, **coefficients}.items()},
+        factor=torch.tensor(1 / 512.0),
+        found_inf=torch.tensor(0.0),
+        bias_correction=True,
+        eps_inside_sqrt=False,
     )
 
 

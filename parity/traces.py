@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from golden.trace import Header, Step, Trace
+from parity import traces_wrappers
 from reference.compat import CORRECT, Compat
 from reference.errors import MinimumLossScale
 from reference.loss_scale import (
@@ -35,11 +36,13 @@ def replayed(header: Header, compat: Compat = CORRECT) -> list[Step]:
     Raises:
         ValueError: the rule is unknown.
     """
-    if header.rule not in (*RULES, "wrapper_step"):
-        names = ", ".join([*RULES, "wrapper_step"])
+    if header.rule not in (*RULES, "wrapper_step", *traces_wrappers.RULES):
+        names = ", ".join([*RULES, "wrapper_step", *traces_wrappers.RULES])
         raise ValueError(f"rule={header.rule!r}, but should be one of {names} [{header.name}]")
     if header.rule == "wrapper_step":
         return _wrapper_step(header, compat)
+    if header.rule in traces_wrappers.RULES:
+        return traces_wrappers.whole_steps(header, compat)
     return RULES[header.rule](header)
 
 
