@@ -21,7 +21,7 @@ from parity.replay.corpus.store import Entry, read
 
 load()
 THOROUGH = hypothesis.settings().max_examples >= 2000
-NAMES = sorted(CASES)[:: 1 if THOROUGH else 2]
+NAMES = sorted(CASES)[:: 1 if THOROUGH else 3]
 REGISTER = re.compile(r"%(?:rd|rs|fd|hh|[rfhpq])\d+\b")
 STATEMENT = re.compile(r"(?:@!?%\w+ )?([a-z][\w.:]*)\s+([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);$")
 FIXED = ("bra", "brx", "ret", "exit", "call", "bar", "barrier", "membar", "fence", "trap", "cp")
