@@ -57,6 +57,7 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 STEPS = (4, 0, 1, 2, 9, 300, 1_002, 20_000, 2**24 + 1)
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
+FEW = 6
 Value = float | int | str | bool
 Row = dict[str, int]
 Factors = dict[str, tuple[Value, ...]]
@@ -136,10 +137,11 @@ def _candidate(
 
 
 def _tuples(row: Row, regime: str, shapes: Sequence[str]) -> set[tuple[object, ...]]:
-    """What a row shows together: pairs of values; triples where there are no tensors."""
+    """What a row shows together: pairs of values; triples and fours where there are no tensors."""
     items: list[object] = [item for item in row.items() if item[0] != "shape"]
     if not shapes:
-        return {*combinations(items, 2), *combinations(items, 3)}
+        fours = combinations(items, 4) if len(items) <= FEW else ()
+        return {*combinations(items, 2), *combinations(items, 3), *fours}
     layout, _, kind = shapes[row["shape"]].partition(":")
     items += [regime, layout, *SHAPES[layout][kind]]
     return set(combinations(items, 2))

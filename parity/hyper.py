@@ -2,7 +2,8 @@
 
 No customary default is among them (lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay 0.01): a kernel
 that ignores an argument and hard-codes the usual value must not get away with it. The first value
-of each tuple is the ordinary one; zeros and extremes follow.
+of each tuple is the ordinary one; zeros, which switch something off, and extremes follow. Counters
+of the loss-scale rules stay small, so that every branch of the rule is met.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ MAX_COEFF = Control(name="max_coeff", dtype=FP64, values=(3.5, 0.6, 1e30, 40.0))
 MIN_COEFF = Control(name="min_coeff", dtype=FP64, values=(0.05, 0.4, 0.0, 1e-6))
 MOMENTUM = Control(name="momentum", dtype=FP64, values=(0.85, 0.97, 0.5, 0.0))
 DAMPENING = Control(name="dampening", dtype=FP64, values=(0.1, 0.003, 0.75, 0.0))
-FACTOR = Control(name="factor", dtype=FP32, values=(0.37, 2.0**-16, 1.0, 3.3e-5, 1.9))
+FACTOR = Control(name="factor", dtype=FP32, values=(0.37, 2.0**-16, 0.75, 3.3e-5, 1.9))
 SKIP = Control(name="found_inf", dtype=FP32, values=(0.0,))
 FOUND = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0))
 FOUND_OUT = Control(name="found_inf", dtype=FP32, values=(0.0, 1.0), output=True)
-INV_SCALE = Control(name="inv_scale", dtype=FP32, values=(0.37, 2.0**-16, 1.0, 3.3e-5, 2.0**7))
+# The last two take some bf16 and fp16 numbers to within half an fp32 ULP, or two, of a tie.
+INV_SCALE = Control(
+    name="inv_scale",
+    dtype=FP32,
+    values=(0.37, 2.0**-16, 0.75, 3.3e-5, 2.0**7, 14991255 / 2.0**24, 15099498 / 2.0**24),
+)
 # The first is small enough to clip ordinary gradients under the ordinary loss scale.
 MAX_NORM = Control(name="max_norm", dtype=FP64, values=(2e-4, 0.8, 0.03, 7.5, 1e30, 0.0, -1.0))
 NORM = Control(
@@ -44,13 +50,13 @@ LAST_OVERFLOW = Control(name="last_overflow_iter", dtype=INT64, values=(3, -1, 0
 HYSTERESIS = Control(name="cur_hysteresis", dtype=INT64, values=(2, 1, 3))
 DELAYED_SHIFT = Control(name="delayed_shift", dtype=INT64, values=(3, 1, 2))
 EXHAUSTED = Control(name="exhausted", dtype=INT64, values=(0, 1))
-SCALE_FACTOR = Control(name="scale_factor", dtype=FP64, values=(4.0, 2.0, 1.7))
+SCALE_FACTOR = Control(name="scale_factor", dtype=FP64, values=(4.0, 3.0, 1.7))
 GROWTH_FACTOR = Control(name="growth_factor", dtype=FP64, values=(4.0, 1.7, 1.001))
 BACKOFF_FACTOR = Control(name="backoff_factor", dtype=FP64, values=(0.25, 0.7, 0.999))
 SCALE_WINDOW = Control(name="scale_window", dtype=INT64, values=(3, 1, 2, 4))
 GROWTH_INTERVAL = Control(name="growth_interval", dtype=INT64, values=(3, 1, 2, 4))
 GROWTH_TRACKER = Control(name="growth_tracker", dtype=INT64, values=(2, 0, 1, 3))
-MIN_SCALE = Control(name="min_scale", dtype=FP64, values=(0.75, 1.0, 128.0))
+MIN_SCALE = Control(name="min_scale", dtype=FP64, values=(0.75, 2.0, 128.0))
 TORCH_SCALE = Control(
     name="scale", dtype=FP64, values=(65536.0, THIRD, 2.0**127, 12345.6787109375, 2.0**-149)
 )

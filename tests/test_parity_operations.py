@@ -76,6 +76,9 @@ def test_second_moments_are_never_negative(operation: Operation) -> None:
 
 def test_no_control_is_drawn_at_its_customary_default() -> None:
     customary = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    customary |= {"momentum": 0.9, "factor": 1.0, "inv_scale": 1.0, "max_norm": 1.0}
+    customary |= {"scale_factor": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5}
+    customary |= {"min_scale": 1.0, "scale_window": 1000, "growth_interval": 2000}
     for operation in HOUSE:
         for control in operation.controls:
             assert customary.get(control.name) not in control.values

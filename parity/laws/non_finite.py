@@ -1,8 +1,8 @@
 """Non-finite and huge values end where the reference says: +inf, -inf, NaNs, the largest finite.
 
-Each kind is planted at the first element of the first tensor, -inf and NaN also at the last of the
-last and in the middle, so that every dtype group and every tail sees one, alone; then a whole
-tensor of them, and a whole tensor of the largest finite number under every multiplier.
+Each kind is planted at the first element of the first tensor, NaN also at the last of the last and
+-inf in the middle, so that every dtype group and every tail sees one, alone; then a whole tensor of
+them, and a whole tensor of the largest finite number under the smallest and largest multiplier.
 
 Real bugs: an overflow test of the sum instead of the elements (deepspeedai/DeepSpeed#8325); inf
 times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group that clears the flag
@@ -38,14 +38,15 @@ def matrix(case: Case) -> Iterable[Case]:
         }
         for index, place in sorted(positions):
             every = list(non_finite_bits(FORMATS[tensors[index].dtype]))
-            for kind in every if (index, place) == (full[0], 0) else ("-inf", "NaN"):
+            some = ("NaN",) if index == full[-1] else ("-inf",)
+            for kind in every if (index, place) == (full[0], 0) else some:
                 yield plant(case, name, index, place, kind)
         largest = max(full, key=lambda index: tensors[index].numel())
         yield from crowds(case, name, largest)
 
 
 def crowds(case: Case, name: str, index: int) -> Iterable[Case]:
-    """Every element of one tensor non-finite, or huge with one sign, under every multiplier."""
+    """Every element of one tensor non-finite, or huge with one sign, under two multipliers."""
     tensor = case.lists[name][index]
     patterns = non_finite_bits(FORMATS[tensor.dtype])
     everywhere = range(tensor.numel())
@@ -54,7 +55,7 @@ def crowds(case: Case, name: str, index: int) -> Iterable[Case]:
     huge = replaced(case, name, index, with_bits(tensor, everywhere, patterns["huge"]))
     for control in case.operation.controls:
         if control.dtype == torch.float32 and len(control.values) > 2:
-            for value in control.values:
+            for value in (min(control.values), max(control.values)):
                 yield huge.with_controls(**{control.name: value})
 
 

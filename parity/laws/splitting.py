@@ -23,7 +23,7 @@ from parity.laws.base import Draw, Law
 from parity.plan import Call, Check, Piece, Plan, Same, Values
 
 SAYS = "depends on how the elements are cut into tensors"
-PIECES = 130
+PIECES = 115
 Part = tuple[Case, tuple[Piece, ...]]
 
 
@@ -123,7 +123,7 @@ def _unequal(numel: int) -> list[int]:
 SPLITTING = Law(
     name="splitting",
     says="joining and splitting of tensors do not matter",
-    share=0.15,
+    share=0.1,
     each_layout=True,
     draw=Draw(sizes="several", one_step=True),
     plan=plan,
