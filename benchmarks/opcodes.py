@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.part import Broken, Figures, require_gpu
+from benchmarks.part import Broken, Figures, Skipped, require_gpu
 from benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
 from parity.replay import run_ptx
+from parity.replay.cuda import Argument, Loaded, NoDriver, RefusedByDriver
 
 # The width is known to the instruction, not to the type.
 Bits = npt.NDArray[np.unsignedinteger[Any]]
@@ -137,19 +138,18 @@ def run() -> Figures:
         Broken: some element differs.
     """
     require_gpu()
-    from benchmarks.driver import Loaded
-
     major, minor = torch.cuda.get_device_capability()
     present = [known for known in INSTRUCTIONS if known.oldest <= 10 * major + minor]
-    loaded = Loaded(module(present, VERSION, "sm_90" if major >= 9 else f"sm_{major}{minor}"))
+    loaded = loaded_or_refused(present, "sm_90" if major >= 9 else f"sm_{major}{minor}")
     wrong = []
     for instruction in present:
         sources = operands(instruction)
         buffers = [torch.from_numpy(source.view(np.uint8)).cuda() for source in sources]
         size = REGISTERS[instruction.result][1]
         result = torch.zeros(COUNT * size, dtype=torch.uint8, device="cuda")
-        unused = [None] * (MOST_SOURCES - len(buffers))
-        loaded.launch(instruction.entry, [*buffers, *unused, result], COUNT)
+        unused = [0] * (MOST_SOURCES - len(buffers))
+        arguments: list[Argument] = [*buffers, *unused, result, COUNT]
+        loaded.launch(instruction.entry, COUNT // THREADS, THREADS, arguments)
         got = result.cpu().numpy().view(UNSIGNED[size])
         difference = first_difference(instruction, got, replayed(instruction, sources))
         if difference >= 0:
@@ -159,6 +159,21 @@ def run() -> Figures:
         raise Broken(f"{len(wrong)} instructions differ: {'; '.join(wrong[:8])}")
     absent = [known.opcode for known in INSTRUCTIONS if known not in present]
     return {"instructions": len(present), "operands": COUNT, "not on this GPU": absent}
+
+
+def loaded_or_refused(instructions: Sequence[Instruction], target: str) -> Loaded:
+    """The module of all instructions, compiled by the driver.
+
+    Raises:
+        Skipped: there is no driver library.
+        Broken: the driver refuses the text.
+    """
+    try:
+        return Loaded(module(instructions, VERSION, target))
+    except NoDriver as error:
+        raise Skipped(str(error)) from error
+    except RefusedByDriver as error:
+        raise Broken(str(error)) from error
 
 
 def operands(instruction: Instruction) -> list[Bits]:

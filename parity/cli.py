@@ -66,11 +66,21 @@ def run(
     jobs: JobsFlag = None,
 ) -> None:
     """Judge our own kernels."""
+    _prepare(engine)
     from parity.command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs)
     raise typer.Exit(judge_house(chosen, examples, seed, quick, outputs))
+
+
+def _prepare(engine: str | None) -> None:
+    """Choose Triton's interpreter where it is asked for.
+
+    Triton looks when a kernel is decorated, that is, before anything of ours is imported.
+    """
+    if engine == "interpret":
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @app.command()
@@ -89,9 +99,7 @@ def check(
     jobs: JobsFlag = None,
 ) -> None:
     """Judge what a file registers; see docs/adding-a-kernel.md."""
-    if engine == "interpret":
-        # Triton reads it when a kernel is decorated, that is, while the file is imported.
-        os.environ["TRITON_INTERPRET"] = "1"
+    _prepare(engine)
     from parity.command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)

@@ -128,6 +128,10 @@ def judge(
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)
+    if judged := sorted({cell.kernel for cell in ledger.cells if cell.engine == "interpret"}):
+        from parity.interpret.report import print_warnings
+
+        print_warnings(screen, [kernel for kernel in known if kernel.name in judged])
     screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
     if outputs.json is not None:
         write(outputs.json, as_json(ledger, seconds), "--json")

@@ -86,7 +86,7 @@ def engine_among(engines: Sequence[str], triton: bool, asked: str | None = None)
     claimed = tuple(engines) or (("cuda", "replay") if triton else ("cpu",))
     if asked is not None:
         engine = engine_named(asked)
-        allowed = asked in claimed or (not engines and _fits(asked, claimed))
+        allowed = asked in claimed or _fits(asked, claimed, bool(engines))
         refusal = f"the kernel runs on {', '.join(claimed)}, not on {asked}"
         return engine if allowed else Engine(asked, engine.device, refusal)
     if not engines and os.environ.get("TRITON_INTERPRET") == "1" and "replay" in claimed:
@@ -95,8 +95,9 @@ def engine_among(engines: Sequence[str], triton: bool, asked: str | None = None)
     return next((engine for engine in choices if not engine.missing), choices[-1])
 
 
-def _fits(asked: str, claimed: tuple[str, ...]) -> bool:
-    return asked == "cuda" or (asked == "interpret" and "replay" in claimed)
+def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
+    """Whether a kernel may try an engine it does not name; the interpreter takes any Triton."""
+    return (asked == "interpret" and "replay" in claimed) or (asked == "cuda" and not said)
 
 
 def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:

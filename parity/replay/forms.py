@@ -100,13 +100,21 @@ bfi brev popc clz: | b32,b64
 bfind: ?shiftamt | u32,s32,u64,s64
 bmsk: clamp,wrap | b32
 szext: clamp,wrap | u32,s32
-cvt: ?sat | $all $all
+cvt: | $all $all
+cvt: sat | u8 s8,u16,s16,u32,s32,u64,s64
+cvt: sat | s8 u8,u16,s16,u32,s32,u64,s64
+cvt: sat | u16 s8,s16,u32,s32,u64,s64
+cvt: sat | s16 u16,u32,s32,u64,s64
+cvt: sat | u32 s8,s16,s32,u64,s64
+cvt: sat | s32 u32,u64,s64
+cvt: sat | u64 s8,s16,s32,s64
+cvt: sat | s64 u64
 cvt: $round | f32,f64 $all
 cvt: $round ?sat | f16 $all
-cvt: $round | bf16 $all
+cvt: $round | bf16 $int
 cvt: $whole ?sat | $all f16,f64
 cvt: $whole ?ftz ?sat | $all f32
-cvt: $whole | $all bf16
+cvt: $whole | $int bf16
 cvt: ?sat | f32,f64 f16
 cvt: ?ftz ?sat | f64,f32 f32
 cvt: ?sat | f64 f64
@@ -120,7 +128,7 @@ cvt: $round ?ftz ?sat | f16 f32
 cvt: $round ?sat | f16 f64
 cvt: rn,rz ?satfinite ?relu | f16,bf16 f32
 cvt: rn,rz ?satfinite ?relu | f16x2,bf16x2 f32
-cvt: $round | bf16 f16,bf16,f64
+cvt: $round | bf16 f16,f64
 cvt: $round | f16 bf16
 cvt: rna,rn,rz | tf32 f32
 mov: | pred,b16,u16,s16,b32,u32,s32,f32,b64,u64,s64,f64
@@ -137,7 +145,8 @@ isspacep: global,shared,shared::cta,local
 atom red: $hints ?$space and,or,xor | b32,b64
 atom: $hints ?$space exch | b32,b64
 atom: $hints ?$space cas | b16,b32,b64
-atom red: $hints ?$space add,min,max | u32,s32,u64,s64
+atom red: $hints ?$space add | u32,s32,u64
+atom red: $hints ?$space min,max | u32,s32,u64,s64
 atom red: $hints ?$space inc,dec | u32
 atom red: $hints ?$space add | f32,f64
 atom red: $hints ?$space add noftz | f16,bf16,f16x2,bf16x2

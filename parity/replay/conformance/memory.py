@@ -71,10 +71,11 @@ def _moves(forms: list[list[str]]) -> Iterator[Probe]:
 
 
 def _accesses(forms: list[list[str]]) -> Iterator[Probe]:
-    groups: dict[tuple[str, str], list[list[str]]] = {}
+    groups: dict[tuple[str, str, bool], list[list[str]]] = {}
     for parts in forms:
-        groups.setdefault((parts[0], space_of(parts)), []).append(parts)
-    for (family, space), members in groups.items():
+        long = vector(parts) * width(parts[-1]) > 16  # which only newer GPUs have
+        groups.setdefault((parts[0], space_of(parts), long), []).append(parts)
+    for (family, space, _), members in groups.items():
         if space == "const":
             yield _constants(members)
             continue

@@ -52,7 +52,8 @@ def operand_types(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (kind,) * (2 if pair else 1), (parts[-2],)
     if family in ("setp", "set"):
         boolean = ("pred",) if set(parts) & BOOLEAN.keys() else ()
-        results = ("pred", "pred") if family == "setp" else (parts[-2],)
+        pair = kind not in ("f16", "bf16")  # one predicate alone is allowed there
+        results = ("pred", "pred")[: 1 + pair] if family == "setp" else (parts[-2],)
         return (kind, kind, *boolean), results
     if family == "prmt":
         return ("u32",) * 3, ("u32",)

@@ -52,6 +52,17 @@ def thorough(forms: Sequence[str]) -> Iterator[Probe]:
             yield batch([one], inputs)
 
 
+def needs(form: str) -> int:
+    """Compute capability times ten of the oldest GPU that has a form, 90 at least."""
+    parts = form.split(".")
+    wide = "v8" in parts and parts[0] in ("ld", "st")
+    wide |= "v4" in parts and parts[-1] in ("u64", "s64", "b64", "f64")
+    mixed = parts[-2:-1] == ["f32"] and parts[-1] in ("f16", "bf16") and parts[0] != "cvt"
+    mixed &= parts[0] not in ("set", "slct")
+    newest = wide or mixed or parts[-1] == "f32x2" or (parts[0] == "redux" and parts[-1] == "f32")
+    return 100 if newest else 90
+
+
 def programs() -> tuple[Probe, ...]:
     """Probes that are written form by form: memory, atomics, threads."""
     return (*memory.probes(), *atomics.probes(), *threads.probes())
@@ -64,11 +75,20 @@ def _grouped(forms: Sequence[str]) -> dict[tuple[str, ...], list[Statement]]:
     return groups
 
 
-def probes(wanted: str = "", count: int = FEW) -> Iterator[Probe]:
-    """Every probe that shows a form whose opcode starts with `wanted`."""
-    yield from pure(pure_forms(wanted), count)
+def probes(wanted: str = "", long: bool = False, capability: int = 1000) -> Iterator[Probe]:
+    """Every probe that shows a form whose opcode starts with `wanted`.
+
+    Args:
+        wanted: The beginning of an opcode, up to a dot; "" for all.
+        long: All 65,536 patterns of 16-bit sources.
+        capability: Of the GPU that runs it, times ten.
+    """
+    forms = [form for form in pure_forms(wanted) if needs(form) <= capability]
+    yield from thorough(forms) if long else pure(forms, FEW)
     for probe in programs():
-        if any(_asked(form, wanted) for form in probe.forms):
+        if any(_asked(form, wanted) for form in probe.forms) and all(
+            needs(form) <= capability for form in probe.forms
+        ):
             yield probe
 
 
