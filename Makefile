@@ -16,7 +16,7 @@ READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
 	exit 2; }; \
 	$(PYTHON) tools/setup_env.py --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property gpu-check ptx-corpus mutate mutate-full clean
+.PHONY: help setup parity test check lint property peers gpu-check ptx-corpus mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -54,6 +54,12 @@ mutate:  ## the gate on the judge: wrong kernels must die, harmless ones pass, 2
 mutate-full:  ## the same in full: every law on every dtype combination, every fault that can be planted
 	@$(READY)
 	$(PY) -m parity mutate --json $(OUT)/mutate-full.json
+
+peers:  ## DeepSpeed installed beside us, and other projects judged as we are (docs/peers.md)
+	@$(READY)
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable '.[peers]'
+	DS_ACCELERATOR=cpu $(PY) -m parity peers
 
 ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs
 	@$(READY)

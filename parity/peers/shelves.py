@@ -1,0 +1,22 @@
+"""All peers."""
+
+from __future__ import annotations
+
+from parity.errors import UsageError
+from parity.peers import deepspeed_adam, deepspeed_norm, deepspeed_scale, torch_amp, torch_optim
+from parity.peers.peer import Peer
+
+MODULES = (torch_optim, torch_amp, deepspeed_adam, deepspeed_scale, deepspeed_norm)
+
+
+def peers(package: str | None = None) -> list[Peer]:
+    """Every peer, or those of one package.
+
+    Raises:
+        UsageError: no peer is of that package.
+    """
+    every = [peer for module in MODULES for peer in module.SHELF]
+    known = sorted({peer.package for peer in every})
+    if package is not None and package not in known:
+        raise UsageError(f'--package "{package}" is unknown, but should be among {known}')
+    return [peer for peer in every if package in (None, peer.package)]
