@@ -97,6 +97,7 @@ def require_controls(where: str, near: Tensor, controls: Mapping[str, Tensor]) -
 
 CONTROL_DTYPES: dict[str, Dtypes] = {
     **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), FP64),
+    **dict.fromkeys(("max_coeff", "min_coeff"), FP64),
     **dict.fromkeys(("momentum", "dampening", "max_norm", "scale", "scale_factor"), FP64),
     **dict.fromkeys(("growth_factor", "backoff_factor", "min_scale"), FP64),
     **dict.fromkeys(("factor", "inv_scale", "norm", "found_inf"), FP32),

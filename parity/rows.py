@@ -19,6 +19,7 @@ FILES = {
     "sgd_step": ("sgd", "sgd"),
     "adam_step": ("adam", "adam"),
     "adamw_step": ("adam", "adam"),
+    "lamb_step": ("lamb", "lamb"),
     "unscale": ("unscale", "overflow"),
     "global_norm": ("reduce", "clip"),
     "clip_factor": ("clip", "clip"),
@@ -32,16 +33,12 @@ FILES = {
     "cast_copy": ("cast", "cast"),
     "mixed_step": ("mixed_step", "mixed_step"),
 }
-# Users may register kernels of these; there is none of ours yet.
-WITHOUT_KERNEL = ("lamb_step",)
 
 
 def register_house() -> None:
     """Register our kernels; does nothing the second time."""
     known = {kernel.name for kernel in kernels()}
     for operation in HOUSE:
-        if operation.name in WITHOUT_KERNEL:
-            continue
         launcher, public = FILES[operation.name]
         every = tuple(operation.combinations)
         # The public function adds checks, not arithmetic: one combination and one layout show it.

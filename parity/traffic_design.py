@@ -37,12 +37,25 @@ _ADAM = Pass(
     ("params", "grads", "exp_avgs", "exp_avg_sqs"),
     ("params", "exp_avgs", "exp_avg_sqs", "copies"),
 )
+_LAMB = (
+    Pass("lamb_moments", _ADAM.read, ("exp_avgs", "exp_avg_sqs")),
+    Pass("lamb_weights", ("params", "exp_avgs", "exp_avg_sqs"), ("params", "copies")),
+)
 _REDUCE = Pass("reduce", ("grads",))
 
 DESIGN: dict[str, tuple[Pass, ...]] = {
     "sgd_step": (Pass("sgd", ("params", "grads", "momentums"), ("params", "momentums", "copies")),),
     "adam_step": (_ADAM,),
     "adamw_step": (_ADAM,),
+    "lamb_step": _LAMB,
+    "lamb_step": (
+        Pass(
+            "lamb_moments",
+            ("params", "grads", "exp_avgs", "exp_avg_sqs"),
+            ("exp_avgs", "exp_avg_sqs"),
+        ),
+        Pass("lamb_weights", ("params", "exp_avgs", "exp_avg_sqs"), ("params", "copies")),
+    ),
     "mixed_step": (_REDUCE, _ADAM),
     "global_norm": (_REDUCE,),
     "unscale": (Pass("unscale", ("grads",), ("grads",)),),

@@ -20,7 +20,7 @@ from parity.registry import (
     register_operation,
     registrations,
 )
-from parity.rows import FILES, WITHOUT_KERNEL, register_house
+from parity.rows import FILES, register_house
 
 KERNELS = Path(__file__).parent.parent / "fast" / "kernels"
 OTHER = operation_named("accumulate", "test")
@@ -54,13 +54,11 @@ def test_every_launcher_has_a_row(house: list[Kernel]) -> None:
 
 def test_every_operation_has_a_kernel_of_ours_that_claims_every_dtype(house: list[Kernel]) -> None:
     for operation in HOUSE:
-        if operation.name in WITHOUT_KERNEL:
-            continue
         rows = [row for row in house if row.operation is operation]
         assert {dtype for row in rows for dtype in row.dtypes} == set(operation.combinations)
         assert all(row.arithmetic == "exact" for row in rows)
     names = [operation.name for operation in HOUSE]
-    assert sorted([*FILES, *WITHOUT_KERNEL]) == sorted(names)
+    assert sorted(FILES) == sorted(names)
 
 
 def test_names_are_unique(house: list[Kernel]) -> None:

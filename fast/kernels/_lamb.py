@@ -1,0 +1,113 @@
+"""Arithmetic of LAMB: its coefficients, its tiles and its trust ratio.
+
+The coefficient block is laid out like Adam's (`fast.kernels._arith`), with the bounds of the trust
+ratio behind it; the pair of each tensor is its step size a, and a times its trust ratio.
+"""
+
+import triton
+import triton.language as tl
+
+from fast.kernels._arith import (
+    BETA1,
+    BETA2,
+    EPS,
+    FACTOR,
+    HEADER,
+    LANES,
+    REST1,
+    REST2,
+    WEIGHT_DECAY,
+    power,
+    step_pointers,
+    store_adam_header,
+)
+from fast.kernels._limbs import PADDED, norm_of
+
+MAX_COEFF = tl.constexpr(11)
+MIN_COEFF = tl.constexpr(12)
+
+
+@triton.jit
+def store_lamb_header(coefficients, beta1, beta2, eps, weight_decay, bounds, factor, skip):
+    """Round the float64 hyper-parameters once to fp32 and store them; the rate is in the pairs."""
+    store_adam_header(coefficients, beta1, beta1, beta2, eps, weight_decay, factor, skip)
+    largest, smallest = bounds
+    tl.store(coefficients + MAX_COEFF, largest.to(tl.float32))
+    tl.store(coefficients + MIN_COEFF, smallest.to(tl.float32))
+
+
+@triton.jit
+def advance_lamb_steps(
+    steps,
+    coefficients,
+    first,
+    tensors,
+    lr,
+    beta1,
+    beta2,
+    skip,
+    BIAS_CORRECTION: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
+    """Advance LANES step counters from `first` on, unless skipped, and store step sizes."""
+    lane = first + tl.arange(0, LANES)
+    mask = lane < tensors
+    counters = step_pointers(steps, lane, mask, IS_TABLE)
+    t = tl.load(counters, mask=mask, other=0) + 1
+    size = tl.full([LANES], 1.0, tl.float64) * lr
+    if BIAS_CORRECTION:
+        root = tl.sqrt(1.0 - power(beta2, t))
+        size = (size * root) / (1.0 - power(beta1, t))
+    tl.store(coefficients + HEADER + 2 * lane, size.to(tl.float32), mask=mask)
+    if skip == 0.0:
+        tl.store(counters, t, mask=mask)
+
+
+@triton.jit
+def load_lamb_coefficients(coefficients):
+    """Return (factor, wd, b1, c1, b2, c2, eps) as fp32 scalars."""
+    return (
+        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + WEIGHT_DECAY),
+        tl.load(coefficients + BETA1),
+        tl.load(coefficients + REST1),
+        tl.load(coefficients + BETA2),
+        tl.load(coefficients + REST2),
+        tl.load(coefficients + EPS),
+    )
+
+
+@triton.jit
+def lamb_direction(p, m, v, coefficients, EPS_INSIDE: tl.constexpr):
+    """Return u from the weights before the step and the moments after it; all fp32."""
+    _, wd, _, _, _, _, eps = coefficients
+    d = tl.sqrt_rn(v + eps) if EPS_INSIDE else tl.sqrt_rn(v) + eps
+    return tl.div_rn(m, d) + wd * p
+
+
+@triton.jit
+def lamb_moments(
+    params, grads, exp_avgs, exp_avg_sqs, offsets, mask, coefficients, EPS_INSIDE: tl.constexpr
+):
+    """Write one tile's moments; return its weights and its direction."""
+    factor, _, b1, c1, b2, c2, _ = coefficients
+    h = tl.load(grads + offsets, mask=mask).to(tl.float32) * factor
+    p = tl.load(params + offsets, mask=mask).to(tl.float32)
+    m = b1 * tl.load(exp_avgs + offsets, mask=mask) + c1 * h
+    v = b2 * tl.load(exp_avg_sqs + offsets, mask=mask) + (c2 * h) * h
+    tl.store(exp_avgs + offsets, m, mask=mask)
+    tl.store(exp_avg_sqs + offsets, v, mask=mask)
+    return p, lamb_direction(p, m, v, coefficients, EPS_INSIDE)
+
+
+@triton.jit
+def trust_ratio(sums, coefficients):
+    """Return |p| / |u| within its bounds; 1 where either is 0."""
+    w, _ = norm_of(sums)
+    n, _ = norm_of(sums + PADDED)
+    largest = tl.load(coefficients + MAX_COEFF)
+    smallest = tl.load(coefficients + MIN_COEFF)
+    # NaN has to come through both: a minimum that drops it would hide a broken direction.
+    rho = tl.minimum(tl.div_rn(w, n), largest, propagate_nan=tl.PropagateNan.ALL)
+    rho = tl.maximum(rho, smallest, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where((w != 0.0) & (n != 0.0), rho, 1.0)

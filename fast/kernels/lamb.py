@@ -1,0 +1,309 @@
+"""LAMB: Adam's moments, and a step as long as each tensor's norms allow.
+
+Four launches over tensors found through a pointer table:
+
+1. prepare: coefficients, and the step counters advance.
+2. moments: writes m and v, and adds the squares of the weights and of the direction u to limbs, one
+   pair of sums for each tensor. Reads 2 + 4 + 4 + 4, writes 4 + 4 bytes per parameter: 22.
+3. ratio: one program for each tensor rounds its two sums and forms the length of its step.
+4. weights: forms u again from what the second launch left, and writes p and the copy. Reads
+   4 + 4 + 4, writes 4 + 2: 18.
+
+Forming u twice costs 4 bytes per parameter less than keeping it. The sums are exact, so that
+neither the grid nor the order of chunks can matter; joining or cutting tensors does.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fast.dispatch import TRITON_DTYPE, cdiv, launch
+from fast.kernels._arith import HEADER, LANES, SKIP
+from fast.kernels._lamb import (
+    advance_lamb_steps,
+    lamb_direction,
+    lamb_moments,
+    load_lamb_coefficients,
+    store_lamb_header,
+    trust_ratio,
+)
+from fast.kernels._layout import TILE, address_of, facts_of, pointer
+from fast.kernels._limbs import PADDED, add_tile
+from fast.kernels.reduce import store_limbs
+from fast.tables import SHARED, TableCache, step_table, tensor_tables
+
+CONTROLS = (
+    "lr",
+    "beta1",
+    "beta2",
+    "eps",
+    "weight_decay",
+    "max_coeff",
+    "min_coeff",
+    "factor",
+    "found_inf",
+)
+WIDE = tl.constexpr(2048)  # elements that are summed at once
+SPAN = tl.constexpr(16384)  # elements for each program
+SUM_WARPS = 8
+
+
+@triton.jit(
+    do_not_specialize=["tensors"],
+    do_not_specialize_on_alignment=["steps", "coefficients", *CONTROLS],
+)
+def lamb_prepare_kernel(
+    steps,
+    coefficients,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    max_coeff,
+    min_coeff,
+    factor,
+    found_inf,
+    tensors: tl.int64,
+    BIAS_CORRECTION: tl.constexpr,
+    IS_TABLE: tl.constexpr,
+):
+    """Form the coefficient block and advance the step counters, LANES for each program."""
+    skip = tl.load(found_inf)
+    rate = tl.load(lr)
+    b1 = tl.load(beta1)
+    b2 = tl.load(beta2)
+    if tl.program_id(0) == 0:
+        bounds = (tl.load(max_coeff), tl.load(min_coeff))
+        decay = tl.load(weight_decay)
+        store_lamb_header(coefficients, b1, b2, tl.load(eps), decay, bounds, tl.load(factor), skip)
+    first = tl.program_id(0).to(tl.int64) * LANES
+    advance_lamb_steps(
+        steps, coefficients, first, tensors, rate, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+    )
+
+
+@triton.jit
+def span_of(table, tensors, DEPTH: tl.constexpr):
+    """Return (tensor, first element, end) of this program's span."""
+    pair = table + (DEPTH + 3) * tensors + 2 * tl.program_id(0).to(tl.int64)
+    tensor = tl.load(pair)
+    start = tl.load(pair + 1) * SPAN
+    numel, aligned, slot = facts_of(table, tensors, tensor, DEPTH)
+    return tensor, start, tl.minimum(start + SPAN, numel), numel, aligned, slot
+
+
+@triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
+def lamb_moments_kernel(
+    table,
+    coefficients,
+    limbs,
+    tensors: tl.int64,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    EPS_INSIDE: tl.constexpr,
+):
+    """Moments, and the squares of weights and direction added to each tensor's two sums."""
+    skip = tl.load(coefficients + SKIP)
+    c = load_lamb_coefficients(coefficients)
+    tensor, start, stop, numel, aligned, slot = span_of(table, tensors, 4)
+    p = address_of(table, tensors, tensor, 0)
+    g = address_of(table, tensors, tensor, 1)
+    m = address_of(table, tensors, tensor, 2)
+    v = address_of(table, tensors, tensor, 3)
+    if skip != 0.0:
+        return
+    weights = tl.zeros([PADDED], tl.int64)
+    directions = tl.zeros([PADDED], tl.int64)
+    while start < stop:
+        at = start + tl.arange(0, WIDE)
+        if (aligned != 0) & (start + WIDE <= numel):
+            w, u = lamb_moments(
+                pointer(p, P, True),
+                pointer(g, G, True),
+                pointer(m, M, True),
+                pointer(v, M, True),
+                at,
+                None,
+                c,
+                EPS_INSIDE,
+            )
+        else:
+            inside = at < numel
+            w, u = lamb_moments(
+                pointer(p, P, False),
+                pointer(g, G, False),
+                pointer(m, M, False),
+                pointer(v, M, False),
+                at,
+                inside,
+                c,
+                EPS_INSIDE,
+            )
+            # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
+            w = tl.where(inside, w, 0.0)
+            u = tl.where(inside, u, 0.0)
+        weights = add_tile(weights, w)
+        directions = add_tile(directions, u)
+        start += WIDE
+    sums = limbs + 2 * PADDED * slot
+    store_limbs(sums, weights)
+    store_limbs(sums + PADDED, directions)
+
+
+@triton.jit(do_not_specialize_on_alignment=["coefficients"])
+def lamb_ratio_kernel(coefficients, limbs):
+    """The length of one tensor's step: its step size times its trust ratio."""
+    skip = tl.load(coefficients + SKIP)
+    if skip != 0.0:
+        return
+    slot = tl.program_id(0).to(tl.int64)
+    rho = trust_ratio(limbs + 2 * PADDED * slot, coefficients)
+    pair = coefficients + HEADER + 2 * slot
+    tl.store(pair + 1, tl.load(pair) * rho)
+
+
+@triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
+def lamb_weights_kernel(
+    table,
+    coefficients,
+    tensors: tl.int64,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    EPS_INSIDE: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """The weights, from the moments that `lamb_moments_kernel` left."""
+    skip = tl.load(coefficients + SKIP)
+    c = load_lamb_coefficients(coefficients)
+    DEPTH: tl.constexpr = 4 if HAS_COPY else 3
+    tensor, start, stop, numel, aligned, slot = span_of(table, tensors, DEPTH)
+    p = address_of(table, tensors, tensor, 0)
+    m = address_of(table, tensors, tensor, 1)
+    v = address_of(table, tensors, tensor, 2)
+    low = address_of(table, tensors, tensor, DEPTH - 1)
+    length = tl.load(coefficients + HEADER + 2 * slot + 1)
+    if skip != 0.0:
+        return
+    while start < stop:
+        at = start + tl.arange(0, TILE)
+        if (aligned != 0) & (start + TILE <= numel):
+            weights = pointer(p, P, True)
+            w = tl.load(weights + at).to(tl.float32)
+            first = tl.load(pointer(m, M, True) + at)
+            second = tl.load(pointer(v, M, True) + at)
+            w = w - length * lamb_direction(w, first, second, c, EPS_INSIDE)
+            tl.store(weights + at, w.to(P))
+            if HAS_COPY:
+                tl.store(pointer(low, C, True) + at, w.to(C))
+        else:
+            inside = at < numel
+            weights = pointer(p, P, False)
+            w = tl.load(weights + at, mask=inside).to(tl.float32)
+            first = tl.load(pointer(m, M, False) + at, mask=inside)
+            second = tl.load(pointer(v, M, False) + at, mask=inside)
+            w = w - length * lamb_direction(w, first, second, c, EPS_INSIDE)
+            tl.store(weights + at, w.to(P), mask=inside)
+            if HAS_COPY:
+                tl.store(pointer(low, C, False) + at, w.to(C), mask=inside)
+        start += TILE
+
+
+def prepare_lamb(
+    steps: Sequence[Tensor],
+    controls: Sequence[Tensor],
+    *,
+    bias_correction: bool,
+    cache: TableCache = SHARED,
+) -> Tensor:
+    """Advance the step counters and return the coefficient block of this step."""
+    near = controls[0]
+    size = HEADER.value + 2 * len(steps)
+    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
+    is_table = len(steps) > 1
+    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
+    launch(
+        lamb_prepare_kernel,
+        cdiv(len(steps), LANES.value),
+        near,
+        (counters, coefficients, *controls, len(steps)),
+        reaches=steps,
+        BIAS_CORRECTION=bias_correction,
+        IS_TABLE=is_table,
+    )
+    return coefficients
+
+
+def update_lamb(
+    lists: Sequence[Sequence[Tensor]],
+    copies: Sequence[Tensor],
+    coefficients: Tensor,
+    *,
+    eps_inside_sqrt: bool,
+    cache: TableCache = SHARED,
+) -> None:
+    """Run the three launches over (params, grads, exp_avgs, exp_avg_sqs) and copies."""
+    params, _, exp_avgs, exp_avg_sqs = lists
+    count = len(params)
+    limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
+    reaches = [tensor for role in (*lists, copies) for tensor in role]
+    for table in tensor_tables(lists, chunk=SPAN.value, cache=cache):
+        launch(
+            lamb_moments_kernel,
+            table.chunks,
+            table.data,
+            (table.data, coefficients, limbs, table.tensors),
+            reaches=reaches,
+            warps=SUM_WARPS,
+            P=TRITON_DTYPE[table.dtypes[0]],
+            G=TRITON_DTYPE[table.dtypes[1]],
+            M=TRITON_DTYPE[table.dtypes[2]],
+            EPS_INSIDE=eps_inside_sqrt,
+        )
+    launch(lamb_ratio_kernel, count, coefficients, (coefficients, limbs), warps=1)
+    written = [params, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
+    for table in tensor_tables(written, chunk=SPAN.value, cache=cache):
+        launch(
+            lamb_weights_kernel,
+            table.chunks,
+            table.data,
+            (table.data, coefficients, table.tensors),
+            reaches=reaches,
+            P=TRITON_DTYPE[table.dtypes[0]],
+            M=TRITON_DTYPE[table.dtypes[1]],
+            C=TRITON_DTYPE[table.dtypes[-1]],
+            EPS_INSIDE=eps_inside_sqrt,
+            HAS_COPY=len(copies) > 0,
+        )
+
+
+def lamb_step_(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    weight_decay: Tensor,
+    max_coeff: Tensor,
+    min_coeff: Tensor,
+    factor: Tensor,
+    found_inf: Tensor,
+    bias_correction: bool,
+    eps_inside_sqrt: bool,
+) -> None:
+    """LAMB: the length of each tensor's step follows its norm."""
+    controls = (lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff, factor, found_inf)
+    coefficients = prepare_lamb(steps, controls, bias_correction=bias_correction)
+    lists = (params, grads, exp_avgs, exp_avg_sqs)
+    update_lamb(lists, copies, coefficients, eps_inside_sqrt=eps_inside_sqrt)
