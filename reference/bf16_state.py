@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from reference.bf16_groups import PartitionedGroup
-from reference.checkpoint import check_inner_state, matching_tensors, require_keys
+from reference.checkpoint import (
+    inner_state,
+    matching_tensors,
+    parsed_inner_state,
+    require_keys,
+)
 from reference.restore import StateDict
 from reference.scaled_wrapper import checked_clip
-from reference.wrapper import inner_state
 
 MASTERS = "single_partition_of_fp32_groups"
 INNER = "base_optimizer_state"
@@ -88,8 +92,7 @@ def checked(
         entry = _joined(groups, parts)
     masters = [group.master for group in groups]
     fitting = matching_tensors(entry[MASTERS], masters, MASTERS, WHERE, shorter=True)
-    inner = inner_state(entry, INNER, WHERE)
-    check_inner_state(optimizer, inner, WHERE)
+    inner = inner_state(optimizer, entry, INNER, WHERE)
     has_clip = "clip_grad" in entry
     clip = checked_clip(entry, 0.0, WHERE) if has_clip else None
     return Loaded(inner=inner, masters=fitting, clip_grad=clip)
@@ -112,9 +115,9 @@ def _joined(groups: Sequence[PartitionedGroup], entries: Sequence[StateDict]) ->
     if any(len(row) != len(groups) for row in masters):
         got = [len(row) for row in masters]
         raise ValueError(f"{MASTERS} has {got} tensors, but should have {len(groups)} [{WHERE}]")
-    inner = copy.deepcopy(inner_state(first, INNER, WHERE))
+    inner = copy.deepcopy(parsed_inner_state(first, INNER, WHERE))
     states = [
-        cast(Mapping[int, Mapping[str, object]], inner_state(entry, INNER, WHERE)["state"])
+        cast(Mapping[int, Mapping[str, object]], parsed_inner_state(entry, INNER, WHERE)["state"])
         for entry in entries
     ]
     cut = cast(dict[int, dict[str, object]], inner["state"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reference.fragments import FragmentAddress
+from reference.restore import StateDict
 
 # Name of the class in DeepSpeed's files -> what is made instead.
 FOREIGN: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
@@ -144,3 +145,34 @@ def check_inner_state(
                     f"{key} of parameter {number} has shape {tuple(value.shape)}, but should have "
                     f"{tuple(param.shape)} [{where}]"
                 )
+
+
+def inner_state(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, object], key: str, where: str
+) -> StateDict:
+    """The dict for the optimizer inside; options that its groups lack stay as they are now.
+
+    Raises:
+        ValueError: it is not there, or does not fit.
+    """
+    saved = parsed_inner_state(state_dict, key, where)
+    check_inner_state(optimizer, saved, where)
+    own = optimizer.state_dict()["param_groups"]
+    given = cast(Sequence[Mapping[str, object]], saved["param_groups"])
+    groups = [{**mine, **theirs} for mine, theirs in zip(own, given, strict=True)]
+    return {**saved, "param_groups": groups}
+
+
+def parsed_inner_state(state_dict: Mapping[str, object], key: str, where: str) -> StateDict:
+    """The dict of some optimizer.
+
+    Raises:
+        ValueError: it is not there, or is none.
+    """
+    inner = state_dict.get(key)
+    if isinstance(inner, dict) and {"state", "param_groups"} <= inner.keys():
+        groups, state = inner["param_groups"], inner["state"]
+        whole = isinstance(groups, list) and isinstance(state, dict)
+        if whole and all(isinstance(group, dict) and "params" in group for group in groups):
+            return cast(StateDict, inner)
+    raise ValueError(f"{key} should be the state dict of an optimizer, but is not [{where}]")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import fp32
-from reference.checkpoint import check_inner_state, matching_tensors, require_keys
+from reference.checkpoint import inner_state, matching_tensors, require_keys
 from reference.collectives import Engine, ModelParallelUnit
 from reference.compat import CORRECT, Compat
 from reference.construction import initialize
@@ -31,7 +31,7 @@ from reference.moe import ExpertGroups
 from reference.restore import StateDict
 from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
 from reference.scalers import LossScale, wrapper_loss_scale
-from reference.wrapper import Timers, check_dense, dropped, inner_state
+from reference.wrapper import Timers, check_dense, dropped
 
 STEP_TIMERS = [
     "compute_norm",
@@ -50,7 +50,7 @@ class FP16Optimizer(ScaledWrapper):
             Frozen parameters are left alone, empty ones are fine, dtypes may be mixed.
         deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
         loss_scale_config: a scaler, which then decides instead of the five arguments below.
-        low_precision_dtype: float16 scales the loss; anything else does not.
+        low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
         dynamic_loss_scale: let the scale move by the wrapper rule of `reference.loss_scale`.
         initial_dynamic_scale: the first scale without dynamic_loss_args.
@@ -60,7 +60,7 @@ class FP16Optimizer(ScaledWrapper):
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         fused_adam_legacy: refused, the argument exists for callers that pass False.
-        has_moe_layers: whether experts are expected; their parameters say so themselves.
+        has_moe_layers: accepted; parameters say themselves who is an expert.
         expert_groups: expert-parallel process groups by name.
         timers: called by phase.
         compat: upstream behaviour to reproduce; the default is correct.
@@ -91,23 +91,25 @@ class FP16Optimizer(ScaledWrapper):
         timers: Timers | None = None,
         compat: Compat = CORRECT,
     ) -> None:
+        del has_moe_layers
         if fused_adam_legacy:
             raise RuntimeError(
                 "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
                 "and a scale the old way of apex [FP16Optimizer]"
             )
+        scales = loss_scale_config is not None or low_precision_dtype is torch.float16
         super().__init__(
             init_optimizer,
             loss_scaler=loss_scale_config
             or wrapper_loss_scale(
-                scales=low_precision_dtype is torch.float16,
+                scales=scales,
                 static_loss_scale=static_loss_scale,
                 dynamic_loss_scale=dynamic_loss_scale,
                 dynamic_loss_args=dynamic_loss_args,
                 initial_scale=initial_dynamic_scale,
                 min_scale=1.0,
             ),
-            scales=low_precision_dtype is torch.float16,
+            scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
             mpu=mpu,
@@ -117,7 +119,6 @@ class FP16Optimizer(ScaledWrapper):
             timers=timers,
             compat=compat,
         )
-        self.has_moe_layers = has_moe_layers
         self.groups = [
             flat_group(group["params"], f"group {index}, FP16Optimizer")
             for index, group in enumerate(init_optimizer.param_groups)
@@ -239,9 +240,8 @@ class FP16Optimizer(ScaledWrapper):
         clip_grad = checked_clip(state_dict, self.clip_grad, where)
         saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
         masters = matching_tensors(saved, own, "fp32_groups_flat", where)
-        inner = inner_state(state_dict, "optimizer_state_dict", where)
+        inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
         if load_optimizer_states:
-            check_inner_state(self.optimizer, inner, where)
             self.optimizer.load_state_dict(inner)
         self.loss_scaler.state, self.clip_grad = scaling, clip_grad
         with torch.no_grad():

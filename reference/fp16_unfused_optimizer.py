@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import fp32
-from reference.checkpoint import check_inner_state, matching_tensors, require_keys
+from reference.checkpoint import inner_state, matching_tensors, require_keys
 from reference.collectives import Engine, ModelParallelUnit
 from reference.compat import CORRECT, Compat
 from reference.construction import initialize
@@ -35,7 +35,7 @@ from reference.moe import ExpertGroups, is_moe_param
 from reference.restore import StateDict, check_param
 from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
 from reference.scalers import LossScale, wrapper_loss_scale
-from reference.wrapper import check_dense, dropped, inner_state
+from reference.wrapper import check_dense, dropped
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -46,7 +46,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             are left alone, empty ones are fine, dtypes may be mixed.
         deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
         loss_scale_config: a scaler, which then decides instead of the four arguments below.
-        low_precision_dtype: float16 scales the loss; anything else does not.
+        low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
         dynamic_loss_scale: let the scale move by the wrapper rule of `reference.loss_scale`.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
@@ -85,18 +85,19 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     ) -> None:
         if fused_lamb_legacy:
             _require_lamb(init_optimizer)
+        scales = loss_scale_config is not None or low_precision_dtype is torch.float16
         super().__init__(
             init_optimizer,
             loss_scaler=loss_scale_config
             or wrapper_loss_scale(
-                scales=low_precision_dtype is torch.float16,
+                scales=scales,
                 static_loss_scale=static_loss_scale,
                 dynamic_loss_scale=dynamic_loss_scale,
                 dynamic_loss_args=dynamic_loss_args,
                 initial_scale=2.0**16,
                 min_scale=0.25,
             ),
-            scales=low_precision_dtype is torch.float16,
+            scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
             mpu=mpu,
@@ -224,9 +225,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         scaling = self.loss_scaler.restored(state_dict)
         clip_grad = checked_clip(state_dict, self.clip_grad, where)
         masters = _matching_groups(state_dict["fp32_groups"], self.fp32_groups, where)
-        inner = inner_state(state_dict, "optimizer_state_dict", where)
+        inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
         if load_optimizer_states:
-            check_inner_state(self.optimizer, inner, where)
             self.optimizer.load_state_dict(inner)
         self.loss_scaler.state, self.clip_grad = scaling, clip_grad
         for master, saved in zip(self._masters(), masters, strict=True):

@@ -110,10 +110,14 @@ def enter(
     load_optimizer_states: bool,
 ) -> None:
     """Write masters and, unless they are left out, states, steps and hyper-parameters."""
+    # States first: an optimizer that refuses them has changed nothing.
+    if load_optimizer_states:
+        _enter_states(optimizer, found)
     for group, master in zip(groups, found.masters, strict=True):
         group.master.detach().copy_(master)
-    if not load_optimizer_states:
-        return
+
+
+def _enter_states(optimizer: torch.optim.Optimizer, found: Universal) -> None:
     own = optimizer.state_dict()
     state: dict[int, dict[str, object]] = {}
     for number, flats in enumerate(found.states):

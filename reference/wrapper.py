@@ -7,14 +7,12 @@ The wrapper is a `torch.optim.Optimizer` itself, so that schedulers and step hoo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
-
-from reference.restore import StateDict
 
 ParamGroup = dict[str, object]
 
@@ -151,15 +149,3 @@ def check_dense(params: Iterable[Tensor], where: str) -> None:
             raise RuntimeError(
                 f"gradient has layout {param.grad.layout}, but should be dense [{where}]"
             )
-
-
-def inner_state(state_dict: Mapping[str, object], key: str, where: str) -> StateDict:
-    """The dict of the optimizer inside.
-
-    Raises:
-        ValueError: it is not there.
-    """
-    inner = state_dict.get(key)
-    if not isinstance(inner, dict) or not {"state", "param_groups"} <= inner.keys():
-        raise ValueError(f"{key} should be the state dict of an optimizer, but is not [{where}]")
-    return cast(StateDict, inner)

@@ -134,6 +134,14 @@ WRONG: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "static": (lambda s: {**s, "dynamic_loss_scale": False}, "state is of a static loss scale"),
     "clip": (lambda s: {**s, "clip_grad": "much"}, "clip_grad='much', but should be a number"),
     "inner": (lambda s: {**s, "optimizer_state_dict": 3}, "should be the state dict of an optim"),
+    "groups": (
+        lambda s: {**s, "optimizer_state_dict": {"state": {}, "param_groups": [{}]}},
+        "should be the state dict of an optim",
+    ),
+    "sizes": (
+        lambda s: {**s, "optimizer_state_dict": {"state": {}, "param_groups": [{"params": [0]}]}},
+        "state has groups of",
+    ),
     "moments": (inner_with((2,)), "exp_avg of parameter 0 has shape"),
 }
 
@@ -180,6 +188,18 @@ def test_a_checkpoint_without_a_clip_norm_keeps_that_of_the_constructor() -> Non
     assert state.pop("clip_grad") == 0.5
     optimizer.load_state_dict(state)
     assert optimizer.clip_grad == 0.75
+
+
+@KINDS
+def test_state_of_torchs_adam_goes_on_in_fused_adam(kind: str) -> None:
+    """Options that the other optimizer does not know stay those of the constructor."""
+    params, optimizer = built(kind, "Adam")
+    trained(params, optimizer, range(2))
+    others, other = built(kind, "FusedAdam")
+    other.load_state_dict(optimizer.state_dict())
+    trained(others, other, range(2, 3))
+    assert other.param_groups[0]["bias_correction"] is True
+    assert other.state_dict()["cur_iter"] == 3
 
 
 @KINDS

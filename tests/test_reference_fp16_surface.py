@@ -11,6 +11,7 @@ from torch import Tensor
 
 from reference.fp16_optimizer import FP16Optimizer
 from reference.fused_adam import FusedAdam
+from reference.scalers import StaticLossScale
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 WINDOW_OF_TWO = {"init_scale": 4.0, "scale_window": 2, "min_scale": 1.0}
@@ -257,3 +258,15 @@ def test_a_skipped_step_is_logged_with_both_scales(caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO"):
         optimizer.step()
     assert "overflow, step skipped: loss scale 0.5 -> 0.25" in caplog.text
+
+
+def test_a_given_scaler_scales_bf16_too() -> None:
+    weights = param([0.0], BRAIN)
+    scaler = StaticLossScale(scale=8.0)
+    optimizer = sgd(weights, low_precision_dtype=BRAIN, loss_scale_config=scaler)
+    backward(optimizer, weights)
+    assert weights.grad is not None
+    assert weights.grad.item() == 8.0
+    optimizer.step()
+    assert weights.item() == -1.0
+    assert optimizer.state_dict()["cur_scale"] == 8.0
