@@ -20,6 +20,8 @@ CUSTOMARY = {
     "beta2": 0.999,
     "eps": 1e-8,
     "weight_decay": 0.01,
+    "max_coeff": 10.0,
+    "min_coeff": 0.01,
     "momentum": 0.9,
     "dampening": 0.0,
     "factor": 1.0,
@@ -44,6 +46,10 @@ CUSTOMARY = {
 
 Lists = dict[str, list[Tensor]]
 Controls = dict[str, Tensor]
+
+
+class KernelRaised(Exception):
+    """The kernel raises, not what surrounds it."""
 
 
 class Run:
@@ -90,7 +96,10 @@ class Run:
     def by(self, kernel: Kernel) -> None:
         """One step by a kernel."""
         lists = [self.lists[argument.name] for argument in self.operation.lists]
-        kernel(*lists, **self.controls, **self.options)
+        try:
+            kernel(*lists, **self.controls, **self.options)
+        except Exception as error:
+            raise KernelRaised(f"{kernel.name} raises {error}") from error
 
     def by_reference(self) -> None:
         """One step by the reference."""
