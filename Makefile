@@ -16,7 +16,7 @@ READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
 	exit 2; }; \
 	$(PYTHON) tools/setup_env.py --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property peers gpu-check ptx-corpus mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -65,6 +65,10 @@ ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTC
 	@$(READY)
 	$(PY) -m parity.replay.corpus make
 	$(PY) -m parity.replay.corpus census --write
+
+compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
+	@$(READY)
+	$(PY) -m parity compile
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)
