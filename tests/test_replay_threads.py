@@ -14,6 +14,7 @@ from parity.replay import (
     Misaligned,
     OutOfBounds,
     Race,
+    UninitialisedRead,
     UnknownInstruction,
     launches,
     options,
@@ -82,6 +83,82 @@ def test_a_barrier_that_some_threads_skip_is_a_deadlock() -> None:
     assert "57 threads" in str(caught.value)
     assert "kernel.py:20" in str(caught.value)
     assert "7 threads (first (0, 0, 0)) have finished" in str(caught.value)
+
+
+def test_groups_at_two_barriers_are_a_deadlock_with_both_lines() -> None:
+    with pytest.raises(Deadlock) as caught:
+        run("""setp.lt.u32 %p1, %r0, 32; @%p1 bra LOW;
+        .loc 1 20 0
+        bar.sync 1, 64; bra JOIN;
+        LOW:
+        .loc 1 22 0
+        bar.sync 2, 64;
+        JOIN: mov.u32 %r1, 0;""")
+    assert "32 threads (first (32, 0, 0)) wait at kernel.py:20" in str(caught.value)
+    assert "32 threads (first (0, 0, 0)) wait at kernel.py:22" in str(caught.value)
+
+
+def test_one_barrier_may_stand_at_two_places() -> None:
+    body = """setp.lt.u32 %p1, %r0, 32; @%p1 bra LOW;
+    bar.sync 0; bra JOIN;
+    LOW: bar.sync 0;
+    JOIN: mov.u32 %r1, 4;"""
+    assert run(body) == [4] * 64
+
+
+HANDOVER = """
+    .shared .align 4 .b8 buffer[4];
+    mov.u32 %r2, buffer; shr.u32 %r3, %r0, 5; setp.ne.u32 %p1, %r3, 0; setp.eq.u32 %p3, %r0, 0;
+    setp.ge.u32 %p2, %r3, JOINED; @%p2 bra REST;
+    .loc 1 10 0
+    @%p3 st.shared.u32 [%r2], 5;
+    bar.sync 1, COUNT;
+    REST:
+    .loc 1 12 0
+    @%p1 ld.shared.u32 %r1, [%r2];
+"""
+
+
+def handed_over(joined: int, threads: int) -> list[int]:
+    """Warp 0 writes, `joined` warps meet at a barrier, all other warps read."""
+    body = HANDOVER.replace("JOINED", str(joined)).replace("COUNT", str(32 * joined))
+    with options(check_races=True):
+        return run(body, threads=threads)
+
+
+def test_a_barrier_of_some_warps_orders_those() -> None:
+    assert handed_over(2, 64)[32:] == [5] * 32
+    assert handed_over(3, 96)[32:] == [5] * 64
+
+
+def test_a_barrier_of_some_warps_orders_no_others() -> None:
+    with pytest.raises(Race, match=r"after a write at kernel.py:10.*thread \(64, 0, 0\)"):
+        handed_over(2, 96)
+
+
+def test_a_barrier_within_a_warp_orders_no_other_warp() -> None:
+    near = EXCHANGE.replace("xor.b32 %r5, %r3, 252", "xor.b32 %r5, %r3, 4")
+    with options(check_races=True):
+        assert run(near.replace("BARRIER", "bar.warp.sync -1;")) == [i ^ 1 for i in range(64)]
+        with pytest.raises(Race):
+            run(EXCHANGE.replace("BARRIER", "bar.warp.sync -1;"))
+
+
+def test_shared_memory_that_nobody_wrote_is_found_on_request() -> None:
+    body = """.shared .align 4 .b8 buffer[4]; mov.u32 %r2, buffer;
+    .loc 1 7 0
+    ld.shared.u32 %r1, [%r2];"""
+    assert run(body) == [0xCDCDCDCD - (1 << 32)] * 64
+    with options(uninitialised=[]), pytest.raises(UninitialisedRead, match=r"kernel\.py:7"):
+        run(body)
+
+
+@pytest.mark.parametrize(
+    "opcode", ["barrier.cluster.arrive", "barrier.cluster.wait", "bar.arrive 1, 64"]
+)
+def test_barriers_beyond_the_block_are_refused(opcode: str) -> None:
+    with pytest.raises(UnknownInstruction, match=rf"{opcode.split()[0]}.*kernel\.py:5"):
+        run(f".loc 1 5 0\n{opcode};")
 
 
 def test_an_endless_loop_is_stopped() -> None:

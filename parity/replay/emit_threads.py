@@ -118,7 +118,9 @@ def _barrier(emitter: Emitter, instruction: Instruction) -> None:
         emitter.assign(instruction.operands[0], call, kind, instruction.guard)
     elif "sync" not in parts:
         raise unknown(emitter.kernel, instruction)
-    emitter.line(f"L.barrier({'warp' in parts})")
+    rest = instruction.operands[1:-1] if "red" in parts else instruction.operands
+    count = int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Imm) else 0
+    emitter.line(f"L.barrier({'warp' in parts}, {count})")
 
 
 def _trap(emitter: Emitter, instruction: Instruction) -> None:

@@ -100,10 +100,10 @@ class Lanes:
         self.size = self.shape[0] * self.shape[1]
         self.full = rows is None and ids is None
 
-    def barrier(self, warp_only: bool = False) -> None:
-        """Tell the checks of memory that these threads have met."""
+    def barrier(self, warp_only: bool = False, count: int = 0) -> None:
+        """Tell the checks of memory that these threads have met: `count` of a block, or all (0)."""
         if self.batch.shadow is not None:
-            self.batch.shadow.barrier(self, warp_only)
+            self.batch.shadow.barrier(self, warp_only, 0 < count < self.batch.threads)
 
     def gather(self, value: Array) -> Array:
         """The active part of a value of the whole batch."""

@@ -74,7 +74,7 @@ _LOCK = threading.RLock()
 def options(
     *,
     check_races: bool = False,
-    uninitialised: Iterable[torch.Tensor] = (),
+    uninitialised: Iterable[torch.Tensor] | None = None,
     order: str = "natural",
     seed: int = 0,
     only_blocks: Iterable[int] | None = None,
@@ -87,7 +87,8 @@ def options(
     Args:
         check_races: See `Options`.
         uninitialised: Tensors of which nobody has written anything yet: reading a byte before a
-            launch inside this context has written it is an error, in shared memory too.
+            launch inside this context has written it is an error, in shared memory too (which an
+            empty list checks alone).
         order: See `Options`.
         seed: See `Options`.
         only_blocks: See `Options`.
@@ -98,8 +99,7 @@ def options(
     if order not in ("natural", "permuted"):
         raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
     chosen = None if only_blocks is None else tuple(only_blocks)
-    tensors = tuple(uninitialised)
-    unwritten = Unwritten(tensors) if tensors else None
+    unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
     token = _OPTIONS.set(
         Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps, after_batch)
     )

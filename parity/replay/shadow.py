@@ -2,7 +2,8 @@
 
 Every byte remembers its last write and its last two readers. Two threads' accesses are ordered
 
-* within a block, by a barrier between them (within a warp, also by `bar.warp.sync`);
+* within a block, by a barrier between them: of all threads, of the warps that one with a count
+  joins (at one place of the code), or of a warp (`bar.warp.sync`);
 * between blocks, by a chain of atomics on one address, if they carry acquire or release
   semantics or the kernel has a fence.
 
@@ -110,17 +111,25 @@ class Shadow:
         rows, warps = len(batch.blocks), -(-batch.threads // 32)
         self.block_epoch = np.zeros(rows, np.int64)
         self.warp_epoch = np.zeros((rows, warps), np.int64)
+        self.met = np.full((rows, warps, warps), NOBODY, np.int64)
+        """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
         self.shared_trace = Trace(batch.shared.size if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
 
-    def barrier(self, lanes: Lanes, warp_only: bool) -> None:
-        """All of these threads have met."""
+    def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
+        """These threads have met: within their warps, or `some` or all warps of their blocks."""
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)
         threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)
-        if not warp_only:
-            self.block_epoch[np.unique(rows)] += 1
         met = np.zeros(self.warp_epoch.shape, np.bool_)
         met[rows, threads // 32] = True
+        if some:
+            for row in np.unique(rows):
+                group = np.flatnonzero(met[row])
+                known = self.met[row, group].max(axis=0)
+                known[group] = self.warp_epoch[row, group]
+                self.met[row, group] = known
+        elif not warp_only:
+            self.block_epoch[np.unique(rows)] += 1
         self.warp_epoch[met] += 1
 
     def global_access(
@@ -251,10 +260,19 @@ class Shadow:
         for index in np.flatnonzero(suspect & ~ordered):
             before = int(earlier[index, 0]) // threads
             after = int(now[index, 0]) // threads
+            if before == after and self._met(earlier[index], int(now[index, 0])):
+                continue
             if before == after or not self.memory.clocks.ordered(
                 before, int(earlier[index, 3]), after
             ):
                 self._race(site, lanes, flat[access.lane[index]], earlier[index])
+
+    def _met(self, earlier: Array, thread: int) -> bool:
+        """Whether a thread has met the warp of an earlier event of its block since then."""
+        block, own = divmod(thread, self.batch.threads)
+        row = int(np.flatnonzero(self.batch.blocks == block)[0])
+        other = int(earlier[0]) % self.batch.threads // 32
+        return bool(earlier[2] <= self.met[row, own // 32, other])
 
     def _compare_within(self, site: Site, lanes: Lanes, access: Access, flat: Array) -> None:
         """Raise if two threads of this very instruction store different values to one byte."""
