@@ -121,7 +121,9 @@ class Judge:
             failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
         after = arena.before if failure and not call.may_refuse else arena.after()
         refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
-        self.charges = charges_on(self.engine, log)
+        if not (call.end and call.reuse is not None):
+            # The other end of a large call was launched by the first.
+            self.charges = charges_on(self.engine, log)
         asked = not failure and _needs_wants(plan, number)
         wanted = self._wants(call.case) if asked else _shapes(arena)
         outcome = Outcome(
