@@ -260,3 +260,26 @@ def test_overflows_are_agreed_among_those_who_may_differ() -> None:
     assert find(mpu, reduces, []) == [model]
     assert find(mpu, does_not, [expert]) == [expert, data, model]
     assert find(None, reduces, []) == []
+
+
+@pytest.mark.parametrize("kind", ["flat", "unfused"])
+def test_experts_of_all_ranks_count_and_their_overflow_is_agreed(
+    kind: str, on_ranks: Callable[..., list[object]]
+) -> None:
+    """Shared gradients are the same on both ranks; each rank holds an expert of its own."""
+    group = Meeting(2)
+
+    def run(grad: float) -> tuple[float, bool]:
+        shared, expert = (torch.nn.Parameter(torch.zeros(1).half()) for _ in range(2))
+        expert.allreduce, expert.group_name = False, "e"  # type: ignore[attr-defined]
+        make: Callable[..., FP16Optimizer] = (
+            FP16Optimizer if kind == "flat" else FP16UnfusedOptimizer  # type: ignore[assignment]
+        )
+        inside = torch.optim.SGD([shared, expert], lr=1.0)
+        optimizer = make(inside, expert_groups={"e": group}, verbose=False)
+        shared.grad, expert.grad = torch.full((1,), 2.0).half(), torch.full((1,), grad).half()
+        optimizer.step()
+        return optimizer.get_global_norm(), optimizer.overflow
+
+    assert on_ranks(lambda: run(3.0), lambda: run(6.0)) == [(7.0, False)] * 2
+    assert on_ranks(lambda: run(3.0), lambda: run(math.inf)) == [(math.inf, True)] * 2
