@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
@@ -11,6 +12,7 @@ from parity.peers.peer import Peer
 from parity.session import Selection, Session
 
 VERDICT_ONLY = Effort(repros=None)
+PLACE = re.compile(r" \[\S*:\d+\]$")  # where a peer raised: a path of this machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def _observation(name: str, dtype: str, cells: list[Cell]) -> Observation:
         dtype=dtype,
         kept=tuple(cell.key.law for cell in cells if cell.status is Status.PASSED),
         broken={
-            cell.key.law: cell.failure.strip().splitlines()[0]
+            cell.key.law: PLACE.sub("", cell.failure.strip().splitlines()[0])
             for cell in cells
             if cell.status is Status.FAILED
         },
