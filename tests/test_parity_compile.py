@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,13 @@ from parity.wrong.triton_kernels import adamw_kernel
 
 register_house()
 HOPPER = "sm_90"
-VARIANTS = variants_of([kernel for kernel in kernels() if kernel.name.startswith("triton.")])
 Capture = pytest.CaptureFixture[str]
+
+
+@cache
+def variants() -> list[Variant]:
+    """Everything that our rows launch; not at import, which every test process does."""
+    return variants_of([kernel for kernel in kernels() if kernel.name.startswith("triton.")])
 
 
 def quiet(built: Built) -> None:
@@ -37,7 +43,7 @@ def quiet(built: Built) -> None:
 def sample() -> list[Variant]:
     """The first and the last variant of each kernel: `make compile` takes all of them."""
     ends: dict[str, list[Variant]] = {}
-    for variant in VARIANTS:
+    for variant in variants():
         ends.setdefault(variant.kernel, [variant, variant])[1] = variant
     return list({one.name: one for pair in ends.values() for one in pair}.values())
 
@@ -83,12 +89,12 @@ def test_every_kernel_in_the_folder_is_launched_by_a_row() -> None:
             for value in vars(module).values()
             if isinstance(value, JITFunction) and value.fn.__name__.endswith("_kernel")
         }
-    assert jitted == {variant.kernel for variant in VARIANTS}
+    assert jitted == {variant.kernel for variant in variants()}
 
 
 def test_every_variant_has_a_ceiling_on_every_target() -> None:
     recorded_ = load().facts
-    missing = {(v.name, t) for v in VARIANTS for t in building.TARGETS} - set(recorded_)
+    missing = {(v.name, t) for v in variants() for t in building.TARGETS} - set(recorded_)
     assert not missing, "record them: python -m parity compile --update"
 
 
@@ -151,7 +157,7 @@ FACTS = {"registers": 40, "code": 1000, "load_width": 16}
 def test_ceilings_bound_from_above_and_floors_from_below(
     fact: str, value: int, breaks: bool
 ) -> None:
-    variant = VARIANTS[0]
+    variant = variants()[0]
     known = Ceilings({HOPPER: "one"}, {(variant.name, HOPPER): FACTS})
     built = Built(variant, HOPPER, {**FACTS, fact: value})
     found = breaches(known, [built], {HOPPER: "one"}, False)
@@ -162,7 +168,7 @@ def test_ceilings_bound_from_above_and_floors_from_below(
 
 
 def test_missing_stale_and_uncompiled_lines_are_breaches() -> None:
-    first, second = VARIANTS[:2]
+    first, second = variants()[:2]
     known = Ceilings({HOPPER: "one"}, {(second.name, HOPPER): FACTS})
     found = [Built(first, HOPPER, FACTS)]
     said = {b.variant: b.why for b in breaches(known, found, {HOPPER: "one"}, whole=True)}
@@ -173,7 +179,7 @@ def test_missing_stale_and_uncompiled_lines_are_breaches() -> None:
 
 
 def test_the_file_is_sorted_and_reads_back(tmp_path: Path) -> None:
-    names = [variant.name for variant in VARIANTS[:3]]
+    names = [variant.name for variant in variants()[:3]]
     known = Ceilings({"sm_90": "a", "sm_80": "b"}, {(n, t): FACTS for n in names for t in "ba"})
     save(known, tmp_path / "c.json")
     assert load(tmp_path / "c.json") == known
@@ -190,12 +196,12 @@ def test_an_unreadable_file_is_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_updating_part_of_a_target_with_another_compiler_is_refused() -> None:
-    known = Ceilings({HOPPER: "one"}, {(VARIANTS[1].name, HOPPER): FACTS})
-    built = [Built(VARIANTS[0], HOPPER, FACTS)]
+    known = Ceilings({HOPPER: "one"}, {(variants()[1].name, HOPPER): FACTS})
+    built = [Built(variants()[0], HOPPER, FACTS)]
     with pytest.raises(UsageError, match="update all of it"):
         updated(known, built, {HOPPER: "two"}, whole=False)
     assert set(updated(known, built, {HOPPER: "two"}, whole=True).facts) == {
-        (VARIANTS[0].name, HOPPER)
+        (variants()[0].name, HOPPER)
     }
     assert len(updated(known, built, {HOPPER: "one"}, whole=False).facts) == 2
 
@@ -218,7 +224,7 @@ def crashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
     """A kernel at which the child process dies."""
     (tmp_path / "crashing_module.py").write_text(CRASHING)
     monkeypatch.syspath_prepend(tmp_path)
-    return replace(VARIANTS[0], module="crashing_module", kernel="crash_kernel")
+    return replace(variants()[0], module="crashing_module", kernel="crash_kernel")
 
 
 def test_a_crash_is_reported_and_the_others_are_compiled(crashing: Variant) -> None:
@@ -319,6 +325,7 @@ def test_the_command_shows_before_and_after_of_a_breach(tmp_path: Path, capsys: 
 def test_a_broken_rule_is_never_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: dict[str, Built], capsys: Capture
 ) -> None:
+    monkeypatch.setattr("parity.compile_command._variants", lambda _: [])
     monkeypatch.setattr("parity.compile_command._with_progress", lambda *_: [broken["contracted"]])
     assert compile_all([HOPPER], None, None, True, tmp_path / "c.json") == 1
     assert "nothing was recorded" in capsys.readouterr().out
