@@ -13,7 +13,6 @@ from parity.mutate.verdict import End, Kind, Subject
 from parity.wrong import Entry, Variant
 from parity.wrong.judged import row_of
 
-
 # For this table it is enough that one law kills.
 ONE_LAW = replace(QUICK, first=True)
 
