@@ -7,8 +7,10 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from parity.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
+from parity.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from parity.peers.findings import idle, unexplained
+from parity.peers.installed import is_installed
+from parity.peers.live import CONFIGURATIONS, Agreement, compared
 from parity.peers.observe import Observation, observed
 from parity.peers.page import FILE, page
 from parity.peers.peer import Peer
@@ -25,10 +27,13 @@ def judge_peers(package: str | None, write: bool) -> int:
     for peer in chosen:
         if peer.missing():
             screen.print(f"not judged: {peer.name}: {peer.missing()}")
+    agreement = _live(screen) if package != "torch" and is_installed("deepspeed") else None
     if write:
-        record(chosen, seen)
+        if agreement is None:
+            raise UsageError("--record needs deepspeed and every package: run make peers first")
+        record(chosen, seen, agreement)
         FILE.write_text(page())
-    wrong = [*unexplained(seen), *idle(seen)]
+    wrong = [*unexplained(seen), *idle(seen), *(agreement.wrong if agreement else [])]
     for sentence in wrong:
         screen.print(sentence, style="red")
     broken = sum(len(one.broken) for one in seen)
@@ -37,6 +42,17 @@ def judge_peers(package: str | None, write: bool) -> int:
     if not seen:
         return EXIT_TOO_LITTLE
     return EXIT_BROKEN if wrong else EXIT_KEPT
+
+
+def _live(screen: Console) -> Agreement:
+    """DeepSpeed's optimizers and the reference's over the same random runs."""
+    screen.print(f"running DeepSpeed's optimizers beside ours: {CONFIGURATIONS} configurations")
+    agreement = compared()
+    screen.print(
+        f"{agreement.steps} steps, {agreement.skipped} skipped: weights equal in "
+        f"{agreement.exact} configurations, within the bound of their norm in {agreement.within}"
+    )
+    return agreement
 
 
 def _table(chosen: list[Peer], seen: list[Observation]) -> Table:

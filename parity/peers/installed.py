@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
+
+
+def is_installed(package: str) -> bool:
+    """Whether a distribution is there."""
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def without_compiler() -> str:
@@ -19,6 +30,7 @@ def without_compiler() -> str:
 def deepspeed(module: str) -> ModuleType:
     """A module of DeepSpeed, on its CPU accelerator, in a gloo group of one."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

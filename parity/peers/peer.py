@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TypeVar, cast
 
 from parity.operation import Control, Operation, OptionValue
 from parity.operations import operation_named
+from parity.peers.installed import is_installed
 from parity.registry import Kernel
 from parity.wrong.calls import kernel_from
 from parity.wrong.shelf import RECORDS, default_dtypes, sentence
@@ -44,11 +45,7 @@ class Peer:
 
     def missing(self) -> str:
         """Empty, or why it cannot be judged here."""
-        try:
-            version(self.package)
-        except PackageNotFoundError:
-            return f"{self.package} is not installed"
-        return self.needs
+        return self.needs if is_installed(self.package) else f"{self.package} is not installed"
 
     def version(self) -> str:
         """The installed version of the package."""

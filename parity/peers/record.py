@@ -7,11 +7,17 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from parity.peers.live import Agreement
 from parity.peers.observe import Observation
 from parity.peers.peer import Peer
 
 FILE = Path(__file__).with_name("observed.json")
 SCHEMA = 1
+
+
+def live() -> Agreement:
+    """What the runs beside DeepSpeed's optimizers showed."""
+    return Agreement(**json.loads(FILE.read_text())["live"])
 
 
 def recorded() -> tuple[dict[str, str], list[Observation], dict[str, str]]:
@@ -23,7 +29,7 @@ def recorded() -> tuple[dict[str, str], list[Observation], dict[str, str]]:
     return data["versions"], rows, data["missing"]
 
 
-def record(chosen: Sequence[Peer], seen: Sequence[Observation]) -> None:
+def record(chosen: Sequence[Peer], seen: Sequence[Observation], agreement: Agreement) -> None:
     """Write what was observed, with the versions it holds for."""
     judged = {one.peer for one in seen}
     versions = {peer.package: peer.version() for peer in chosen if peer.name in judged}
@@ -32,6 +38,7 @@ def record(chosen: Sequence[Peer], seen: Sequence[Observation]) -> None:
         "command": "parity peers --record",
         "versions": {"python": platform.python_version(), **versions},
         "missing": {peer.name: peer.missing() for peer in chosen if peer.missing()},
+        "live": agreement.row(),
         "observations": [one.row() for one in seen],
     }
     FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
