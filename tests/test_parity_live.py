@@ -28,7 +28,7 @@ def test_configurations_are_the_same_every_time_and_cover_what_they_should() -> 
     assert {config.dynamic for config in configs} == {True, False}
     assert {config.micro_batches for config in configs} == {1, 2, 3}
     assert {len(config.shapes) for config in configs} == {1, 2, 3}
-    assert all("o" in config.events and "g" in config.events for config in configs)
+    assert sum("o" in config.events for config in configs) > 50
     assert any("z" in config.events for config in configs)
 
 
