@@ -12,19 +12,25 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from fast.checks import FLOATS, names_of
+from fast.checks import FLOATS
 from fast.compat import CORRECT, Compat, moment_dtype
 from fast.control import ControlBlock, Number
 from fast.hyper import check_group
 from fast.kernels.adam import CONTROLS, prepare_adam, update_adam
-from fast.strides import aligned_layouts, steps_of, write_back
+from fast.moments import (
+    MOMENTS,
+    StateDict,
+    contiguous,
+    precise_loading,
+    require_dense,
+    require_param,
+)
+from fast.strides import aligned_layouts, write_back
 from fast.tables import TableCache
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 
 ParamGroup = dict[str, object]
-StateDict = dict[str, object]
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -89,7 +95,7 @@ class FusedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             for index, param in enumerate(self.param_groups[before]["params"]):
-                _require_param(param, f"group {before}, parameter {index}, FusedAdam")
+                require_param(param, f"group {before}, parameter {index}, FusedAdam")
         except ValueError:
             del self.param_groups[before]
             raise
@@ -125,7 +131,7 @@ class FusedAdam(torch.optim.Optimizer):
                 loss = closure()
         for params in self._by_device():
             for param in params.members:
-                _require_dense(cast(Tensor, param.grad))
+                require_dense(cast(Tensor, param.grad), "FusedAdam.step")
         for params in self._by_device():
             self._step_members(params)
         return loss
@@ -181,7 +187,7 @@ class FusedAdam(torch.optim.Optimizer):
             steps, controls, bias_correction=bias_correction, cache=self._cache
         )
         rows = [self._row(param) for param in params]
-        lanes = [row if _agree(row) else aligned_layouts(row) for row in rows]
+        lanes = [row if contiguous(row) else aligned_layouts(row) for row in rows]
         lists = [list(role) for role in zip(*lanes, strict=True)]
         update_adam(
             lists,
@@ -210,36 +216,13 @@ class FusedAdam(torch.optim.Optimizer):
         return {"step": torch.zeros((), dtype=torch.int64, device=param.device), **state}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Load a state; moments keep their precision, counters become integers.
-
-        torch casts every tensor of a state to its parameter's dtype on the way in. Moments and
-        counters travel past that in a wrapper that it does not look into, put on after all
-        pre-hooks and taken off before all post-hooks. They are copied.
+        """Load a state; moments keep their precision, counters become integers. All is copied.
 
         Raises:
             ValueError: a counter is not a whole number of steps, or groups do not match.
         """
-        hooks = (
-            self.register_load_state_dict_pre_hook(lambda _, given: _wrapped(given)),
-            self.register_load_state_dict_post_hook(lambda _: self._unwrap(), prepend=True),
-        )
-        try:
+        with precise_loading(self, self._new_state):
             super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _unwrap(self) -> None:
-        params = [param for group in self.param_groups for param in group["params"]]
-        for param in params:
-            state = self.state.get(param)
-            if not state:
-                continue
-            fresh = self._new_state(param)
-            fresh["step"].fill_(state["step"].value)
-            for name in MOMENTS:
-                fresh[name].copy_(state[name].value)
-            state.update(fresh)
 
     def __getstate__(self) -> StateDict:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in KEPT}}
@@ -257,63 +240,3 @@ class _Members:
     group: ParamGroup
     device: torch.device
     members: list[Tensor]
-
-
-@dataclass(frozen=True)
-class _Wrapper:
-    """A value that torch passes on as it is."""
-
-    value: Tensor | float
-
-
-def _wrapped(given: StateDict) -> StateDict:
-    saved = cast(dict[object, dict[str, object]], given["state"])
-    counts = {
-        number: _Wrapper(_count(cast(Tensor, entries["step"]), number))
-        for number, entries in saved.items()
-        if entries
-    }
-    state = {
-        number: {
-            name: _Wrapper(cast(Tensor, value)) if name in MOMENTS else value
-            for name, value in entries.items()
-        }
-        for number, entries in saved.items()
-    }
-    for number, count in counts.items():
-        state[number]["step"] = count
-    return {**given, "state": state}
-
-
-def _count(value: Tensor | float, number: object) -> int:
-    count = float(value)
-    if count < 0.0 or not count.is_integer():
-        raise ValueError(
-            f"step={count}, but should be a whole number of steps "
-            f"[parameter {number}, FusedAdam.load_state_dict]"
-        )
-    return int(count)
-
-
-def _agree(row: list[Tensor]) -> bool:
-    return all(tensor.is_contiguous() for tensor in row)
-
-
-def _require_dense(grad: Tensor) -> None:
-    if grad.layout != torch.strided:
-        raise RuntimeError(
-            f"gradient has layout {grad.layout}, but should be dense: moments decay everywhere "
-            f"[FusedAdam.step]"
-        )
-
-
-def _require_param(param: Tensor, where: str) -> None:
-    if param.dtype not in FLOATS:
-        raise ValueError(
-            f"parameter is {names_of((param.dtype,))}, but should be {names_of(FLOATS)} [{where}]"
-        )
-    if any(stride == 0 for stride, size in steps_of(param) if size > 1):
-        raise ValueError(
-            f"parameter has shape {tuple(param.shape)} and strides {param.stride()}, but should "
-            f"have memory of its own for each element [{where}]"
-        )

@@ -1,4 +1,4 @@
-"""Hyper-parameters of `FusedAdam`, checked where they come in."""
+"""Hyper-parameters of `FusedAdam` and `FusedLamb`, checked where they come in."""
 
 import math
 from collections.abc import Mapping
@@ -47,3 +47,19 @@ def check_group(group: Mapping[str, object], where: str) -> None:
         raise TypeError(
             f"bias_correction={group['bias_correction']!r}, but should be True or False [{where}]"
         )
+
+
+def check_trust(group: Mapping[str, object], where: str) -> None:
+    """Check max_coeff, min_coeff and max_grad_norm of one parameter group of LAMB.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite, min_coeff is negative or above max_coeff.
+    """
+    number_of("max_grad_norm", group["max_grad_norm"], where)
+    least = number_of("min_coeff", group["min_coeff"], where)
+    most = number_of("max_coeff", group["max_coeff"], where)
+    if least < 0.0:
+        raise ValueError(f"min_coeff={least}, but should be at least 0 [{where}]")
+    if least > most:
+        raise ValueError(f"max_coeff={most}, but should be at least min_coeff={least} [{where}]")

@@ -36,24 +36,31 @@ CPU = torch.device("cpu")
 # The long profile asks for as many sequences as for examples; the gate makes do with a sample.
 LONG = settings().max_examples >= 2000
 SAMPLE = settings().max_examples if LONG else 8
+OURS = ("fast.FusedAdam", "fast.FusedLamb")
 
 
 @pytest.fixture
-def ours() -> Iterator[Twin]:
+def ours() -> Iterator[dict[str, Twin]]:
     with borrowed_twins():
         register_our_optimizers()
         register_our_optimizers()
-        (twin,) = twins()
-        yield twin
+        yield {twin.name: twin for twin in twins()}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fast_adam_keeps_step_with_the_reference(ours: Twin, dtype: str) -> None:
+@pytest.mark.parametrize("name", OURS)
+def test_our_optimizers_keep_step_with_the_reference(
+    ours: dict[str, Twin], name: str, dtype: str
+) -> None:
     effort = TwinEffort(sequences=SAMPLE, seed=1, repros=None)
-    cell = judge_twin(ours, dtype, twin_engine(ours), effort)
+    cell = judge_twin(ours[name], dtype, twin_engine(ours[name]), effort)
     assert cell.status is Status.PASSED, cell.failure
     assert cell.sequences == SAMPLE
     assert cell.calls > 6 * SAMPLE
+
+
+def test_every_optimizer_of_ours_is_in_the_list(ours: dict[str, Twin]) -> None:
+    assert tuple(ours) == OURS
 
 
 @pytest.mark.parametrize("row", WRONG_OPTIMIZERS, ids=lambda row: row.name)

@@ -155,9 +155,9 @@ def lamb_moments_kernel(
     store_limbs(sums + PADDED, directions)
 
 
-@triton.jit(do_not_specialize_on_alignment=["coefficients"])
-def lamb_ratio_kernel(coefficients, limbs):
-    """The length of one tensor's step: its step size times its trust ratio."""
+@triton.jit(do_not_specialize_on_alignment=["coefficients", "ratios"])
+def lamb_ratio_kernel(coefficients, limbs, ratios, KEEPS: tl.constexpr):
+    """The length of one tensor's step: its step size times its trust ratio, which may be kept."""
     skip = tl.load(coefficients + SKIP)
     if skip != 0.0:
         return
@@ -165,6 +165,8 @@ def lamb_ratio_kernel(coefficients, limbs):
     rho = trust_ratio(limbs + 2 * PADDED * slot, coefficients)
     pair = coefficients + HEADER + 2 * slot
     tl.store(pair + 1, tl.load(pair) * rho)
+    if KEEPS:
+        tl.store(ratios + slot, rho)
 
 
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
@@ -246,13 +248,19 @@ def update_lamb(
     *,
     eps_inside_sqrt: bool,
     cache: TableCache = SHARED,
+    ratios: Tensor | None = None,
+    shared: bool = False,
 ) -> None:
-    """Run the three launches over (params, grads, exp_avgs, exp_avg_sqs) and copies."""
+    """Run the three launches over (params, grads, exp_avgs, exp_avg_sqs) and copies.
+
+    `ratios`: fp32, one for each tensor; a step that is not skipped writes the trust ratios there.
+    `shared`: the tensors are pieces of one, with one counter, one pair of norms and one ratio.
+    """
     params, _, exp_avgs, exp_avg_sqs = lists
-    count = len(params)
+    count = 1 if shared else len(params)
     limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
     reaches = [tensor for role in (*lists, copies) for tensor in role]
-    for table in tensor_tables(lists, chunk=SPAN.value, cache=cache):
+    for table in tensor_tables(lists, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
             lamb_moments_kernel,
             table.chunks,
@@ -265,9 +273,11 @@ def update_lamb(
             M=TRITON_DTYPE[table.dtypes[2]],
             EPS_INSIDE=eps_inside_sqrt,
         )
-    launch(lamb_ratio_kernel, count, coefficients, (coefficients, limbs), warps=1)
+    kept = coefficients if ratios is None else ratios
+    args = (coefficients, limbs, kept)
+    launch(lamb_ratio_kernel, count, coefficients, args, warps=1, KEEPS=ratios is not None)
     written = [params, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
-    for table in tensor_tables(written, chunk=SPAN.value, cache=cache):
+    for table in tensor_tables(written, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
             lamb_weights_kernel,
             table.chunks,

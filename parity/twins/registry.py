@@ -11,15 +11,17 @@ from typing import TypeVar
 
 from parity.errors import UsageError
 from parity.twins.actions import Rules, public_methods
+from parity.twins.lamb_rules import LambRules
 from parity.twins.rules import AdamRules, OptimizerRules
 from reference.fused_adam import FusedAdam
+from reference.fused_lamb import FusedLamb
 
 ARITHMETICS = ("bounded", "exact")
 DTYPES = ("fp16", "bf16", "fp32", "mixed")
 ENGINES = ("cuda", "replay", "cpu")
 # References of ours by name, and the rules of each.
-REFERENCES: Mapping[str, type] = {"FusedAdam": FusedAdam}
-RULES: Mapping[type, Rules] = {FusedAdam: AdamRules()}
+REFERENCES: Mapping[str, type] = {"FusedAdam": FusedAdam, "FusedLamb": FusedLamb}
+RULES: Mapping[type, Rules] = {FusedAdam: AdamRules(), FusedLamb: LambRules()}
 Class = TypeVar("Class", bound=type)
 
 

@@ -15,6 +15,7 @@ class OurAdamRules(AdamRules):
 def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
     from fast.fused_adam import FusedAdam
+    from fast.fused_lamb import FusedLamb
 
     if any(twin.name == "fast.FusedAdam" for twin in twins()):
         return
@@ -27,3 +28,11 @@ def register_our_optimizers() -> None:
         private=("_blocks", "_cache"),
         engines=("cuda", "replay"),
     )(FusedAdam)
+    register_optimizer(
+        "fast.FusedLamb",
+        reference="FusedLamb",
+        arithmetic="exact",
+        dtypes=DTYPES,
+        private=("_blocks", "_cache", "_ratios"),
+        engines=("cuda", "replay"),
+    )(FusedLamb)
