@@ -106,8 +106,7 @@ class Operation:
         laws: names of the laws that hold, in the order of the table's columns.
         layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
         bound: what `arithmetic="bounded"` allows.
-        whole_tensors: a result depends on all elements of its tensor, so that joining or cutting
-            tensors changes it.
+        whole_tensors: a result depends on all elements of its tensor.
     """
 
     name: str

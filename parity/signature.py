@@ -1,9 +1,11 @@
-"""Does a function have the signature of an operation?"""
+"""Does a function have the signature of an operation, and an operation dtypes for its lists?"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+
+import torch
 
 from parity.errors import UsageError
 from parity.operation import Operation
@@ -79,3 +81,32 @@ def _keyword_fault(parameters: list[inspect.Parameter], operation: Operation, ki
         if required and not variadic and not known:
             return f"has the unknown argument {parameter.name} without a default"
     return ""
+
+
+def check_combinations(operation: Operation, where: str) -> None:
+    """Require dtypes for every list of every combination, and for nothing else.
+
+    Raises:
+        UsageError: a combination names no list, leaves one out, or holds no dtypes.
+    """
+    lists = {argument.name for argument in operation.lists}
+    needed = {argument.name for argument in operation.lists if not argument.optional}
+    for name, combination in operation.combinations.items():
+        for argument, dtypes in combination.items():
+            if argument not in lists:
+                raise UsageError(
+                    f'combination "{name}" has "{argument}", but should name lists of '
+                    f"{operation.name}: {', '.join(sorted(lists))} [{where}]"
+                )
+            if not dtypes or not all(isinstance(dtype, torch.dtype) for dtype in dtypes):
+                raise UsageError(
+                    f'combination "{name}" has {argument}={dtypes!r}, but should have a tuple of '
+                    f"torch dtypes [{where}]"
+                )
+        if needed - combination.keys():
+            raise UsageError(
+                f'combination "{name}" lacks {sorted(needed - combination.keys())[0]}, but should '
+                f"have dtypes for every list that is not optional [{where}]"
+            )
+    if not operation.combinations:
+        raise UsageError(f"combinations is empty, but should name at least one [{where}]")
