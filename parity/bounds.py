@@ -5,10 +5,12 @@ of the same formula can have there. Every operation of the reference adds its ch
 
 - a rounding is charged twice half an ULP of fp32, so that a kernel may contract, rearrange or round
   one intermediate result more;
-- a sum is charged for its operands too, because cancellation exposes their roundings;
+- a sum is charged for its operands too, because cancellation exposes their roundings (not if both
+  are inputs, which nobody has rounded);
 - approximate instructions and `.ftz` are charged where the compiled code has them
   (`parity/charges.py`): a relative error on top of quotients and roots, and for subnormal operands
   and results that may be taken for zero their own magnitude;
+- a sum or product of two inputs that is an fp32 number itself is charged nothing;
 - near zero there is an absolute term of two of the smallest subnormals, magnified by the divisions
   on the way (`gain`), because a kernel may scale before it divides;
 - where a product of factors passes the largest fp32 number (`peak`), the order of the
@@ -61,8 +63,9 @@ class Carried:
         exact: the formula in float64.
         error: bound on |honest result - exact|.
         peak: largest magnitude that some order of the multiplications may pass through.
-        gain: by how much divisions on the way may have magnified an underflow.
+        gain: by how much divisions on the way may have magnified an underflow; 0 if there is none.
         zone: whether overflow depends on the order of operations.
+        computed: whether an operation made it, so that another order may have rounded it otherwise.
     """
 
     value: Tensor
@@ -71,6 +74,7 @@ class Carried:
     peak: Tensor
     gain: Tensor
     zone: Tensor
+    computed: bool = True
 
 
 def known(value: Tensor) -> Carried:
@@ -79,7 +83,13 @@ def known(value: Tensor) -> Carried:
     zero = torch.zeros_like(exact)
     zone = torch.zeros_like(exact, dtype=torch.bool)
     return Carried(
-        value=value, exact=exact, error=zero, peak=exact.abs(), gain=zero + 1.0, zone=zone
+        value=value,
+        exact=exact,
+        error=zero,
+        peak=exact.abs(),
+        gain=zero + 1.0,
+        zone=zone,
+        computed=False,
     )
 
 
@@ -110,10 +120,16 @@ class Bounded(Tensor):
     ) -> object:
         """Take over the exact norm, whose sum no tensor operation shows."""
         if getattr(func, "__name__", "") == "l2_norm":
-            grads = cast("Sequence[Tensor]", args[0])
-            values = [x.carried.value if isinstance(x, Bounded) else x for x in grads]
-            value, exact, error, zone = bounded_l2_norm(func, values)
-            carried = replace(known(value), exact=exact, error=error, zone=zone)
+            tensors = cast("Sequence[Tensor]", args[0])
+            carried_in = [_charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
+            value, exact, error, zone = bounded_l2_norm(
+                func,
+                [c.value for c in carried_in],
+                [c.exact for c in carried_in],
+                [c.error for c in carried_in],
+            )
+            zone = zone | torch.tensor(any(bool(c.zone.any()) for c in carried_in))
+            carried = replace(known(value), exact=exact, error=error, zone=zone, computed=True)
             return Bounded(carried)
         # The inherited handler would wrap every plain result in this class, with nothing carried.
         with torch._C.DisableTorchFunctionSubclass():
@@ -190,20 +206,35 @@ def _flushable(c: Carried, operation: str) -> Tensor:
 
 
 def _merged(a: Carried, b: Carried, exact: Tensor, error: Tensor, peak: Tensor) -> Carried:
-    gain = torch.maximum(a.gain, b.gain) + torch.zeros_like(exact)
+    gain = torch.maximum(a.gain, b.gain).clamp_min(1.0) + torch.zeros_like(exact)
     zone = a.zone | b.zone
     return Carried(value=exact, exact=exact, error=error, peak=peak, gain=gain, zone=zone)
+
+
+def _unless_exact(a: Carried, b: Carried, c: Carried) -> Carried:
+    """No error where two inputs have an exact fp32 result: nobody has anything to round."""
+    if a.computed or b.computed:
+        return c
+    exact = c.exact.to(torch.float32) == c.exact
+    exact = exact & (_flushable(a, "add") + _flushable(b, "add") + _flushable(c, "add") == 0)
+    exact = exact & (_flushable(a, "mul") + _flushable(b, "mul") + _flushable(c, "mul") == 0)
+    zero = torch.zeros_like(c.exact)
+    return replace(
+        c, error=torch.where(exact, zero, c.error), gain=torch.where(exact, zero, c.gain)
+    )
 
 
 def _add(operands: Sequence[Carried], sign: float = 1.0) -> Carried:
     a, b = operands
     exact = a.exact + sign * b.exact
-    magnitude = exact.abs() + a.exact.abs() + b.exact.abs()
+    magnitude = exact.abs()
+    if a.computed or b.computed:
+        magnitude = magnitude + a.exact.abs() + b.exact.abs()
     error = a.error + b.error + ROUNDING * magnitude
     error = error + _flushable(a, "add") + _flushable(b, "add")
     # lerp takes the difference first and scales it then: what must not overflow is unscaled.
     result = _merged(a, b, exact, error, a.peak + b.peak)
-    return replace(result, error=error + _flushable(result, "add"))
+    return _unless_exact(a, b, replace(result, error=error + _flushable(result, "add")))
 
 
 def _subtract(operands: Sequence[Carried]) -> Carried:
@@ -218,7 +249,7 @@ def _multiply(operands: Sequence[Carried]) -> Carried:
     # A factor below one may come last: the product of the others is what must not overflow.
     peak = torch.maximum(a.peak, a.exact.abs()).clamp_min(1.0) * b.peak.clamp_min(1.0)
     result = _merged(a, b, exact, through + ROUNDING * exact.abs(), peak)
-    return replace(result, error=result.error + _flushable(result, "mul"))
+    return _unless_exact(a, b, replace(result, error=result.error + _flushable(result, "mul")))
 
 
 def _divide(operands: Sequence[Carried]) -> Carried:
@@ -260,6 +291,18 @@ def _absolute(operands: Sequence[Carried]) -> Carried:
     return replace(a, exact=a.exact.abs())
 
 
+def _extremum(pick: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Carried]], Carried]:
+    """The larger or smaller of two: no further from the truth than the worse of them."""
+
+    def rule(operands: Sequence[Carried]) -> Carried:
+        a, b = operands
+        error = torch.maximum(a.error, b.error)
+        peak = torch.maximum(a.exact.abs(), b.exact.abs())
+        return _merged(a, b, pick(a.exact, b.exact), error, peak)
+
+    return rule
+
+
 def _same(operands: Sequence[Carried]) -> Carried:
     return operands[0]
 
@@ -287,6 +330,8 @@ RULES: dict[str, Callable[[Sequence[Carried]], Carried]] = {
     "add": _add,
     "clone": _same,
     "div": _divide,
+    "maximum": _extremum(torch.maximum),
+    "minimum": _extremum(torch.minimum),
     "mul": _multiply,
     "neg": _negate,
     "reciprocal": lambda operands: _divide([known(torch.ones_like(operands[0].exact)), *operands]),

@@ -14,30 +14,50 @@ LARGEST = (2.0 - 2.0**-23) * 2.0**127
 
 
 def bounded_l2_norm(
-    norm_of: Callable[..., object], tensors: Sequence[Tensor]
+    norm_of: Callable[..., object],
+    values: Sequence[Tensor],
+    exacts: Sequence[Tensor],
+    errors: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm with its bound: value (fp32), exact, error (float64), zone (bool), all shape ().
 
     A sum of n squares takes n roundings of squares and at most n - 1 additions in any order, so its
     relative error is at most about n half ULP of fp32 (Higham 2002, section 4.2); a square may lose
-    a smallest subnormal. An overflow of the squares is no rounding: +inf is accepted only where the
-    norm itself comes near the largest fp32 number.
+    a smallest subnormal. Errors of the elements move the norm by at most their own norm (triangle
+    inequality). An overflow of the squares is no rounding: +inf is accepted only where the norm
+    itself comes near the largest fp32 number.
+
+    Args:
+        norm_of: the reference's norm.
+        values: what the reference has there.
+        exacts: the real elements, float64.
+        errors: bound on |element - exact|, float64.
     """
-    value = norm_of(tensors)
+    value = norm_of(values)
     if not isinstance(value, Tensor):
         raise TypeError(f"the norm returned {type(value).__name__}, not a tensor")
-    wide = [tensor.to(torch.float64).reshape(-1) for tensor in tensors]
-    squares = torch.cat([*wide, torch.zeros(1, dtype=torch.float64)]) ** 2
+    squares = _squares(exacts)
     count = squares.numel()
-    total = math.fsum(squares.tolist()) if bool(torch.isfinite(squares).all()) else math.inf
-    exact = value.to(torch.float64) if math.isinf(total) else torch.tensor(math.sqrt(total))
-    exact = exact.to(torch.float64)
-    spread = (count + 2) * HALF_ULP * total + count * SMALLEST
+    total = _sum(squares)
     if math.isinf(total):
+        exact = value.to(torch.float64)
         return value, exact, torch.zeros_like(exact), torch.zeros((), dtype=torch.bool)
+    root = math.sqrt(total)
+    moved = math.sqrt(_sum(_squares(errors)))
+    spread = (count + 2) * HALF_ULP * (root + moved) ** 2 + count * SMALLEST
     highest = math.sqrt(total + spread)
     lowest = math.sqrt(max(total - spread, 0.0))
-    root = math.sqrt(total)
-    error = max(highest - root, root - lowest) + 8 * HALF_ULP * root + SMALLEST
+    error = max(highest - root, root - lowest) + moved + 8 * HALF_ULP * root + SMALLEST
     zone = torch.tensor(root + error >= LARGEST)
+    exact = torch.tensor(root, dtype=torch.float64)
     return value, exact, torch.tensor(error, dtype=torch.float64), zone
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    flat = [tensor.to(torch.float64).reshape(-1) for tensor in tensors]
+    return torch.cat([*flat, torch.zeros(1, dtype=torch.float64)]) ** 2
+
+
+def _sum(squares: Tensor) -> float:
+    """Exact, rounded once; infinite if a square is not finite."""
+    return math.fsum(squares.tolist()) if bool(torch.isfinite(squares).all()) else math.inf

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from parity.case import Case, Recipe
+from parity.climb import Climber
 from parity.compare import Failure
 from parity.deal import deck
 from parity.engines import Engine
@@ -129,6 +130,7 @@ def judge_cell(
 def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _Broken | None:
     """Go through the law's cases until one breaks it."""
     kernel = judge.kernel
+    climber = Climber(effort.seed or 0)
     try:
         for recipe in _recipes(kernel, dtype, law, effort):
             for case in law.vary(judge.shared.case(kernel.operation, dtype, recipe)):
@@ -136,9 +138,24 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _
                 finding = judge.violation(law.plan(case, kernel.arithmetic))
                 if finding is not None:
                     raise _Broken(case, finding)
+                climber.see(case, judge.scores)
+        if law.name == "value":
+            _climb(judge, law, climber, effort.cases(law, kernel) // 2)
     except _Broken as broken:
         return broken
     return None
+
+
+def _climb(judge: Judge, law: Law, climber: Climber, generations: int) -> None:
+    """Go on from the cases that came closest to a bound; nothing to do where there is none."""
+    for _ in range(generations):
+        case = climber.next()
+        if case is None:
+            return
+        finding = judge.violation(law.plan(case, judge.kernel.arithmetic))
+        if finding is not None:
+            raise _Broken(case, finding)
+        climber.see(case, judge.scores)
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:

@@ -56,6 +56,23 @@ class Want:
         meaningful = torch.isfinite(ratio) & torch.isfinite(wide) & ~self.zone_or_none(got)
         return torch.where(meaningful & (error > 0), ratio, torch.zeros_like(ratio))
 
+    def nearness(self, got: Tensor) -> Tensor:
+        """What a search can climb where few bits hide the error: bound over distance to a tie.
+
+        Between 0 (far from every tie, or nothing is hidden) and 1e-2; flat. From a tie an error
+        within the bound shows, and only there.
+        """
+        flat = torch.zeros(got.numel(), dtype=torch.float64)
+        if self.exact is None or self.bound is None or got.dtype == torch.float32:
+            return flat
+        exact, bound = self.exact.reshape(-1), self.bound.reshape(-1)
+        rounded = self.exact.to(got.dtype)
+        ties = (_below(rounded).reshape(-1), _above(rounded).reshape(-1))
+        gap = torch.minimum((exact - ties[0]).abs(), (exact - ties[1]).abs())
+        near = (bound / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(10.0)
+        usable = torch.isfinite(near) & ~self.zone_or_none(got).reshape(-1)
+        return torch.where(usable, near * 1e-3, flat)
+
     def zone_or_none(self, got: Tensor) -> Tensor:
         """The zone, or nowhere."""
         return torch.zeros_like(got, dtype=torch.bool) if self.zone is None else self.zone

@@ -52,8 +52,8 @@ def _want(x: Tensor) -> Want:
     low, high = _ends(carried)
     return Want(
         value=carried.value,
-        low=low.to(x.dtype),
-        high=high.to(x.dtype),
+        low=_inside(low, x.dtype, torch.inf),
+        high=_inside(high, x.dtype, -torch.inf),
         exact=carried.exact,
         bound=carried.error,
         zone=carried.zone,
@@ -63,6 +63,22 @@ def _want(x: Tensor) -> Want:
 def _untouched(x: Bounded) -> Want:
     """No rounding but the one to storage: there is nothing an honest kernel could do otherwise."""
     return Want(value=x.carried.value)
+
+
+def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:
+    """The end of an interval as a number of the dtype.
+
+    The rounding to few bits is not in the bound, so the end is rounded as a result would be. The
+    last rounding to fp32 is in it: there the end is the outermost number inside.
+    """
+    rounded = end.to(dtype)
+    if dtype not in (torch.float32, torch.float64):
+        return rounded
+    wide = rounded.to(torch.float64)
+    outside = wide < end if inwards > 0 else wide > end
+    return torch.where(
+        outside, torch.nextafter(rounded, torch.full_like(rounded, inwards)), rounded
+    )
 
 
 def _ends(carried: Carried) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from parity.judge import Judge
 from parity.laws.value import plan
 from parity.operations import operation_named
 from parity.replay import Launch
-from parity.replay.approximate import DOCUMENTED_ERROR
+from parity.replay.documented import CHARGES
 from parity.wants import wants
 from parity.wrong import harmless
 from parity.wrong.judged import row_of
@@ -41,15 +41,15 @@ def bound(charges: Charges, output: str, regime: str = "ordinary") -> torch.Tens
 
 
 def test_every_documented_instruction_is_charged_or_is_in_no_formula() -> None:
-    named = {name for name in DOCUMENTED_ERROR if not name.startswith(UNUSED)}
+    named = {name for name in CHARGES if not name.startswith(UNUSED)}
     assert named == QUOTIENTS.keys() | ROOTS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(QUOTIENTS))
-def test_documented_error_and_charge_are_the_same_number(name: str) -> None:
-    first, unit = DOCUMENTED_ERROR[name].split()[:2]
-    number = float(first) * 2.0**-23 if unit == "ulp" else 2.0 ** float(first.removeprefix("2^"))
-    assert QUOTIENTS[name] == pytest.approx(number, rel=1e-12)
+def test_charges_are_the_documented_numbers() -> None:
+    assert QUOTIENTS["div.full.f32"] == 2.0**-22
+    assert QUOTIENTS["rcp.approx.f32"] == ROOTS["sqrt.approx.f32"] == 2.0**-23
+    assert ROOTS["rsqrt.approx.f32"] == 2.0**-22.9
+    assert QUOTIENTS["rcp.approx.f64"] == 2.0**-20
 
 
 def test_launches_are_charged_together() -> None:
