@@ -20,44 +20,60 @@ MARKS = {
     Status.SKIPPED: ("skip", "yellow"),
     Status.EXPECTED_FAILURE: ("xfail", "yellow"),
 }
+# Four characters each: with all laws a row has to fit into a terminal.
 HEADINGS = {
-    "nothing_else_written": "nothing\nelse",
-    "every_output_written": "every\noutput",
-    "skipped_step": "skipped\nstep",
-    "non_finite": "non\nfinite",
-    "after_skip": "after\nskip",
-    "boundary_sizes": "sizes",
-    "alignment": "align",
-    "permutation": "order",
-    "splitting": "split",
+    "value": "val",
+    "formula": "fp64",
+    "nothing_else_written": "else",
+    "every_output_written": "out",
+    "skipped_step": "skip",
+    "after_skip": "next",
+    "non_finite": "inf",
+    "boundary_sizes": "size",
+    "alignment": "algn",
+    "strided": "strd",
+    "permutation": "perm",
+    "splitting": "splt",
     "sign_symmetry": "sign",
-    "power_of_two": "power\nof two",
-    "large_index": "large",
-    "no_host_read": "no host\nread",
-    "graph_capture": "graph",
+    "power_of_two": "2^k",
+    "repeat": "rept",
+    "large_index": "2^31",
+    "no_host_read": "host",
+    "graph_capture": "grph",
 }
 
 
 def law_table(ledger: Ledger) -> Table:
     """All cells; a row whose dtype is not claimed at all is left out, and counted below."""
+    laws = _laws(ledger)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("operation", "kernel", "dtype", "engine"):
-        table.add_column(heading, overflow="fold")
-    for law in LAWS:
-        table.add_column(HEADINGS.get(law, law), justify="center")
+    for heading in ("kernel", "dtype", "engine"):
+        table.add_column(heading, no_wrap=True)
+    for law in laws:
+        table.add_column(HEADINGS.get(law, law), justify="center", no_wrap=True)
     table.add_column("error/\nbound", justify="right")
-    before = ""
-    for row, cells in _rows(ledger).items():
+    before: tuple[str, str] = ("", "")
+    for (operation, kernel, dtype, engine), cells in _rows(ledger).items():
         if all(cell.status is Status.NOT_CLAIMED for cell in cells.values()):
             continue
-        operation, kernel, dtype, engine = row
-        first = operation if kernel != before else ""
-        marks = [_mark(cells.get(law)) for law in LAWS]
-        table.add_row(
-            first, kernel if kernel != before else "", dtype, engine, *marks, _worst(cells)
-        )
-        before = kernel
+        if operation != before[0]:
+            table.add_row(Text(operation, style="bold"))
+        marks = [_mark(cells.get(law)) for law in laws]
+        first = f"  {kernel}" if (operation, kernel) != before else ""
+        table.add_row(first, dtype, engine, *marks, _worst(cells))
+        before = (operation, kernel)
     return table
+
+
+def _laws(ledger: Ledger) -> list[str]:
+    """Laws that any cell is about, in their order."""
+    asked = {key.law for key in ledger.cells}
+    return [law for law in LAWS if law in asked]
+
+
+def legend(ledger: Ledger) -> str:
+    """What the headings stand for."""
+    return ", ".join(f"{HEADINGS.get(law, law)} {law}" for law in _laws(ledger))
 
 
 Row = tuple[str, str, str, str]
@@ -106,6 +122,7 @@ def print_table(console: Console, ledger: Ledger) -> None:
     whole = [cell for cell in ledger.cells.values() if cell.key.law not in LAWS]
     if len(whole) < len(ledger.cells) or not whole:
         console.print(law_table(ledger))
+        console.print(f"laws: {legend(ledger)}", style="dim", highlight=False)
     if whole:
         console.print(twin_table(whole))
     for line in bound_lines(ledger):
