@@ -1,0 +1,390 @@
+"""BF16Optimizer: fp32 masters and state split over ranks, gradients summed in fp32 or bf16.
+
+Backward gives every parameter a gradient in its own dtype; a kernel adds it to a flat accumulator,
+at the end of backward or at once. A step reduces the accumulators to their norm, decides on the
+device whether it is skipped and how far it clips, and writes masters, moments and model weights
+in one pass. Nothing waits for the device until somebody asks for `overflow` or the norm.
+
+Ranks that share a group have to hold the same accumulators when a step begins: reducing what
+`get_grads_for_reduction` gives is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fast import bf16_state
+from fast.bf16_groups import (
+    PartitionedGroup,
+    accumulate_gradients,
+    gather,
+    immediate_hooks,
+    lay_out,
+    publish,
+    refresh,
+)
+from fast.bf16_step import Counted, PartitionedStep, kind_of
+from fast.bf16_whole import WholeTensors
+from fast.collectives import (
+    ExpertGroups,
+    ModelParallelUnit,
+    counts_here,
+    expert_name,
+    is_expert,
+    tensor_parallel_rank,
+)
+from fast.compat import CORRECT, Compat
+from fast.fragments import FragmentAddress
+from fast.moments import StateDict, require_dense
+from fast.wrapped import Wrapped, drop_gradients
+
+ACCUMULATION = (torch.float32, torch.bfloat16)
+
+
+class BF16Optimizer(Wrapped):
+    """Master weights for bf16 models, split over data-parallel ranks.
+
+    Args:
+        init_optimizer: a fresh `fast.fused_adam.FusedAdam`; each of its groups gets this rank's
+            flat master as its only parameter. Frozen parameters are left alone.
+        param_names: a name for every parameter, by which checkpoints address it.
+        mpu: the model-parallel unit; norms are then those of the whole model.
+        clip_grad: largest norm of the gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2 or infinity, all exact.
+        allgather_bucket_size: largest number of elements that one message gathers.
+        dp_process_group: over which masters are split; None for one rank.
+        grad_acc_dtype: of the accumulators, fp32 or bf16.
+        immediate_grad_update: accumulate each gradient as soon as backward has it.
+        has_moe_layers: groups marked `moe` hold experts, and only experts.
+        expert_groups: expert-parallel process groups by name.
+        expert_data_groups: over which the masters of experts are split, by name.
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    Writes model weights, masters, accumulators and the state of the optimizer inside. State of a
+    group appears when its first step has been taken; asking for it waits for the device once.
+
+    Source: names as in DeepSpeed's `BF16_Optimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        param_names: Mapping[Tensor, str] | Mapping[nn.Parameter, str],
+        mpu: ModelParallelUnit | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        allgather_bucket_size: int = 5_000_000_000,
+        dp_process_group: dist.ProcessGroup | None = None,
+        grad_acc_dtype: torch.dtype = torch.float32,
+        immediate_grad_update: bool = False,
+        has_moe_layers: bool = False,
+        expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if grad_acc_dtype not in ACCUMULATION:
+            raise ValueError(
+                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
+                f"[BF16Optimizer]"
+            )
+        kind = kind_of(norm_type, "BF16Optimizer")
+        super().__init__(init_optimizer)
+        self.mpu = mpu
+        self.clip_grad, self.norm_type = float(clip_grad), float(norm_type)
+        self.allgather_bucket_size = allgather_bucket_size
+        self.grad_acc_dtype = grad_acc_dtype
+        self.immediate_grad_update = immediate_grad_update
+        self.has_moe_layers = has_moe_layers
+        self.expert_groups = dict(expert_groups or {})
+        self.compat = compat
+        splits: dict[str | None, dist.ProcessGroup | None] = {None: dp_process_group}
+        splits.update(expert_data_groups or {})
+        self.groups = self._laid_out(dict(param_names.items()), splits)
+        for options, group in zip(self.param_groups, self.groups, strict=True):
+            options["params"] = [group.master]
+        if has_moe_layers and all(group.expert is None for group in self.groups):
+            raise ValueError(
+                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
+                "[BF16Optimizer]"
+            )
+        self._whole = WholeTensors(self.groups)
+        self._step = PartitionedStep(self.groups, kind)
+        self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def _laid_out(
+        self,
+        names: Mapping[Tensor, str],
+        splits: Mapping[str | None, dist.ProcessGroup | None],
+    ) -> list[PartitionedGroup]:
+        """Lay out every group over its own ranks."""
+        given: list[list[Tensor]] = [options["params"] for options in self._held().param_groups]
+        device = next(chain.from_iterable(given)).device
+        groups = []
+        for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
+            where = f"group {index}, BF16Optimizer"
+            moe = self.has_moe_layers and bool(options.get("moe"))
+            if moe and not all(is_expert(param) for param in params):
+                raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+            expert = str(options.get("name", "")) if moe else None
+            split = splits.get(expert)
+            dtype = self.grad_acc_dtype
+            groups.append(lay_out(params, names, split, dtype, device, where, expert=expert))
+        return groups
+
+    def backward(
+        self,
+        loss: Tensor,
+        update_hp_grads: bool = True,
+        clear_lp_grads: bool = False,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Run backward from gradients of zero, and accumulate.
+
+        Args:
+            loss: a scalar; nothing scales it.
+            update_hp_grads: add what backward gave to the accumulators.
+            clear_lp_grads: drop the parameters' own gradients afterwards.
+            retain_graph: of torch.
+            create_graph: of torch.
+        """
+        self.clear_lp_grads()
+        torch.autograd.backward(loss, retain_graph=retain_graph, create_graph=create_graph)
+        if update_hp_grads:
+            self.update_hp_grads(clear_lp_grads)
+
+    @torch.no_grad()
+    def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
+        """Add the parameters' gradients to the accumulators; immediate updates have done so."""
+        for param in self._params():
+            if param.grad is not None:
+                require_dense(param.grad, "BF16Optimizer.update_hp_grads")
+        if not self.immediate_grad_update:
+            accumulate_gradients(self.groups)
+        if clear_lp_grads:
+            self.clear_lp_grads(set_to_none=True)
+
+    def get_grads_for_reduction(self) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """The flat accumulators, padding included: shared ones, and those of experts by name."""
+        experts: dict[str | None, list[Tensor]] = {None: []}
+        for group in self.groups:
+            experts.setdefault(group.expert, []).append(group.accumulator)
+        shared = experts.pop(None)
+        return shared, {str(name): flats for name, flats in experts.items()}
+
+    def get_grads_for_norm(
+        self, for_clipping: bool = False
+    ) -> tuple[list[Tensor], dict[str, list[Tensor]]] | list[Tensor]:
+        """Accumulated gradients, 1-D views.
+
+        Args:
+            for_clipping: True gives all of them in one list. False gives those that count in the
+                norm on this rank: shared ones, and those of experts by name.
+        """
+        accumulated = [
+            (param, grad)
+            for group in self.groups
+            for param, grad, has in zip(
+                group.params, group.gradients(), group.has_gradient, strict=True
+            )
+            if has
+        ]
+        if for_clipping:
+            return [grad for _, grad in accumulated]
+        rank = tensor_parallel_rank(self.mpu)
+        named: dict[str | None, list[Tensor]] = {None: []}
+        for param, grad in accumulated:
+            if counts_here(param, rank):
+                named.setdefault(expert_name(param), []).append(grad)
+        shared = named.pop(None)
+        return shared, {str(name): grads for name, grads in named.items()}
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given, or nothing here can run kernels on the parameters'
+                device. Nothing has changed.
+        """
+        self._refuse(closure)
+        inside = self._held()
+        self._step.run(
+            self._parts(),
+            [self._state_to_step(group.master) for group in self.groups],
+            self.param_groups,
+            max_norm=self.clip_grad,
+            decoupled=inside.adam_w_mode,
+        )
+        for group in self.groups:
+            gather(group, self.allgather_bucket_size)
+        self.clear_hp_grads()
+        return None
+
+    def _parts(self) -> list[Counted]:
+        """Gradients that count on this rank, by the ranks over which they are added."""
+        rank = tensor_parallel_rank(self.mpu)
+        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
+        names = {expert_name(param) for param in self._params()} - {None}
+        parts = []
+        # All ranks have to meet collectives in one order: every known name has its part.
+        for name in [None, *sorted({*self.expert_groups, *map(str, names)})]:
+            runs: list[Tensor] = []
+            for group in self.groups:
+                chosen = [
+                    has and expert_name(param) == name and counts_here(param, rank)
+                    for param, has in zip(group.params, group.has_gradient, strict=True)
+                ]
+                runs += group.runs(chosen)
+            own = [self.expert_groups[name]] if name in self.expert_groups else []
+            parts.append(Counted(tensors=runs, groups=[*own, *model]))
+        return parts
+
+    def sync_hyperparameters(self) -> None:
+        """Send changed hyper-parameters; before replaying a captured graph, call this."""
+        self._step.sync_hyperparameters(self.param_groups, self.clip_grad)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped; waits for the device."""
+        return bool(self._step.found_inf.item())
+
+    def get_global_norm(self) -> float:
+        """Norm of the gradients of the last step, before clipping; 0.0 before the first step.
+
+        Waits for the device.
+        """
+        return float(self._step.norm.item())
+
+    @torch.no_grad()
+    def update_lp_params(self) -> None:
+        """Model weights := masters of all ranks."""
+        publish(self.groups)
+        for group in self.groups:
+            gather(group, self.allgather_bucket_size)
+
+    @torch.no_grad()
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        refresh(self.groups)
+
+    def clear_hp_grads(self) -> None:
+        """Zero the accumulators and forget which parameters have a gradient."""
+        for group in self.groups:
+            group.accumulator.zero_()
+            group.has_gradient = [False for _ in group.params]
+
+    def clear_lp_grads(self, set_to_none: bool = False) -> None:
+        """Zero the parameters' own gradients, or drop them."""
+        drop_gradients(self._params(), set_to_none=set_to_none)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the parameters' own gradients and the accumulators."""
+        self.clear_lp_grads(set_to_none)
+        self.clear_hp_grads()
+
+    def destroy(self) -> None:
+        """Remove the hooks of immediate updates."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @property
+    def bf16_groups(self) -> list[list[Tensor]]:
+        """The trained parameters, by group."""
+        return [group.params for group in self.groups]
+
+    @property
+    def bf16_groups_flat(self) -> list[Tensor]:
+        """The flat model weights, padding included."""
+        return [group.flat for group in self.groups]
+
+    @property
+    def fp32_groups_flat_partition(self) -> list[Tensor]:
+        """The masters of this rank."""
+        return [group.master for group in self.groups]
+
+    @property
+    def param_slice_mappings(self) -> list[dict[str, FragmentAddress]]:
+        """By group: where each parameter lies in the master of this rank."""
+        return [{name: at.in_partition for name, at in g.fragments.items()} for g in self.groups]
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients, accumulators and the state inside."""
+        return self._bytes(
+            model_weights=self.bf16_groups_flat,
+            master_weights=self.fp32_groups_flat_partition,
+            gradients=[param.grad for param in self._params()],
+            accumulators=[group.accumulator for group in self.groups],
+        )
+
+    def state_dict(self) -> StateDict:
+        """What this rank owns; see `fast.bf16_state`. Waits for the device."""
+        return bf16_state.entry_of(self.groups, self.optimizer, self.clip_grad)
+
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict_list: Sequence[StateDict],
+        checkpoint_folder: Path | None = None,
+        load_optimizer_states: bool = True,
+        load_from_fp32_weights: bool = False,
+    ) -> None:
+        """Load states of this class, of the reference's or of DeepSpeed's.
+
+        Args:
+            state_dict_list: one per rank that saved. If as many ranks load, each takes its own
+                entry; otherwise all entries are joined and cut anew.
+            checkpoint_folder: of a universal checkpoint; refused.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+            load_from_fp32_weights: take the saved masters, and publish them; otherwise masters
+                are made from the model weights as they are.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        if checkpoint_folder is not None:
+            raise ValueError(
+                f"checkpoint_folder={checkpoint_folder}, but should be None: universal "
+                f"checkpoints cannot be read here [BF16Optimizer.load_state_dict]"
+            )
+        loaded = bf16_state.checked(self.groups, self.optimizer, state_dict_list)
+        if load_optimizer_states:
+            self._load_inside(loaded.inner)
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        if load_from_fp32_weights:
+            for group, master in zip(self.groups, loaded.masters, strict=True):
+                group.master.detach().copy_(master)
+            self.update_lp_params()
+        elif not self.compat.keep_masters_on_load:
+            self.refresh_fp32_params()
+
+    def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
+        """The whole fp32 weight of a parameter, or a state of it; all ranks have to call it."""
+        return self._whole.read(self.optimizer, name, key)
+
+    def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
+        """Write this rank's part of a whole fp32 weight or state; nothing is published."""
+        self._whole.write(self.optimizer, name, value, key)
+
+    def get_full_hp_grad(self, name: str) -> Tensor:
+        """The accumulated gradient of a parameter, neither averaged nor clipped."""
+        return self._whole.gradient(name)
+
+    def _params(self) -> list[Tensor]:
+        return [param for group in self.groups for param in group.params]

@@ -1,0 +1,76 @@
+"""Whole tensors of parameters whose masters are split over ranks, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fast.bf16_groups import PartitionedGroup
+from fast.fused_adam import FusedAdam
+
+
+class WholeTensors:
+    """Reads and writes weights, states and gradients by the names of parameters.
+
+    Args:
+        groups: as laid out.
+    """
+
+    def __init__(self, groups: Sequence[PartitionedGroup]) -> None:
+        self._groups = groups
+        self._homes = {
+            name: (group, index) for group in groups for index, name in enumerate(group.names)
+        }
+
+    def read(self, inside: FusedAdam, name: str, key: str | None) -> Tensor:
+        """A new tensor: the fp32 weight (key None), or a state of it; all ranks have to call it."""
+        group, index = self._home(name)
+        source = _source(group, inside, name, key)
+        param = group.params[index]
+        flat = torch.zeros(param.numel(), dtype=torch.float32, device=source.device)
+        if name in group.fragments:
+            at, own = group.fragments[name].in_param, group.fragments[name].in_partition
+            flat.narrow(0, at.start, at.numel).copy_(source.narrow(0, own.start, own.numel))
+        if group.process_group is not None:
+            dist.all_reduce(flat, group=group.process_group)
+        return flat.view(param.shape)
+
+    def write(self, inside: FusedAdam, name: str, value: Tensor, key: str | None) -> None:
+        """Write this rank's part of a whole weight or state; nothing is published."""
+        group, index = self._home(name)
+        shape = group.params[index].shape
+        if value.shape != shape:
+            raise ValueError(
+                f"value has shape {tuple(value.shape)}, but should have {tuple(shape)} [{name}]"
+            )
+        target = _source(group, inside, name, key)
+        if name in group.fragments:
+            at, own = group.fragments[name].in_param, group.fragments[name].in_partition
+            part = value.detach().reshape(-1).narrow(0, at.start, at.numel)
+            target.narrow(0, own.start, own.numel).copy_(part)
+
+    def gradient(self, name: str) -> Tensor:
+        """A copy of the accumulated gradient, shaped like the parameter."""
+        group, index = self._home(name)
+        return group.gradients()[index].clone().view(group.params[index].shape)
+
+    def _home(self, name: str) -> tuple[PartitionedGroup, int]:
+        if name not in self._homes:
+            raise ValueError(
+                f"there is no parameter {name}, but there are {', '.join(self._homes)}"
+            )
+        return self._homes[name]
+
+
+def _source(group: PartitionedGroup, inside: FusedAdam, name: str, key: str | None) -> Tensor:
+    if key is None:
+        return group.master.detach()
+    held: dict[str, Tensor] = inside.state.get(group.master, {})
+    like_master = {k: v for k, v in held.items() if v.shape == group.master.shape}
+    if key not in like_master:
+        known = ", ".join(like_master) or "none before a first step"
+        raise ValueError(f"{name} has no state {key}, but has {known}")
+    return like_master[key]
