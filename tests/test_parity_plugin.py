@@ -48,12 +48,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_page_has_its_examples() -> None:
     expected = ["my_adamw.py", "my_triton_adamw.py", "test_my_adamw.py", "judge_my_adamw.py"]
-    assert list(EXAMPLES) == [*expected, "lion.py"]
+    assert list(EXAMPLES) == expected
 
 
-@pytest.mark.parametrize("name", ["my_adamw.py", "lion.py"])
-def test_example_kernel_keeps_every_law(folder: Path, name: str) -> None:
-    done = run(folder, "-m", "parity", "check", name, "--quick", "--dtype", "bf16")
+def test_example_kernel_keeps_every_law(folder: Path) -> None:
+    done = run(folder, "-m", "parity", "check", "my_adamw.py", "--quick", "--dtype", "bf16")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
