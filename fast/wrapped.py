@@ -149,4 +149,6 @@ def drop_gradients(params: Iterable[Tensor], *, set_to_none: bool) -> None:
         if set_to_none:
             param.grad = None
         elif param.grad is not None:
-            param.grad = param.grad.detach_().zero_()
+            # With `create_graph` a gradient has a graph of its own. One that is a view has none.
+            graph_free = param.grad.detach_() if param.grad.grad_fn is not None else param.grad
+            graph_free.requires_grad_(False).zero_()

@@ -134,8 +134,11 @@ def dropped(params: Iterable[Tensor], *, set_to_none: bool = True) -> None:
     for param in params:
         if set_to_none or param.grad is None:
             param.grad = None
-        else:
-            param.grad = param.grad.detach_().zero_()
+            continue
+        # A gradient may be a view, which cannot be detached in place.
+        if param.grad.grad_fn is not None:
+            param.grad.detach_()
+        param.grad.requires_grad_(False).zero_()
 
 
 def check_dense(params: Iterable[Tensor], where: str) -> None:

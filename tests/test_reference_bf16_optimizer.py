@@ -132,6 +132,9 @@ def test_gradients_can_be_kept_or_cleared() -> None:
     optimizer.clear_lp_grads()
     assert weights.grad is held
     assert held.item() == 0.0
+    weights.grad = torch.ones(2, dtype=BRAIN)[:1]
+    optimizer.clear_lp_grads()
+    assert weights.grad.item() == 0.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
