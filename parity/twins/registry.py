@@ -11,8 +11,12 @@ from typing import TypeVar
 
 from parity.errors import UsageError
 from parity.twins.actions import Rules, public_methods
+from parity.twins.bf16_rules import BF16Rules
+from parity.twins.fp16_rules import FP16Rules
 from parity.twins.lamb_rules import LambRules
 from parity.twins.rules import AdamRules, OptimizerRules
+from reference.bf16_optimizer import BF16Optimizer
+from reference.fp16_optimizer import FP16Optimizer
 from reference.fused_adam import FusedAdam
 from reference.fused_lamb import FusedLamb
 
@@ -20,8 +24,18 @@ ARITHMETICS = ("bounded", "exact")
 DTYPES = ("fp16", "bf16", "fp32", "mixed")
 ENGINES = ("cuda", "replay", "cpu")
 # References of ours by name, and the rules of each.
-REFERENCES: Mapping[str, type] = {"FusedAdam": FusedAdam, "FusedLamb": FusedLamb}
-RULES: Mapping[type, Rules] = {FusedAdam: AdamRules(), FusedLamb: LambRules()}
+REFERENCES: Mapping[str, type] = {
+    "FusedAdam": FusedAdam,
+    "FusedLamb": FusedLamb,
+    "BF16Optimizer": BF16Optimizer,
+    "FP16Optimizer": FP16Optimizer,
+}
+RULES: Mapping[type, Rules] = {
+    FusedAdam: AdamRules(),
+    FusedLamb: LambRules(),
+    BF16Optimizer: BF16Rules(),
+    FP16Optimizer: FP16Rules(),
+}
 Class = TypeVar("Class", bound=type)
 
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from parity.twins.registry import DTYPES, register_optimizer, twins
 from parity.twins.rules import AdamRules
 
+# What the host learns of a step only when it asks, and where each side keeps it. The optimizer
+# inside is seen through `param_groups` and `state`, the rest through what an action reads.
+SCALED = (
+    *("_groups", "_inside", "_kind", "_norm", "_pending", "_step", "_stepped", "_zeros"),
+    *("deepspeed", "expert_groups", "groups", "loss_scaler", "mpu", "optimizer", "overflow"),
+)
+
 
 class OurAdamRules(AdamRules):
     """Ours take numbers as 0-dim tensors, too."""
@@ -14,6 +21,8 @@ class OurAdamRules(AdamRules):
 
 def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
+    from fast.bf16_optimizer import BF16Optimizer
+    from fast.fp16_optimizer import FP16Optimizer
     from fast.fused_adam import FusedAdam
     from fast.fused_lamb import FusedLamb
 
@@ -36,3 +45,24 @@ def register_our_optimizers() -> None:
         private=("_blocks", "_cache", "_ratios"),
         engines=("cuda", "replay"),
     )(FusedLamb)
+    register_optimizer(
+        "fast.BF16Optimizer",
+        reference="BF16Optimizer",
+        arithmetic="exact",
+        dtypes=DTYPES,
+        # The optimizer inside is seen through `param_groups` and `state`; `overflow` and the norm
+        # wait for the device, so that an action asks for them.
+        private=(
+            *("_inside", "_pending", "_step", "_whole", "_hooks", "_norm"),
+            *("optimizer", "overflow", "timers"),
+        ),
+        engines=("cuda", "replay"),
+    )(BF16Optimizer)
+    register_optimizer(
+        "fast.FP16Optimizer",
+        reference="FP16Optimizer",
+        arithmetic="exact",
+        dtypes=DTYPES,
+        private=SCALED,
+        engines=("cuda", "replay"),
+    )(FP16Optimizer)
