@@ -35,7 +35,7 @@ class WholeTensors:
             at, own = group.fragments[name].in_param, group.fragments[name].in_partition
             flat.narrow(0, at.start, at.numel).copy_(source.narrow(0, own.start, own.numel))
         if group.process_group is not None:
-            dist.all_reduce(flat, group=group.process_group)
+            dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=group.process_group)
         return flat.view(param.shape)
 
     def write(self, inside: FusedAdam, name: str, value: Tensor, key: str | None) -> None:
