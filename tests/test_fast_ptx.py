@@ -70,8 +70,16 @@ def state(grad: str, copy: str) -> dict[str, str]:
 BF16 = {"P": tl.float32, "G": tl.bfloat16, "M": tl.float32, "C": tl.bfloat16}
 WHOLE = {"BIAS_CORRECTION": True, "IS_TABLE": True, "CONSECUTIVE": False, "RAISE": True}
 COMPAT = {"EARLY": False, "LATE": False}
+WRAPPED = {"EXTERNAL": False, "KIND": "2", "NORM_SCALED": False, "LAMB": False}
 ADAM = {"DECOUPLED": True, "HAS_COPY": True}
 SGD = {"HAS_MOMENTUM": True, "NESTEROV": True, "HAS_COPY": True}
+
+STEPS = {
+    rule: {**WHOLE, **COMPAT, **WRAPPED, "RULE": rule}
+    for rule in ("static", "dynamic", "wrapper", "torch")
+}
+STEPS |= {kind: {**STEPS["wrapper"], "KIND": kind} for kind in ("1", "inf", "given")}
+STEPS |= {"lamb": {**STEPS["wrapper"], "LAMB": True, "EXTERNAL": True, "NORM_SCALED": True}}
 
 UPDATES = {
     "adam flat": Case(adam.adam_flat_kernel, state("*bf16", "*bf16"), ADAM),
@@ -114,8 +122,7 @@ SCALAR = {
     "wrapper": Case(loss_scale.wrapper_kernel, FIXED, {}, 1),
     "torch": Case(loss_scale.torch_kernel, {}, {}, 1),
     **{
-        f"finalise {rule}": Case(finalise.finalise_kernel, {}, {**WHOLE, **COMPAT, "RULE": rule})
-        for rule in ("static", "dynamic", "wrapper", "torch")
+        f"finalise {name}": Case(finalise.finalise_kernel, {}, each) for name, each in STEPS.items()
     },
 }
 ALL = {**ELEMENTWISE, **UNSCALE, **REDUCE, **SCALAR}

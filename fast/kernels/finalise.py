@@ -15,9 +15,11 @@ from torch import Tensor
 
 from fast.dispatch import launch
 from fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
-from fast.kernels._limbs import PADDED, norm_of
+from fast.kernels._lamb import advance_lamb_steps, store_lamb_header
+from fast.kernels._limbs import INFINITY, NONFINITE, PADDED, norm_of
 from fast.kernels.clip import unscale_and_clip
 from fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
+from fast.kernels.magnitudes import largest_of, sum_of
 from fast.tables import SHARED, TableCache, step_table
 
 CONTROLS = (
@@ -41,11 +43,29 @@ CONTROLS = (
     "norm",
     "found_inf",
 )
+FURTHER = ("external", "max_coeff", "min_coeff")  # read only where a constant says so
+
+
+@triton.jit
+def norm_of_kind(limbs, norm, KIND: tl.constexpr):
+    """Return (norm, found_inf) of the scaled gradients as fp32."""
+    if KIND == "inf":
+        value = largest_of(limbs)
+        skip = (value.to(tl.int32, bitcast=True) >= INFINITY).to(tl.float32)
+    elif KIND == "1":
+        # A sum that leaves fp32 is infinite, and is no overflow of a gradient.
+        value = sum_of(limbs)
+        skip = (tl.load(limbs + NONFINITE) != 0).to(tl.float32)
+    else:
+        value, skip = norm_of(limbs)
+        if KIND == "given":
+            value = tl.load(norm)
+    return value, skip
 
 
 @triton.jit(
     do_not_specialize=["tensors"],
-    do_not_specialize_on_alignment=["limbs", "steps", "coefficients", *CONTROLS],
+    do_not_specialize_on_alignment=["limbs", "steps", "coefficients", *CONTROLS, *FURTHER],
 )
 def finalise_kernel(
     limbs,
@@ -71,6 +91,9 @@ def finalise_kernel(
     backoff_factor,
     norm,
     found_inf,
+    external,
+    max_coeff,
+    min_coeff,
     BIAS_CORRECTION: tl.constexpr,
     IS_TABLE: tl.constexpr,
     RULE: tl.constexpr,
@@ -78,9 +101,13 @@ def finalise_kernel(
     RAISE: tl.constexpr,
     EARLY: tl.constexpr,
     LATE: tl.constexpr,
+    EXTERNAL: tl.constexpr,
+    KIND: tl.constexpr,
+    NORM_SCALED: tl.constexpr,
+    LAMB: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
-    scaled_norm, skip = norm_of(limbs)
+    scaled_norm, skip = norm_of_kind(limbs, norm, KIND)
     s = tl.load(scale)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
@@ -125,13 +152,23 @@ def finalise_kernel(
     applied = s
     if LATE:
         applied = new_scale
+    if EXTERNAL:
+        applied = tl.load(external)
     factor = unscale_and_clip(scaled_norm, applied, tl.load(max_norm))
     wd = tl.load(weight_decay)
-    store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, factor, skip)
+    rate = tl.load(lr)
+    if LAMB:
+        bounds = (tl.load(max_coeff), tl.load(min_coeff))
+        store_lamb_header(coefficients, b1, b2, tl.load(eps), wd, bounds, factor, skip)
+    else:
+        store_adam_header(coefficients, rate, b1, b2, tl.load(eps), wd, factor, skip)
     # Every thread reads limbs and state, one thread writes: no write may overtake a read.
     tl.debug_barrier()
     tl.store(limbs + tl.arange(0, PADDED), tl.zeros([PADDED], tl.int64))
-    tl.store(norm, (scaled_norm.to(tl.float64) / applied).to(tl.float32))
+    if NORM_SCALED:
+        tl.store(norm, scaled_norm)
+    else:
+        tl.store(norm, (scaled_norm.to(tl.float64) / applied).to(tl.float32))
     tl.store(found_inf, skip)
     if RULE != "static":
         tl.store(scale, new_scale)
@@ -145,15 +182,32 @@ def finalise_kernel(
         tl.store(growth_tracker, new_tracker)
     first = tl.zeros([], tl.int64)
     while first < tensors:
-        advance_adam_steps(
-            steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
-        )
+        if LAMB:
+            advance_lamb_steps(
+                steps, coefficients, first, tensors, rate, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+            )
+        else:
+            advance_adam_steps(
+                steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+            )
         first += LANES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """What a whole step fixes for good; the last two fields as in `fast.compat.Compat`."""
+    """What a whole step fixes for good.
+
+    Attributes:
+        bias_correction: of the moments.
+        rule: that moves the loss scale.
+        consecutive_hysteresis: of the dynamic rule.
+        raise_error_at_min_scale: of the dynamic rule.
+        growth_counts_this_step: as in `fast.compat.Compat`, like the next.
+        unscale_with_updated_scale: see there.
+        norm_kind: "2", "1", "inf", or "given" where the norm of the scaled gradients stands in
+            `norm` already; the limbs then hold squares.
+        reports_scaled_norm: leave the norm of the scaled gradients there, not the unscaled one.
+    """
 
     bias_correction: bool
     rule: str
@@ -161,6 +215,8 @@ class Finish:
     raise_error_at_min_scale: bool
     growth_counts_this_step: bool = False
     unscale_with_updated_scale: bool = False
+    norm_kind: str = "2"
+    reports_scaled_norm: bool = False
 
 
 def finalise(
@@ -170,16 +226,26 @@ def finalise(
     controls: Sequence[Tensor],
     finish: Finish,
     cache: TableCache = SHARED,
+    *,
+    external: Tensor | None = None,
+    bounds: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Run the program between reduce and update; `controls` are in the order of CONTROLS."""
+    """Run the program between reduce and update; `controls` are in the order of CONTROLS.
+
+    `external`: the scale that the gradients were made with, where it is not the rule's (float64,
+    shape ()). `bounds`: of LAMB's trust ratio, largest and smallest; the coefficients are then
+    LAMB's.
+    """
     is_table = len(steps) > 1
     # Without tensors there is no counter to point at, and none is touched: any int64 will do.
     counters = step_table(steps, cache).data if is_table else (*steps, limbs)[0]
+    scale = controls[CONTROLS.index("scale")]
+    further = (scale if external is None else external, *(bounds or (scale, scale)))
     launch(
         finalise_kernel,
         1,
         limbs,
-        (limbs, counters, coefficients, len(steps), *controls),
+        (limbs, counters, coefficients, len(steps), *controls, *further),
         reaches=steps,
         BIAS_CORRECTION=finish.bias_correction,
         IS_TABLE=is_table,
@@ -188,4 +254,8 @@ def finalise(
         RAISE=finish.raise_error_at_min_scale,
         EARLY=finish.growth_counts_this_step,
         LATE=finish.unscale_with_updated_scale,
+        EXTERNAL=external is not None,
+        KIND=finish.norm_kind,
+        NORM_SCALED=finish.reports_scaled_norm,
+        LAMB=bounds is not None,
     )

@@ -1,0 +1,280 @@
+"""FP16Optimizer: mixed precision over flat buffers, one fp32 master per parameter group.
+
+Around `FusedAdam` a step is three launches, around `FusedLamb` five: gradients are read where
+autograd left them, and masters, moments and model weights are written in one pass (LAMB: two).
+The host decides nothing and waits for nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from fast.compat import CORRECT, Compat
+from fast.flat_groups import ZeroGradients, gradients, lay_out
+from fast.kernels._arith import FACTOR
+from fast.moments import MOMENTS, StateDict
+from fast.saved import clip_of, require_entries, state_inside, tensors_like
+from fast.scaled_step import Batch
+from fast.scaled_wrapper import ScaledWrapper, Timers, refused_engine
+from fast.scalers import LossScale, scaler_of
+from fast.wrapped import drop_gradients
+
+
+class FP16Optimizer(ScaledWrapper):
+    """Loss scaling and fp32 master weights for fp16 (or bf16) models, in flat buffers.
+
+    Args:
+        init_optimizer: fresh; each of its groups gets one flat master as its only parameter.
+            Frozen parameters are left alone, empty ones are fine, dtypes may be mixed. With
+            another class than `FusedAdam` and `FusedLamb`, with hooks on its step, or with LAMB's
+            max_grad_norm, gradients are unscaled by torch and its own `step` is called: slower,
+            and the host waits to know whether the step is skipped.
+        deepspeed: an engine handle; one that does not reduce gradients in backward is refused.
+        loss_scale_config: a scaler, which then decides instead of the five arguments below.
+        low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
+        static_loss_scale: the scale without dynamic_loss_scale.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        initial_dynamic_scale: the first scale without dynamic_loss_args.
+        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`.
+        verbose: log skipped steps, when something is read after them.
+        mpu: refused: one rank alone.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: of that norm: 1, 2 or infinity, exact and on the device; any other positive
+            number is computed on the host, from gradients that are copied there.
+        fused_adam_legacy: refused, the argument exists for callers that pass False.
+        has_moe_layers: accepted; on one rank experts are parameters like others.
+        expert_groups: refused: one rank alone.
+        timers: called around "compute_norm" (which finds overflows, too) and "basic_step".
+        compat: upstream behaviour to reproduce; the default is correct.
+
+    Writes model weights, masters, the state of the optimizer inside, and drops gradients. State
+    appears in the optimizer inside once a first step was taken and something has been read.
+
+    Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_Optimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        deepspeed: object | None = None,
+        loss_scale_config: LossScale | None = None,
+        low_precision_dtype: torch.dtype = torch.float16,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        initial_dynamic_scale: float = 2.0**32,
+        dynamic_loss_args: Mapping[str, float] | None = None,
+        verbose: bool = True,
+        mpu: object | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        fused_adam_legacy: bool = False,
+        has_moe_layers: bool = False,
+        expert_groups: Mapping[str, object] | None = None,
+        timers: Timers | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        del has_moe_layers
+        if fused_adam_legacy:
+            raise RuntimeError(
+                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
+                "and a scale the old way of apex [FP16Optimizer]"
+            )
+        scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
+        alone = {"mpu": mpu, "expert_groups": expert_groups}
+        scaler = loss_scale_config or scaler_of(
+            scales=scales,
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args,
+            initial_scale=initial_dynamic_scale,
+            min_scale=1.0,
+        )
+        super().__init__(
+            init_optimizer,
+            loss_scaler=scaler,
+            scales=scales,
+            clip_grad=clip_grad,
+            norm_type=norm_type,
+            alone={**alone, "an engine that does not reduce": refused_engine(deepspeed)},
+            verbose=verbose,
+            timers=timers,
+            compat=compat,
+        )
+        options = init_optimizer.param_groups
+        where = "group {}, FP16Optimizer"
+        self._groups = [lay_out(g["params"], where.format(i)) for i, g in enumerate(options)]
+        for group, flat in zip(options, self._groups, strict=True):
+            group["params"] = [flat.master]
+        self._zeros = ZeroGradients()
+        self._prepare(self._params())
+        if compat.step_at_construction:
+            self.initialize_optimizer_states()
+
+    @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """The trained parameters, by group."""
+        return [group.params for group in self._groups]
+
+    @property
+    def fp16_groups_flat(self) -> list[Tensor]:
+        """The flat buffers of the model weights: one per group, more where dtypes are mixed."""
+        return [buffer for group in self._groups for buffer in group.buffers]
+
+    @property
+    def fp32_groups_flat(self) -> list[Tensor]:
+        """The masters, one per group."""
+        return [group.master for group in self._groups]
+
+    def _params(self) -> list[Tensor]:
+        return list(chain(*self.fp16_groups))
+
+    def initialize_optimizer_states(self) -> None:
+        """Make the state of the optimizer inside; values change with `step_at_construction` alone.
+
+        An optimizer that is not ours makes its state when it first steps.
+        """
+        self._initialize(self.fp32_groups_flat)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; does not wait for the device.
+
+        `overflow` and `get_global_norm()` tell about it afterwards. An overflow at the floor of a
+        scale that makes this an error changes nothing but drops the gradients; the next value that
+        is read raises `MinimumLossScale`.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given, or a gradient is sparse. Nothing has changed.
+        """
+        self._refuse(closure)
+        params = self._params()
+        self._require_dense(params)
+        self.sync_hyperparameters()
+        inside = self._fused()
+        if inside is None:
+            self._step_by_torch(params)
+        else:
+            with self._timed("basic_step"):
+                self._step.run(
+                    gradients(params),
+                    [self._batch(index) for index in range(len(self._groups))],
+                    inside,
+                    self._applied_external(),
+                )
+            self._stepped = True
+        drop_gradients(params, set_to_none=True)
+        if self.timers is not None:
+            self.timers.log(["basic_step"])
+        return None
+
+    def _batch(self, index: int) -> Batch:
+        """A group as the kernels take it: pieces of its master, in the order of its parameters."""
+        group = self._groups[index]
+        state = self._state_to_step(group.master)
+        grads = [
+            self._zeros.like(param) if param.grad is None else param.grad.contiguous()
+            for param in group.params
+        ]
+        moments = [group.pieces(state[name]) for name in MOMENTS]
+        masters, copies = group.pieces(group.master), [param.detach() for param in group.params]
+        return Batch(
+            options=self._held().param_groups[index],
+            lists=[masters, grads, *moments, copies],
+            steps=[state["step"]],
+            shared=True,
+        )
+
+    def _step_by_torch(self, params: list[Tensor]) -> None:
+        """Unscale with torch, call the optimizer inside, publish; the host waits."""
+        inside: torch.optim.Optimizer = self._held()
+        with self._timed("basic_step"):
+            block = self._step.decide(gradients(params), None, self._applied_external())
+            self._stepped = True
+            self._settle()
+            if self._step.control["found_inf"].item():
+                return
+            factor = block[FACTOR.value]
+            for group in self._groups:
+                flat = torch.zeros_like(group.master)
+                for param, piece in zip(group.params, group.pieces(flat), strict=True):
+                    if param.grad is not None:
+                        piece.copy_(param.grad.reshape(-1)).mul_(factor)
+                group.master.grad = flat
+            drop_gradients(params, set_to_none=True)
+            inside.step()
+            drop_gradients(self.fp32_groups_flat, set_to_none=True)
+            for group in self._groups:
+                group.publish()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model weights, or zero them."""
+        drop_gradients(self._params(), set_to_none=set_to_none)
+
+    @torch.no_grad()
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        for group in self._groups:
+            group.refresh()
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        return self._bytes(
+            model_weights=self.fp16_groups_flat,
+            master_weights=self.fp32_groups_flat,
+            gradients=[param.grad for param in self._params()],
+        )
+
+    def state_dict(self) -> StateDict:
+        """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views.
+
+        The format is the reference's: either loads what the other has saved.
+        """
+        self._settle()
+        scale = self.loss_scaler.state_dict() if self.scales else {}
+        return {
+            **scale,
+            "clip_grad": self.clip_grad,
+            "optimizer_state_dict": self._held().state_dict(),
+            "fp32_groups_flat": [group.master.detach().clone() for group in self._groups],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+
+        Args:
+            state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
+                come from the constructor, whatever the dict says.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        self._settle()
+        where = "FP16Optimizer.load_state_dict"
+        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
+        scaling = self.loss_scaler.restored(saved) if self.scales else {}
+        clip_grad = clip_of(saved, self.clip_grad, where)
+        own = self.fp32_groups_flat
+        masters = tensors_like(saved["fp32_groups_flat"], own, "fp32_groups_flat", where)
+        inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
+        if load_optimizer_states:
+            self._load_inside(inside)
+        self.loss_scaler.enter(scaling)
+        self.clip_grad = clip_grad
+        for group, master in zip(self._groups, masters, strict=True):
+            group.master.copy_(master.view(-1))
+            group.publish()

@@ -1,0 +1,265 @@
+"""What both FP16 optimizers share: the scaled loss, scalars that are read when asked for, refusals.
+
+A step leaves its scalars on the device. `overflow`, `loss_scale`, `get_global_norm`, `state` and
+the state dicts wait for it; `backward` and `step` do not.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fast.collectives import is_expert
+from fast.compat import Compat
+from fast.fused_adam import FusedAdam
+from fast.fused_lamb import FusedLamb
+from fast.norms import kind_of_norm
+from fast.scaled_step import ScaledStep
+from fast.scalers import LossScale, checked_scale
+from fast.wrapped import Wrapped, drop_gradients
+
+LOG = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """What a timer has to offer."""
+
+    def start(self) -> None:
+        """Begin a phase."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Timers(Protocol):
+    """Timers by name, and a report of some of them."""
+
+    def __call__(self, name: str) -> Timer:
+        """The timer of that name."""
+
+    def log(self, names: list[str]) -> None:
+        """Report these."""
+
+
+class ScaledWrapper(Wrapped):
+    """A wrapper that scales the loss; see `FP16Optimizer` for the arguments.
+
+    Attributes:
+        loss_scaler: whose rule moves the scale after every step.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: of that norm.
+        external_loss_scale: a scale from outside, or None.
+    """
+
+    def __init__(
+        self,
+        inside: torch.optim.Optimizer,
+        *,
+        loss_scaler: LossScale,
+        scales: bool,
+        clip_grad: float,
+        norm_type: float,
+        alone: Mapping[str, object],
+        verbose: bool,
+        timers: Timers | None,
+        compat: Compat,
+    ) -> None:
+        name = type(self).__name__
+        for what, value in alone.items():
+            if value:
+                raise ValueError(
+                    f"{what} was given, but should not be: the fast optimizer steps one rank "
+                    f"alone, its reference steps many [{name}]"
+                )
+        if inside.state:
+            raise ValueError(
+                f"init_optimizer has state of {len(inside.state)} parameters, but should be "
+                f"fresh: its parameters become master weights [{name}]"
+            )
+        self._pending = {}
+        self._stepped = False
+        self.norm_type = float(norm_type)
+        self._kind = kind_of_norm(self.norm_type, name)
+        params = [param for group in inside.param_groups for param in group["params"]]
+        torch.optim.Optimizer.__init__(self, params, inside.defaults)
+        self._inside = cast(FusedAdam, inside)
+        self.loss_scaler, self.scales = loss_scaler, scales
+        self.clip_grad = float(clip_grad)
+        self.verbose, self.timers, self.compat = verbose, timers, compat
+        self.external_loss_scale: float | None = None
+
+    def _prepare(self, params: Sequence[Tensor], *, reports_scaled_norm: bool = False) -> None:
+        """Get ready to step parameters, laid out for good."""
+        for param in params:
+            if getattr(param, "ds_pipe_replicated", False):
+                raise ValueError(
+                    "a parameter has ds_pipe_replicated, but should not: the fast optimizer "
+                    f"counts every gradient of its rank in the norm [{type(self).__name__}]"
+                )
+        device = params[0].device if len(params) else torch.device("cpu")
+        self._step = ScaledStep(
+            self.loss_scaler,
+            device,
+            self.compat,
+            norm_type=self.norm_type,
+            kind=self._kind,
+            reports_scaled_norm=reports_scaled_norm,
+        )
+
+    def _fused(self) -> FusedAdam | FusedLamb | None:
+        """The optimizer inside, where kernels can do all that its `step` would do."""
+        inside: torch.optim.Optimizer = self._held()
+        if type(inside) not in (FusedAdam, FusedLamb):
+            return None
+        # Its hooks want to be called, and clipping each gradient comes after unscaling it.
+        if inside._optimizer_step_pre_hooks or inside._optimizer_step_post_hooks:
+            return None
+        limits = [group.get("max_grad_norm", 0.0) for group in inside.param_groups]
+        if any(isinstance(limit, Tensor) or limit > 0.0 for limit in limits):
+            return None
+        return cast(FusedAdam | FusedLamb, inside)
+
+    def _settle(self) -> None:
+        """Take notice of the last step; waits for the device where there was one.
+
+        Raises:
+            MinimumLossScale: it met the floor of a scale that makes this an error.
+        """
+        super()._settle()
+        if not self._stepped:
+            return
+        self._stepped = False
+        inside: torch.optim.Optimizer = self._held()
+        if isinstance(inside, FusedLamb) and not inside.state:
+            inside._ratios = []
+        if self.verbose and self._step.control["found_inf"].item():
+            LOG.info("overflow, step skipped: loss scale %s", self.loss_scaler.loss_scale)
+        self.loss_scaler.raise_if_exhausted()
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was skipped; waits for the device."""
+        self._settle()
+        return bool(self._step.control["found_inf"].item())
+
+    @property
+    def custom_loss_scaler(self) -> bool:
+        """Whether an external scale is in force."""
+        return self.external_loss_scale is not None
+
+    @property
+    def loss_scale(self) -> float:
+        """What multiplies the loss; waits for the device. Assigning sets the scaler's scale."""
+        self._settle()
+        external = self.external_loss_scale
+        return self.loss_scaler.loss_scale if external is None else external
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        self._require_scaling()
+        self.loss_scaler.loss_scale = scale
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the scaler can move its scale."""
+        return self.loss_scaler.dynamic
+
+    def override_loss_scale(self, loss_scale: float | None) -> None:
+        """Multiply the loss, and divide the gradients, by this scale; None ends it.
+
+        The scaler's own rule goes on counting steps and overflows meanwhile.
+
+        Raises:
+            RuntimeError: the optimizer does not scale its loss.
+        """
+        self._require_scaling()
+        if loss_scale is not None:
+            loss_scale = checked_scale(loss_scale, type(self).__name__)
+        self.external_loss_scale = loss_scale
+
+    def backward(
+        self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
+    ) -> None:
+        """Run backward from the loss, in fp32, multiplied by `loss_scale`; does not wait.
+
+        An fp16 loss whose scaled gradient passes 65504 overflows at its own cast; compute the loss
+        in fp32 (edge LS-14).
+        """
+        if self.external_loss_scale is None:
+            scaled = self.loss_scaler.scale_loss(loss)
+        else:
+            scaled = loss.float() * self.external_loss_scale
+        torch.autograd.backward(scaled, create_graph=create_graph, retain_graph=retain_graph)
+
+    def get_global_norm(self) -> float:
+        """Norm of the unscaled gradients of the last step, before clipping; waits for the device.
+
+        Non-finite after a step with overflow, 0.0 before the first step.
+        """
+        self._settle()
+        return float(self._step.control["norm"].item())
+
+    def sync_hyperparameters(self) -> None:
+        """Send hyper-parameters that have changed; before replaying a captured graph, call this."""
+        external = None if self.compat.external_scale_stays else self.external_loss_scale
+        self._step.sync_hyperparameters(self._held(), self.clip_grad, external)
+
+    def _applied_external(self) -> float | None:
+        return None if self.compat.external_scale_stays else self.external_loss_scale
+
+    def _require_scaling(self) -> None:
+        if not self.scales:
+            raise RuntimeError(
+                "the loss is not scaled, but should be to have its scale set: low_precision_dtype "
+                f"is not float16 [{type(self).__name__}]"
+            )
+
+    def _refuse(self, closure: Callable[[], float] | None) -> None:  # type: ignore[override]
+        if closure is not None:
+            raise RuntimeError(
+                "a closure was given, but should not be: it would run backward without the loss "
+                f"scale, and a skipped step could not take it back [{type(self).__name__}.step]"
+            )
+
+    def _require_dense(self, params: Iterable[Tensor]) -> None:
+        for param in params:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"gradient has layout {param.grad.layout}, but should be dense "
+                    f"[{type(self).__name__}.step]"
+                )
+
+    def _initialize(self, masters: Sequence[Tensor]) -> None:
+        """Make the state of all masters; with `compat.step_at_construction`, by a step."""
+        inside: torch.optim.Optimizer = self._held()
+        self._settle()
+        self._pending.clear()
+        if self.compat.step_at_construction:
+            for master in masters:
+                master.grad = torch.zeros_like(master)
+            inside.step()
+            drop_gradients(masters, set_to_none=True)
+        elif isinstance(inside, FusedAdam | FusedLamb):
+            inside.initialize_states()
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        timer = None if self.timers is None else self.timers(name)
+        if timer is not None:
+            timer.start()
+        yield
+        if timer is not None:
+            timer.stop()
+
+
+def refused_engine(engine: object) -> bool:
+    """Whether an engine leaves it to the optimizer to agree with other ranks on overflows."""
+    return engine is not None and not getattr(engine, "enable_backward_allreduce", True)
+
+
+def leaves_out_experts(compat: Compat, params: Iterable[Tensor]) -> bool:
+    """Whether upstream's norm would leave some of these parameters out."""
+    return compat.clip_without_experts and any(is_expert(param) for param in params)
