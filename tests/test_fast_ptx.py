@@ -70,7 +70,8 @@ def state(grad: str, copy: str) -> dict[str, str]:
 BF16 = {"P": tl.float32, "G": tl.bfloat16, "M": tl.float32, "C": tl.bfloat16}
 WHOLE = {"BIAS_CORRECTION": True, "IS_TABLE": True, "CONSECUTIVE": False, "RAISE": True}
 COMPAT = {"EARLY": False, "LATE": False}
-WRAPPED = {"EXTERNAL": False, "KIND": "2", "NORM_SCALED": False, "LAMB": False}
+NORMS = {"NORM_1": False, "NORM_MAX": False, "NORM_GIVEN": False, "NORM_SCALED": False}
+WRAPPED = {"EXTERNAL": False, "LAMB": False, **NORMS}
 ADAM = {"DECOUPLED": True, "HAS_COPY": True}
 SGD = {"HAS_MOMENTUM": True, "NESTEROV": True, "HAS_COPY": True}
 
@@ -78,7 +79,7 @@ STEPS = {
     rule: {**WHOLE, **COMPAT, **WRAPPED, "RULE": rule}
     for rule in ("static", "dynamic", "wrapper", "torch")
 }
-STEPS |= {kind: {**STEPS["wrapper"], "KIND": kind} for kind in ("1", "inf", "given")}
+STEPS |= {norm: {**STEPS["wrapper"], norm: True} for norm in NORMS}
 STEPS |= {"lamb": {**STEPS["wrapper"], "LAMB": True, "EXTERNAL": True, "NORM_SCALED": True}}
 
 UPDATES = {

@@ -47,18 +47,20 @@ FURTHER = ("external", "max_coeff", "min_coeff")  # read only where a constant s
 
 
 @triton.jit
-def norm_of_kind(limbs, norm, KIND: tl.constexpr):
+def norm_of_kind(
+    limbs, norm, NORM_1: tl.constexpr, NORM_MAX: tl.constexpr, NORM_GIVEN: tl.constexpr
+):
     """Return (norm, found_inf) of the scaled gradients as fp32."""
-    if KIND == "inf":
+    if NORM_MAX:
         value = largest_of(limbs)
         skip = (value.to(tl.int32, bitcast=True) >= INFINITY).to(tl.float32)
-    elif KIND == "1":
+    elif NORM_1:
         # A sum that leaves fp32 is infinite, and is no overflow of a gradient.
         value = sum_of(limbs)
         skip = (tl.load(limbs + NONFINITE) != 0).to(tl.float32)
     else:
         value, skip = norm_of(limbs)
-        if KIND == "given":
+        if NORM_GIVEN:
             value = tl.load(norm)
     return value, skip
 
@@ -102,12 +104,14 @@ def finalise_kernel(
     EARLY: tl.constexpr,
     LATE: tl.constexpr,
     EXTERNAL: tl.constexpr,
-    KIND: tl.constexpr,
+    NORM_1: tl.constexpr,
+    NORM_MAX: tl.constexpr,
+    NORM_GIVEN: tl.constexpr,
     NORM_SCALED: tl.constexpr,
     LAMB: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
-    scaled_norm, skip = norm_of_kind(limbs, norm, KIND)
+    scaled_norm, skip = norm_of_kind(limbs, norm, NORM_1, NORM_MAX, NORM_GIVEN)
     s = tl.load(scale)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
@@ -255,7 +259,9 @@ def finalise(
         EARLY=finish.growth_counts_this_step,
         LATE=finish.unscale_with_updated_scale,
         EXTERNAL=external is not None,
-        KIND=finish.norm_kind,
+        NORM_1=finish.norm_kind == "1",
+        NORM_MAX=finish.norm_kind == "inf",
+        NORM_GIVEN=finish.norm_kind == "given",
         NORM_SCALED=finish.reports_scaled_norm,
         LAMB=bounds is not None,
     )
