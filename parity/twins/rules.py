@@ -33,7 +33,7 @@ class OptimizerRules(Rules):
     """
 
     exempt: Mapping[str, str] = {"profile_hook_step": "torch's wrapper of step, put on by torch"}
-    hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 2.3e-5, 0.0)}
+    hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 0.0)}
     options: Mapping[str, Sequence[object]] = {}
     tensor_hyper: bool = False
 
@@ -65,7 +65,7 @@ class OptimizerRules(Rules):
         """A value for each hyper-parameter."""
         return {name: dice.pick(row) for name, row in self.hyper.items()}
 
-    @action(often=7, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
+    @action(often=3, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
     def fill(self, world: World, seed: int, regime: str, missing: int) -> None:
         """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
         for index, param in enumerate(world.params):
@@ -89,7 +89,19 @@ class OptimizerRules(Rules):
             warnings.simplefilter("ignore", UserWarning)
             torch.autograd.backward(loss)
 
-    @action(often=10, drives=("step",))
+    @action(
+        often=9,
+        drives=("step",),
+        seed=SEEDS,
+        regime=REGIMES[:1] * 4 + REGIMES,
+        missing=(0, 0, 0, *range(8)),
+    )
+    def train(self, world: World, seed: int, regime: str, missing: int) -> object:
+        """New gradients by bit pattern, then one update."""
+        self.fill(world, seed, regime, missing)
+        return self.step(world)
+
+    @action(often=5, drives=("step",))
     def step(self, world: World) -> object:
         """Update once."""
         world.updating()
@@ -134,15 +146,21 @@ class OptimizerRules(Rules):
         if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
             # torch's schedulers fill such a tensor in place, in float64: nothing of ours to see.
             return
+        # Every group keeps a rate of its own.
+        rates = [1.0 + at for at in range(len(optimizer.param_groups))]
         if kind == "lambda":
             world.scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
         elif kind == "cyclic":
+            low, high = [1e-4 * one for one in rates], [0.1 * one for one in rates]
             world.scheduler = lr_scheduler.CyclicLR(
-                optimizer, 1e-4, 0.1, step_size_up=2, cycle_momentum=momentum
+                optimizer, low, high, step_size_up=2, cycle_momentum=momentum
             )
         else:
             world.scheduler = lr_scheduler.OneCycleLR(
-                optimizer, 0.1, total_steps=40, cycle_momentum=momentum
+                optimizer,
+                [0.1 * one for one in rates],
+                total_steps=40,
+                cycle_momentum=momentum,
             )
 
     @action(often=3)
@@ -288,7 +306,7 @@ class AdamRules(OptimizerRules):
     """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
 
     hyper = {
-        "lr": (3.7e-3, 0.25, 2.3e-5, 8.0, 0.0),
+        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0),
         "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995)),
         "eps": (3e-6, 1.3e-3, 1e-10),
         "weight_decay": (0.013, 0.0, 0.31, -0.02),
