@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fast import bf16_state
+from fast import bf16_state, bf16_universal
 from fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -350,7 +350,7 @@ class BF16Optimizer(Wrapped):
         Args:
             state_dict_list: one per rank that saved. If as many ranks load, each takes its own
                 entry; otherwise all entries are joined and cut anew.
-            checkpoint_folder: of a universal checkpoint; refused.
+            checkpoint_folder: read a universal checkpoint from there instead, masters included.
             load_optimizer_states: False leaves the state of the optimizer inside.
             load_from_fp32_weights: take the saved masters, and publish them; otherwise masters
                 are made from the model weights as they are.
@@ -358,16 +358,16 @@ class BF16Optimizer(Wrapped):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        if checkpoint_folder is not None:
-            raise ValueError(
-                f"checkpoint_folder={checkpoint_folder}, but should be None: universal "
-                f"checkpoints cannot be read here [BF16Optimizer.load_state_dict]"
-            )
-        loaded = bf16_state.checked(self.groups, self.optimizer, state_dict_list)
+        universal = checkpoint_folder is not None
+        loaded = (
+            bf16_state.checked(self.groups, self.optimizer, state_dict_list)
+            if checkpoint_folder is None
+            else bf16_universal.read(self.groups, self.optimizer, checkpoint_folder)
+        )
         if load_optimizer_states:
             self._load_inside(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
-        if load_from_fp32_weights:
+        if load_from_fp32_weights or universal:
             for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()

@@ -90,7 +90,7 @@ def checked(
     else:
         entry = _joined(groups, [_require_entry(each, n) for n, each in enumerate(entries)])
     return Loaded(
-        inner=_fitting_inner(inside, _inner_of(entry)),
+        inner=fitting_inner(inside, _inner_of(entry)),
         masters=_fitting_masters(groups, entry[MASTERS]),
         clip_grad=_clip_of(entry),
     )
@@ -149,8 +149,12 @@ def _fitting_masters(groups: Sequence[PartitionedGroup], saved: object) -> list[
     return fitting
 
 
-def _fitting_inner(inside: FusedAdam, saved: StateDict) -> StateDict:
-    """The dict for the optimizer inside; options that its groups lack stay as they are now."""
+def fitting_inner(inside: FusedAdam, saved: StateDict) -> StateDict:
+    """The dict for the optimizer inside; options that its groups lack stay as they are now.
+
+    Raises:
+        ValueError: groups, or the state of some master, do not fit.
+    """
     given = cast(Sequence[dict[str, object]], saved["param_groups"])
     sizes = [len(cast(Sequence[int], group["params"])) for group in given]
     own = inside.state_dict()["param_groups"]

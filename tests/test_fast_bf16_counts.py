@@ -1,5 +1,6 @@
 """What a step of the fast BF16Optimizer costs: launches, bytes, operators, compilations."""
 
+import math
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ def moved(clip: float, accumulation: torch.dtype) -> dict[str, float]:
     for one in log:
         traffic = [each.read + each.written for each in one.buffers.values()]
         found[one.kernel] = sum(size for size in traffic if size >= N) / N
+        assert not one.approximations
     assert len(found) == len(log)
     return found
 
@@ -61,6 +63,19 @@ def test_accumulation_reads_both_and_writes_one(accumulation: torch.dtype, size:
         twins.fast.backward(twins.params[0][0].float().sum())
     (one,) = log
     assert one.bytes_read + one.bytes_written == size * N
+
+
+@pytest.mark.parametrize("kind", [1.0, math.inf])
+def test_other_norms_read_the_gradients_once_and_approximate_nothing(kind: float) -> None:
+    twins = Twins([[(16384,)]], norm_type=kind, grad_acc_dtype=BRAIN)
+    twins.backward(0)
+    with parity.replay.launches() as log:
+        twins.fast.step()
+    first = log[0]
+    assert first.kernel == "magnitudes_kernel"
+    largest = max(traffic.read for traffic in first.buffers.values())
+    assert largest == 2 * 16384
+    assert not any(one.approximations for one in log)
 
 
 def test_groups_take_two_launches_each_and_one_to_reduce() -> None:
