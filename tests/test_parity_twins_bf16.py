@@ -139,15 +139,16 @@ def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
             side.carry_out(act)
             names[act.name] += 1
             raised[act.name] += "raised" in side.outcome
-        assert side.world is not None
-        skipped += bool(getattr(side.world.optimizer, "overflow", False))
+            assert side.world is not None
+            if act.name in ("step", "train"):
+                skipped += bool(getattr(side.world.optimizer, "overflow", False))
     assert set(names) == set(rules.actions())
     refused = {name for name, count in raised.items() if count}
     always = {"add_group", "add_group_again", "step_with_closure"}
     assert refused <= {*always, "whole", "set_whole"}
     assert all(raised[name] == names[name] for name in always)
     assert raised["whole"] < names["whole"]
-    assert skipped >= 1
+    assert skipped >= 5
 
 
 def test_actions_say_which_methods_they_really_call() -> None:

@@ -120,7 +120,7 @@ class BF16Rules(OptimizerRules):
         often=9,
         drives=("backward",),
         seed=SEEDS,
-        regime=REGIMES[:1] * 3 + REGIMES,
+        regime=(*REGIMES[:1] * 2, *REGIMES, "planted"),
         missing=(0, 0, 0, *range(8)),
         update=(True, True, True, False),
         clear=(False, True),
@@ -136,6 +136,18 @@ class BF16Rules(OptimizerRules):
             weight = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
             loss = loss + (param * weight.to(world.device)).float().sum()
         _of(world).backward(loss, update_hp_grads=update, clear_lp_grads=clear)
+
+    @action(
+        often=9,
+        drives=("backward", "step"),
+        seed=SEEDS,
+        regime=(*REGIMES[:1] * 4, *REGIMES, "planted"),
+        missing=(0, 0, 0, *range(8)),
+    )
+    def train(self, world: World, seed: int, regime: str, missing: int) -> object:
+        """Backward through the optimizer, then one update."""
+        self.backward(world, seed, regime, missing, True, False)
+        return self.step(world)
 
     @action(often=3, drives=("update_hp_grads",), clear=(False, True))
     def update_hp_grads(self, world: World, clear: bool) -> None:
