@@ -37,6 +37,8 @@ class Effort:
         call_seconds: limit of one call.
         shrink_seconds: limit of shrinking one failure.
         repros: folder for repro files; None writes none.
+        spread: dtype combinations in turn see the halves of a longer deck, and of the sizes and
+            values that laws enumerate.
     """
 
     examples: int = EXAMPLES
@@ -44,6 +46,7 @@ class Effort:
     call_seconds: float = SECONDS
     shrink_seconds: float = 4.0
     repros: str | None = "."
+    spread: bool = False
 
     def cases(self, law: Law, kernel: Kernel) -> int:
         """Number of recipes to draw for a law."""
@@ -133,7 +136,10 @@ def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _
     climber = Climber(effort.seed or 0)
     try:
         for recipe in _recipes(kernel, dtype, law, effort):
-            for case in law.vary(judge.shared.case(kernel.operation, dtype, recipe)):
+            varied = list(law.vary(judge.shared.case(kernel.operation, dtype, recipe)))
+            if effort.spread and law.each_layout and len(varied) > 3:
+                varied = varied[_turn(kernel, dtype) :: 2]
+            for case in varied:
                 seen.add(case)
                 finding = judge.violation(law.plan(case, kernel.arithmetic))
                 if finding is not None:
@@ -158,11 +164,21 @@ def _climb(judge: Judge, law: Law, climber: Climber, generations: int) -> None:
         climber.see(case, judge.scores)
 
 
+def _turn(kernel: Kernel, dtype: str) -> int:
+    """Which half of a spread deck, or of what a law enumerates, is this combination's."""
+    return tuple(kernel.operation.combinations).index(dtype) % 2
+
+
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
     """What the law takes from the deck of the row."""
     count = effort.cases(law, kernel)
     length = max(count, effort.longest(kernel), EXAMPLES)
-    cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+    if effort.spread:
+        turn = _turn(kernel, dtype)
+        cards = deck(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
+        cards = cards[turn * length : (turn + 1) * length]
+    else:
+        cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
     if not law.each_layout:
         return law.draw.of(cards, count)
     groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]

@@ -27,6 +27,9 @@ from parity.twins.registry import Twin, twins
 from parity.twins.rows import register_our_optimizers
 from parity.twins.session import effort_of, judge_twins, names_of, with_twins
 
+# Ours claim up to seven dtype combinations with the same source; two of them see 12 cards together.
+HOUSE_EXAMPLES = 6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
@@ -63,10 +66,12 @@ def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None
     )
 
 
-def effort(examples: int | None, seed: int | None, quick: bool) -> Effort:
+def effort(
+    examples: int | None, seed: int | None, quick: bool, usual: int = EXAMPLES, spread: bool = False
+) -> Effort:
     """How hard the flags want it."""
-    drawn = examples if examples is not None else (EXAMPLES // 3 if quick else EXAMPLES)
-    return Effort(examples=drawn, seed=seed)
+    drawn = examples if examples is not None else (EXAMPLES // 3 if quick else usual)
+    return Effort(examples=drawn, seed=seed, spread=spread)
 
 
 def judge_house(
@@ -76,7 +81,7 @@ def judge_house(
     require_live_subnormals("start")
     register_house()
     register_our_optimizers()
-    how = effort(examples, seed, quick)
+    how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
     ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
     lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
     for line in lacking:
