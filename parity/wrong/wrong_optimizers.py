@@ -125,6 +125,13 @@ class FirstGroupsDecay(FusedAdam):
         super()._step_group({**group, "weight_decay": decay}, params)
 
 
+class FirstGroupsLearningRate(FusedAdam):
+    """Uses the learning rate of the first group for all."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group({**group, "lr": self.param_groups[0]["lr"]}, params)
+
+
 class FirstGroupsCorrection(FusedAdam):
     """Corrects the bias of all groups if the first asks for it."""
 
@@ -315,6 +322,7 @@ WRONG_OPTIMIZERS = tuple(
         LearningRateCached,
         BetasCached,
         FirstGroupsDecay,
+        FirstGroupsLearningRate,
         FirstGroupsCorrection,
         AddedGroupNeverSteps,
         AddedGroupTakesTheFirst,
