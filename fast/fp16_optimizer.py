@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fast.compat import CORRECT, Compat
-from fast.flat_groups import ZeroGradients, gradients, lay_out
+from fast.flat_groups import lay_out
+from fast.gradients import ZeroGradients, gradients
 from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict
 from fast.saved import clip_of, require_entries, state_inside, tensors_like

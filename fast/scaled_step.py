@@ -132,7 +132,12 @@ class ScaledStep:
             self._external_is = external
 
     def decide(
-        self, grads: Sequence[Tensor], first: Batch | None, external: float | None
+        self,
+        grads: Sequence[Tensor],
+        first: Batch | None,
+        external: float | None,
+        *,
+        leaves_scaled_norm: bool = False,
     ) -> Tensor:
         """Reduce and finalise: norm, found_inf, the new scale, and coefficients of one group.
 
@@ -140,6 +145,7 @@ class ScaledStep:
             grads: all that are there, contiguous.
             first: the group whose coefficients are formed and whose counters advance, if any.
             external: the scale that the gradients were made with, where it is not the scaler's.
+            leaves_scaled_norm: leave the norm of the scaled gradients in the control block.
 
         Returns:
             The coefficients; FACTOR is what gradients are multiplied by.
@@ -147,9 +153,13 @@ class ScaledStep:
         reduce_norm(grads, self._limbs, self._kind, self.cache)
         controls = [self.control[name] for name in CONTROLS]
         if self._kind == GIVEN:
-            self.control["norm"].fill_(norm_on_host(grads, self._norm_type))
+            # A tensor, since a number behind the end of fp32 cannot be filled in as infinity.
+            norm = torch.tensor(norm_on_host(grads, self._norm_type), dtype=torch.float64)
+            self.control["norm"].copy_(norm)
         steps: list[Tensor] = []
         finish, bounds = self._finish, None
+        if leaves_scaled_norm:
+            finish = replace(finish, reports_scaled_norm=True)
         if first is not None:
             hyper = self._blocks[0].hyper()
             controls[:5], steps = hyper[:5], first.steps

@@ -36,7 +36,12 @@ CPU = torch.device("cpu")
 # The long profile asks for as many sequences as for examples; the gate makes do with a sample.
 LONG = settings().max_examples >= 2000
 SAMPLE = settings().max_examples if LONG else 8
-OURS = ("fast.FusedAdam", "fast.FusedLamb", "fast.FP16Optimizer")
+OURS = (
+    "fast.FusedAdam",
+    "fast.FusedLamb",
+    "fast.FP16Optimizer",
+    "fast.FP16UnfusedOptimizer",
+)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Protocol, cast
@@ -211,7 +212,11 @@ class FP16Rules(OptimizerRules):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", seed + index if seed else 0)
             loss = loss + (param.float() * weight.to(world.device)).sum()
-        if loss.requires_grad:
+        if not loss.requires_grad:
+            return
+        with warnings.catch_warnings():
+            # torch remarks on gradients that are laid out otherwise than their parameter.
+            warnings.simplefilter("ignore", UserWarning)
             scaled(world).backward(loss * size, False, False)
 
     @action(often=2, drives=("set_lr", "get_lr"), lr=(0.013, 0.5, 0.0))

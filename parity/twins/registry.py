@@ -13,10 +13,12 @@ from parity.errors import UsageError
 from parity.twins.actions import Rules, public_methods
 from parity.twins.bf16_rules import BF16Rules
 from parity.twins.fp16_rules import FP16Rules
+from parity.twins.fp16_unfused_rules import FP16UnfusedRules
 from parity.twins.lamb_rules import LambRules
 from parity.twins.rules import AdamRules, OptimizerRules
 from reference.bf16_optimizer import BF16Optimizer
 from reference.fp16_optimizer import FP16Optimizer
+from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from reference.fused_adam import FusedAdam
 from reference.fused_lamb import FusedLamb
 
@@ -29,12 +31,14 @@ REFERENCES: Mapping[str, type] = {
     "FusedLamb": FusedLamb,
     "BF16Optimizer": BF16Optimizer,
     "FP16Optimizer": FP16Optimizer,
+    "FP16UnfusedOptimizer": FP16UnfusedOptimizer,
 }
 RULES: Mapping[type, Rules] = {
     FusedAdam: AdamRules(),
     FusedLamb: LambRules(),
     BF16Optimizer: BF16Rules(),
     FP16Optimizer: FP16Rules(),
+    FP16UnfusedOptimizer: FP16UnfusedRules(),
 }
 Class = TypeVar("Class", bound=type)
 

@@ -8,7 +8,7 @@ from parity.twins.rules import AdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what an action reads.
 SCALED = (
-    *("_groups", "_inside", "_kind", "_norm", "_pending", "_step", "_stepped", "_zeros"),
+    *("_groups", "_inside", "_kind", "_norm", "_pending", "_stale", "_step", "_stepped", "_zeros"),
     *("deepspeed", "expert_groups", "groups", "loss_scaler", "mpu", "optimizer", "overflow"),
 )
 
@@ -23,6 +23,7 @@ def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
     from fast.bf16_optimizer import BF16Optimizer
     from fast.fp16_optimizer import FP16Optimizer
+    from fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
     from fast.fused_adam import FusedAdam
     from fast.fused_lamb import FusedLamb
 
@@ -66,3 +67,11 @@ def register_our_optimizers() -> None:
         private=SCALED,
         engines=("cuda", "replay"),
     )(FP16Optimizer)
+    register_optimizer(
+        "fast.FP16UnfusedOptimizer",
+        reference="FP16UnfusedOptimizer",
+        arithmetic="exact",
+        dtypes=DTYPES,
+        private=SCALED,
+        engines=("cuda", "replay"),
+    )(FP16UnfusedOptimizer)

@@ -1,0 +1,372 @@
+"""FP16UnfusedOptimizer: mixed precision with one fp32 master per parameter, and LAMB.
+
+Around `FusedLamb` a step is five launches, around `FusedAdam` three, whatever the number of
+parameters. Gradients of the model weights stay where they are after a step that was taken; those of
+a skipped step are dropped as soon as something tells the host of it, and are zeroed on the device
+before a backward pass that comes earlier.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import cast, overload
+
+import torch
+from torch import Tensor
+
+from fast.compat import CORRECT, Compat
+from fast.fused_adam import FusedAdam
+from fast.fused_lamb import FusedLamb
+from fast.gradients import ZeroGradients, gradients
+from fast.kernels._arith import FACTOR
+from fast.moments import MOMENTS, StateDict, contiguous, require_param
+from fast.saved import clip_of, require_entries, state_inside, tensors_like
+from fast.scaled_step import Batch
+from fast.scaled_wrapper import ScaledWrapper, leaves_out_experts, refused_engine
+from fast.scalers import LossScale, scaler_of
+from fast.strides import aligned_layouts, write_back
+from fast.wrapped import drop_gradients
+
+WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
+
+
+class FP16UnfusedOptimizer(ScaledWrapper):
+    """Loss scaling and fp32 master weights for fp16 (or bf16) models, tensor by tensor.
+
+    Args:
+        init_optimizer: fresh; the parameters of its groups become their masters. Frozen parameters
+            are left alone, empty ones are fine, dtypes may be mixed. With another class than
+            `FusedAdam` and `FusedLamb`, with hooks on its step, with LAMB's max_grad_norm, or with
+            Adam's shared counter, its own `step` is called: slower, and the host waits to know
+            whether the step is skipped.
+        deepspeed: an engine handle; one that does not reduce gradients in backward is refused.
+        loss_scale_config: a scaler, which then decides instead of the four arguments below.
+        low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
+        static_loss_scale: the scale without dynamic_loss_scale.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
+            and 0.25.
+        verbose: log skipped steps, when something is read after them.
+        mpu: refused: one rank alone.
+        clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
+        norm_type: as in `FP16Optimizer`.
+        fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
+            to take them, as `FusedLamb` does; around `FusedLamb` it changes nothing but that.
+        expert_groups: refused: one rank alone.
+        compat: upstream behaviour to reproduce; the default is correct. `clip_without_experts` is
+            refused where a parameter is an expert's.
+
+    Writes model weights, masters and the state of the optimizer inside.
+
+    Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        init_optimizer: torch.optim.Optimizer,
+        *,
+        deepspeed: object | None = None,
+        loss_scale_config: LossScale | None = None,
+        low_precision_dtype: torch.dtype = torch.float16,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: Mapping[str, float] | None = None,
+        verbose: bool = True,
+        mpu: object | None = None,
+        clip_grad: float = 0.0,
+        norm_type: float = 2.0,
+        fused_lamb_legacy: bool = False,
+        expert_groups: Mapping[str, object] | None = None,
+        compat: Compat = CORRECT,
+    ) -> None:
+        if fused_lamb_legacy:
+            _require_lamb(init_optimizer)
+        groups = init_optimizer.param_groups
+        everything = [param for group in groups for param in group["params"]]
+        alone = {"mpu": mpu, "expert_groups": expert_groups}
+        alone["an engine that does not reduce"] = refused_engine(deepspeed)
+        alone["compat.clip_without_experts with experts"] = leaves_out_experts(compat, everything)
+        scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
+        scaler = loss_scale_config or scaler_of(
+            scales=scales,
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args,
+            initial_scale=2.0**16,
+            min_scale=0.25,
+        )
+        super().__init__(
+            init_optimizer,
+            loss_scaler=scaler,
+            scales=scales,
+            clip_grad=clip_grad,
+            norm_type=norm_type,
+            alone=alone,
+            verbose=verbose,
+            timers=None,
+            compat=compat,
+        )
+        self.fused_lamb_legacy = fused_lamb_legacy
+        for index, param in enumerate(everything):
+            require_param(param, f"parameter {index}, FP16UnfusedOptimizer")
+        self.fp16_groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
+        for group, masters in zip(groups, self.fp32_groups, strict=True):
+            group["params"] = masters
+        self._zeros = ZeroGradients()
+        self._stale: list[tuple[Tensor, Tensor]] = []
+        self._prepare(self._params(), reports_scaled_norm=compat.report_scaled_norm)
+        if compat.step_at_construction:
+            self.initialize_optimizer_states()
+
+    def _params(self) -> list[Tensor]:
+        return list(chain(*self.fp16_groups))
+
+    def _masters(self) -> list[Tensor]:
+        return list(chain(*self.fp32_groups))
+
+    def initialize_optimizer_states(self) -> None:
+        """Make the state of the optimizer inside; values change with `step_at_construction` alone.
+
+        An optimizer that is not ours makes its state when it first steps.
+        """
+        self._initialize(self._masters())
+
+    def _fused(self) -> FusedAdam | FusedLamb | None:
+        # One counter for tensors that the kernels would count one by one.
+        inside = super()._fused()
+        return None if inside is None or inside.compat.shared_step_counter else inside
+
+    def _settle(self) -> None:
+        stale, self._stale = self._stale, []
+        if stale and self._step.control["found_inf"].item():
+            for param, grad in stale:
+                if param.grad is grad:
+                    param.grad = None
+        super()._settle()
+
+    def backward(
+        self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
+    ) -> None:
+        """Run backward from the loss, in fp32, multiplied by `loss_scale`; does not wait.
+
+        See `FP16Optimizer.backward`.
+        """
+        skipped = self._step.control["found_inf"] != 0
+        with torch.no_grad():
+            for param, grad in self._stale:
+                # Nothing may add up to gradients that overflowed, and the host does not know yet.
+                if param.grad is grad:
+                    grad.masked_fill_(skipped, 0.0)
+        self._stale = []
+        super().backward(loss, create_graph, retain_graph)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, or skip it; does not wait for the device.
+
+        `overflow` and `get_global_norm()` tell about it afterwards. An overflow at the floor of a
+        scale that makes this an error changes nothing; the next value that is read raises
+        `MinimumLossScale`.
+
+        Args:
+            closure: refused.
+
+        Raises:
+            RuntimeError: a closure was given, or a gradient is sparse. Nothing has changed.
+        """
+        self._refuse(closure)
+        params = self._params()
+        self._require_dense(params)
+        self.sync_hyperparameters()
+        inside = self._fused()
+        if inside is None:
+            self._step_inside(params)
+            return None
+        rows = [self._rows(index) for index in range(len(self.fp16_groups))]
+        batches = [self._batch(index, group) for index, group in enumerate(rows)]
+        self._step.run(gradients(params), batches, inside, self._applied_external())
+        for group, batch in zip(rows, batches, strict=True):
+            for slot, row in enumerate(group):
+                if not contiguous(row):
+                    for role in WRITTEN:
+                        write_back(batch.lists[role][slot], row[role], row[0])
+        self._stepped = True
+        self._stale = [(param, param.grad) for param in params if param.grad is not None]
+        return None
+
+    def _rows(self, index: int) -> list[list[Tensor]]:
+        """Master, gradient, moments and model weights of each parameter of a group."""
+        rows = []
+        for param, master in zip(self.fp16_groups[index], self.fp32_groups[index], strict=True):
+            state = self._state_to_step(master)
+            grad = self._gradient(param)
+            moments = (state[name] for name in MOMENTS)
+            rows.append([master.detach(), grad, *moments, param.detach()])
+        return rows
+
+    def _batch(self, index: int, rows: Sequence[list[Tensor]]) -> Batch:
+        lanes = [row if contiguous(row) else aligned_layouts(row) for row in rows]
+        masters = self.fp32_groups[index]
+        return Batch(
+            options=self._held().param_groups[index],
+            lists=[[lane[role] for lane in lanes] for role in range(5)],
+            steps=[self._state_to_step(master)["step"] for master in masters],
+            shared=False,
+        )
+
+    def _gradient(self, param: Tensor) -> Tensor:
+        if param.grad is None:
+            return self._zeros.like(param).view(param.shape)
+        return param.grad
+
+    def _step_inside(self, params: list[Tensor]) -> None:
+        """Let the optimizer inside step; the host waits."""
+        self._settle()
+        legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
+        block = self._step.decide(
+            gradients(params), None, self._applied_external(), leaves_scaled_norm=legacy
+        )
+        divisor = self._divisor(before) if legacy else None
+        self._stepped = True
+        self._settle()
+        if self._step.control["found_inf"].item():
+            drop_gradients(params, set_to_none=True)
+        elif divisor is not None:
+            self._hand_over(divisor)
+        else:
+            factor = block[FACTOR.value]
+            for param, master in zip(params, self._masters(), strict=True):
+                master.grad = self._gradient(param).to(torch.float32) * factor
+            cast(torch.optim.Optimizer, self._held()).step()
+            drop_gradients(self._masters(), set_to_none=True)
+            self._publish()
+
+    def _divisor(self, before: float) -> Tensor:
+        """What gradients are divided by, to unscale and clip at once; float64, shape ().
+
+        Leaves the norm that is to be reported where the scaled one was.
+        """
+        late = self.compat.unscale_with_updated_scale
+        external = self._applied_external()
+        applied = self.loss_scaler.loss_scale if late else before
+        norm = self._step.control["norm"]
+        scale = norm.to(torch.float64).fill_(applied if external is None else external)
+        limit = torch.full_like(scale, self.clip_grad)
+        unscaled = norm.to(torch.float64) / scale
+        c = (unscaled + 1e-6) / limit
+        if not self.compat.report_scaled_norm:
+            norm.copy_(unscaled)
+        return torch.where((limit > 0.0) & (c > 1.0), scale * c, scale)
+
+    def _hand_over(self, divisor: Tensor) -> None:
+        """Let the optimizer inside unscale, step and publish."""
+        cast(FusedLamb, self._held()).step(
+            grads=[[self._gradient(param) for param in group] for group in self.fp16_groups],
+            output_params=[[param.detach() for param in group] for group in self.fp16_groups],
+            scale=divisor,
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model weights, or zero them."""
+        drop_gradients(self._params(), set_to_none=set_to_none)
+
+    @torch.no_grad()
+    def refresh_fp32_params(self) -> None:
+        """Masters := model weights, after somebody has loaded or changed these."""
+        for param, master in zip(self._params(), self._masters(), strict=True):
+            master.copy_(param)
+
+    def _publish(self) -> None:
+        for param, master in zip(self._params(), self._masters(), strict=True):
+            param.detach().copy_(master)
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        return self._bytes(
+            model_weights=self._params(),
+            master_weights=self._masters(),
+            gradients=[param.grad for param in self._params()],
+        )
+
+    def state_dict(self) -> StateDict:
+        """Loss scale, clip norm, masters by group and the dict inside; copies, not views.
+
+        The format is the reference's: either loads what the other has saved.
+        """
+        self._settle()
+        masters = [[master.detach().clone() for master in group] for group in self.fp32_groups]
+        inside = self._held().state_dict()
+        own = {"clip_grad": self.clip_grad, "optimizer_state_dict": inside, "fp32_groups": masters}
+        return {**self.loss_scaler.state_dict(), **own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+
+        Args:
+            state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
+                come from the constructor, whatever the dict says. Without `clip_grad`, which
+                DeepSpeed does not save, the constructor's stays.
+            load_optimizer_states: False leaves the state of the optimizer inside.
+
+        Raises:
+            ValueError: something does not fit; the sentence says what. Nothing has changed.
+        """
+        self._settle()
+        where = "FP16UnfusedOptimizer.load_state_dict"
+        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
+        scaling = self.loss_scaler.restored(saved)
+        clip_grad = clip_of(saved, self.clip_grad, where)
+        masters = _saved_masters(saved["fp32_groups"], self.fp32_groups, where)
+        inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
+        if load_optimizer_states:
+            self._load_inside(inside)
+        self.loss_scaler.enter(scaling)
+        self.clip_grad = clip_grad
+        for master, given in zip(self._masters(), masters, strict=True):
+            master.copy_(given.reshape(master.shape))
+        self._publish()
+
+
+def _master(param: Tensor) -> Tensor:
+    return param.detach().to(torch.float32, copy=True).requires_grad_()
+
+
+def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
+    """Require an optimizer that takes gradients, copies and a divisor.
+
+    Raises:
+        TypeError: its step does not.
+    """
+    taken = inspect.signature(optimizer.step).parameters
+    missing = [name for name in ("grads", "output_params", "scale") if name not in taken]
+    if missing:
+        raise TypeError(
+            f"{type(optimizer).__name__}.step takes no {', '.join(missing)}, but should for "
+            f"fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
+        )
+
+
+def _saved_masters(saved: object, own: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
+    """Saved masters in one list.
+
+    Raises:
+        ValueError: groups or numels do not fit.
+    """
+    if not isinstance(saved, list | tuple):
+        raise ValueError(f"fp32_groups is a {type(saved).__name__}, but should be a list [{where}]")
+    if len(saved) != len(own):
+        raise ValueError(
+            f"fp32_groups has {len(saved)} groups, but should have {len(own)} [{where}]"
+        )
+    found: list[Tensor] = []
+    for index, (group, like) in enumerate(zip(saved, own, strict=True)):
+        found += tensors_like(group, like, f"fp32_groups[{index}]", where)
+    return found
