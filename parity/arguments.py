@@ -7,6 +7,7 @@ from parity.operation import ListArgument, Option, Role
 # The order of the table's columns.
 ORDER = (
     "value",
+    "formula",
     "nothing_else_written",
     "every_output_written",
     "skipped_step",
@@ -40,7 +41,9 @@ def without(laws: tuple[str, ...], *names: str) -> tuple[str, ...]:
 CALL_LAWS = ("value", "nothing_else_written", "repeat", "no_host_read", "graph_capture")
 LIST_LAWS = (*CALL_LAWS, "boundary_sizes", "alignment", "strided")
 PACK_LAWS = in_order(*LIST_LAWS, "every_output_written")
-VALUE_LAWS = in_order(*LIST_LAWS, "non_finite", "permutation", "splitting", "sign_symmetry")
+VALUE_LAWS = in_order(
+    *LIST_LAWS, "formula", "non_finite", "permutation", "splitting", "sign_symmetry"
+)
 OUTPUT_LAWS = in_order(*VALUE_LAWS, "every_output_written")
 STEP_LAWS = in_order(*OUTPUT_LAWS, "skipped_step", "after_skip", "power_of_two", "large_index")
 SCALER_LAWS = in_order(*CALL_LAWS, "power_of_two")

@@ -14,30 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
 
-from parity.replay.documented import CHARGES, DOCUMENTED
-from parity.replay.record import Launch
+if TYPE_CHECKING:
+    from parity.replay.record import Launch
 
 ULP = 2.0**-23
 UPPER_WORD = 2.0**-20
 """Of a float64 instruction that writes the upper 32 bits only, 20 of them of the fraction."""
 
 
-def _relative(name: str) -> float:
-    """The largest relative error over all operands; the vendor states none for float64."""
-    rows = [row for row in DOCUMENTED if row.charge == name and row.stated]
-    return max((row.ulp * ULP + row.relative for row in rows), default=UPPER_WORD)
+@cache
+def relative_errors(*families: str) -> dict[str, float]:
+    """The largest relative error of each documented instruction of some families, by its name.
 
+    `div` and `rcp` stand behind quotients, `sqrt` behind roots, `rsqrt` behind both. The other
+    approximate instructions (`ex2`, `lg2`, `sin`, `cos`, `tanh`) are in no formula here: a kernel
+    that forms a power of beta with them is held to the bound of the power itself.
+    """
+    # Replay needs Triton, which not every machine with kernels for the CPU has.
+    from parity.replay.documented import CHARGES, DOCUMENTED
 
-QUOTIENTS = {
-    name: _relative(name) for name in CHARGES if name.startswith(("div.", "rcp.", "rsqrt."))
-}
-ROOTS = {name: _relative(name) for name in CHARGES if name.startswith(("sqrt.", "rsqrt."))}
-"""Relative error of each approximate instruction, by what a formula uses it for.
+    found = {}
+    for name in sorted(CHARGES):
+        if name.partition(".")[0] in families:
+            rows = [row for row in DOCUMENTED if row.charge == name and row.stated]
+            # The vendor states no error for float64.
+            largest = max((row.ulp * ULP + row.relative for row in rows), default=UPPER_WORD)
+            found[name] = largest
+    return found
 
-The other approximate instructions (`ex2`, `lg2`, `sin`, `cos`, `tanh`) are in no formula here: a
-kernel that forms a power of beta with them is held to the bound of the power itself.
-"""
 
 FLUSHING = {
     "add": ("add",),
@@ -77,6 +84,7 @@ UNKNOWN = Charges(quotient=2 * ULP, root=2 * ULP, flushed=frozenset({"sqrt"}))
 
 def charges_of(launches: Iterable[Launch]) -> Charges:
     """The charges of some launches on replay: by the instructions that ran, together."""
+    quotients, roots = relative_errors("div", "rcp", "rsqrt"), relative_errors("sqrt", "rsqrt")
     approximate: set[str] = set()
     flushed: set[str] = set()
     for launch in launches:
@@ -90,8 +98,8 @@ def charges_of(launches: Iterable[Launch]) -> Charges:
             elif "ftz" in modifiers:
                 flushed.update(FLUSHING.get(family, ()))
     return Charges(
-        quotient=max((QUOTIENTS.get(name, 0.0) for name in approximate), default=0.0),
-        root=max((ROOTS.get(name, 0.0) for name in approximate), default=0.0),
+        quotient=max((quotients.get(name, 0.0) for name in approximate), default=0.0),
+        root=max((roots.get(name, 0.0) for name in approximate), default=0.0),
         flushed=frozenset(flushed),
         approximate=tuple(sorted(approximate)),
     )

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,14 +17,17 @@ from parity.charges import CPU, IEEE, UNKNOWN, Charges, charges_of
 from parity.engines import Engine
 from parity.errors import ReferenceFault
 from parity.finding import Finding
+from parity.formula import formulated, lifted, refusal
 from parity.host import watched
 from parity.invoke import SECONDS
 from parity.made import made
 from parity.plan import Call, Outcome, Plan, Values
 from parity.registry import Kernel
-from parity.replay.record import Launch
 from parity.shared import Shared
 from parity.wants import Wants, wants
+
+if TYPE_CHECKING:
+    from parity.replay.record import Launch
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
@@ -117,8 +121,11 @@ class Judge:
         with (
             recorded(self.engine) as log,
             watched(arena.block) if call.watched else NOBODY as reads,
+            lifted(arena, call.lifted) as lift,
         ):
             failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
+        if call.lifted:
+            refusal(failure)
         after = arena.before if failure and not call.may_refuse else arena.after()
         refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
         if not (call.end and call.reuse is not None):
@@ -129,6 +136,8 @@ class Judge:
         outcome = Outcome(
             arena, arena.before, after, wanted, asked, tuple(reads), failure if refused else ""
         )
+        if call.lifted:
+            outcome = replace(outcome, formulas=formulated(lift, arena))
         if not failure:
             self.shared.keep(call, outcome, self.charges)
         self.refused += bool(refused)

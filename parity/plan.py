@@ -14,6 +14,7 @@ from torch import Tensor
 from parity.arena import Arena, Span
 from parity.case import Case
 from parity.finding import Finding, element, inputs_at
+from parity.formula import Formulated, tolerance
 from parity.ulp import same
 from parity.want import Want
 from parity.wants import Wants
@@ -31,6 +32,7 @@ class Call:
         may_refuse: an exception is accepted that says why and leaves every byte as it was.
         watched: note what the host reads of the device meanwhile.
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
+        lifted: evaluate the kernel's formula in float64 beside it.
         end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
             values at both ends, and look at that end.
     """
@@ -41,12 +43,14 @@ class Call:
     may_refuse: bool = False
     watched: bool = False
     captured: bool = False
+    lifted: bool = False
     end: str = ""
 
     @property
     def plain(self) -> bool:
         """Whether what it leaves behind may serve another law."""
-        return self.reuse is None and not (self.fresh or self.watched or self.captured or self.end)
+        special = self.fresh or self.watched or self.captured or self.lifted or self.end
+        return self.reuse is None and not special
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Outcome:
         wanted: whether it was asked; otherwise `wants` holds placeholders.
         reads: device values that the host read meanwhile, if that was watched.
         refused: the exception with which the call was refused; empty if it was made.
+        formulas: specification and lifted formula of what was written, if the call was lifted.
     """
 
     arena: Arena
@@ -70,6 +75,7 @@ class Outcome:
     wanted: bool = False
     reads: tuple[str, ...] = ()
     refused: str = ""
+    formulas: tuple[Formulated, ...] = ()
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""
@@ -240,7 +246,40 @@ class NoHostRead:
         return Finding(says=f"the host waits for a device value: {reads[0]}{more}", call=self.call)
 
 
-Check = Values | Untouched | Unchanged | Same | NoHostRead
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """The kernel's formula in float64 is the specification in float64."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The element that is furthest off, if any."""
+        outcome = outcomes[self.call]
+        for row in outcome.formulas:
+            wrong = row.wrong().reshape(-1)
+            if not bool(wrong.any()):
+                continue
+            room, exact = tolerance(row.truth).reshape(-1), row.truth.exact.reshape(-1)
+            value = row.wide.value.reshape(-1)
+            ratio = ((value - exact).abs() / room.clamp_min(5e-324)).nan_to_num(nan=torch.inf)
+            place = int(torch.where(wrong, ratio, -torch.ones_like(ratio)).argmax().item())
+            return Finding(
+                says="has another formula: without any rounding it differs from the specification",
+                call=self.call,
+                name=row.span.name,
+                index=row.span.index,
+                place=-1 if row.span.control else place,
+                got=element(value, place),
+                want=element(exact, place),
+                low=element(exact - room, place),
+                high=element(exact + room, place),
+                ratio=float(ratio[place].item()),
+                inputs=inputs_at(outcome.arena, row.span, place),
+            )
+        return None
+
+
+Check = Values | Untouched | Unchanged | Same | NoHostRead | Formula
 
 
 @dataclass(frozen=True, kw_only=True)

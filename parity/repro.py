@@ -19,9 +19,10 @@ from parity.arena import Arena, Span, spans_of
 from parity.case import Case
 from parity.charges import Charges
 from parity.compare import Failure
-from parity.plan import Check, NoHostRead, Plan, Same, Unchanged, Untouched, Values
+from parity.formula import tolerance
+from parity.plan import Call, Check, Formula, NoHostRead, Plan, Same, Unchanged, Untouched, Values
 from parity.want import Want
-from parity.wants import Wants, wants
+from parity.wants import Wants, truths, wants
 
 CPU = torch.device("cpu")
 
@@ -54,7 +55,7 @@ def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
         "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
         "ROOT": repr(str(Path(__file__).resolve().parent.parent)),
         "ENGINE": repr(failure.engine),
-        "CALLS": _lines([_call(c.case, c.reuse, c.may_refuse) for c in plan.calls]),
+        "CALLS": _lines([_call(call) for call in plan.calls]),
         "CHECKS": _lines(_checks(failure, plan, charges)),
     }
     for mark, text in filled.items():
@@ -66,8 +67,9 @@ def _lines(rows: list[dict[str, object]]) -> str:
     return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
 
 
-def _call(case: Case, reuse: int | None, may_refuse: bool) -> dict[str, object]:
+def _call(call: Call) -> dict[str, object]:
     """Everything needed to lay out one call again."""
+    case = call.case
     arena = Arena.of(case, CPU)
     tensors = [
         (
@@ -86,8 +88,9 @@ def _call(case: Case, reuse: int | None, may_refuse: bool) -> dict[str, object]:
         "controls": list(case.controls),
         "options": dict(case.options),
         "memory": _packed(arena.before, case.guard),
-        "reuse": reuse,
-        "may_refuse": may_refuse,
+        "reuse": call.reuse,
+        "may_refuse": call.may_refuse,
+        "lifted": call.lifted,
     }
 
 
@@ -130,6 +133,8 @@ def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[d
     if isinstance(check, Values):
         case = plan.calls[check.call].case
         return _value_rows(case, check.call, wants(case, arithmetic, charges))
+    if isinstance(check, Formula):
+        return _formula_rows(plan.calls[check.call].case, check.call)
     if isinstance(check, Untouched):
         written = list(plan.calls[check.call].case.operation.writes)
         return [{"kind": "untouched", "call": check.call, "written": written}]
@@ -138,6 +143,21 @@ def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[d
     if isinstance(check, Unchanged):
         return [{"kind": "unchanged", "call": check.call, "names": list(check.names)}]
     return _same_rows(check, plan.calls[check.first].case)
+
+
+def _formula_rows(case: Case, call: int) -> list[dict[str, object]]:
+    known, rows = truths(case), []
+    for span in spans_of(case)[0]:
+        truth = known.get((span.name, span.index))
+        if truth is None or not span.value.numel():
+            continue
+        judged = torch.isfinite(truth.exact) & ~truth.zone
+        row: dict[str, object] = {"kind": "formula", "call": call}
+        row |= {"tensor": (span.name, span.index), "judged": judged.reshape(-1).tolist()}
+        row |= {"want": [x.hex() for x in truth.exact.reshape(-1).tolist()]}
+        row |= {"tolerance": [x.hex() for x in tolerance(truth).reshape(-1).tolist()]}
+        rows.append(row)
+    return rows
 
 
 def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from parity.bounds import ROUNDING, Bounded, Carried, charging, known
 from parity.case import Case, evaluate
-from parity.charges import UNKNOWN, Charges
+from parity.charges import IEEE, UNKNOWN, Charges
 from parity.operation import Bound
 from parity.want import Want
 
@@ -27,6 +27,37 @@ def wants(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> Wants:
     """
     if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
         return {name: [Want(value=x) for x in xs] for name, xs in case.reference().items()}
+    results = _evaluated(case, charges)
+    return {name: [_want(x) for x in xs] for name, xs in results.items()}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The specification of one tensor in real numbers, all of its shape.
+
+    Attributes:
+        exact: float64, nothing rounded.
+        error: what fp32 arithmetic may make of it, float64.
+        zone: where fp32 may overflow on the way.
+    """
+
+    exact: Tensor
+    error: Tensor
+    zone: Tensor
+
+
+def truths(case: Case) -> dict[tuple[str, int], Truth]:
+    """The specification of everything written that a formula stands behind, by name and index."""
+    return {
+        (name, index): Truth(x.carried.exact, x.carried.error, x.carried.zone)
+        for name, xs in _evaluated(case, IEEE).items()
+        for index, x in enumerate(xs)
+        if isinstance(x, Bounded)
+    }
+
+
+def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
+    """What the reference makes of numbers that carry their bound."""
     lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
     controls = {
         control.name: case.controls[control.name]
@@ -35,8 +66,7 @@ def wants(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> Wants:
         for control in case.operation.controls
     }
     with charging(charges):
-        results = evaluate(replace(case, controls=controls), lists)
-    return {name: [_want(x) for x in xs] for name, xs in results.items()}
+        return evaluate(replace(case, controls=controls), lists)
 
 
 def _wrapped(x: Tensor) -> Tensor:

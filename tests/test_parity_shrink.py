@@ -79,5 +79,5 @@ def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
     cell = judged(tmp_path, "value", BUGS["value"])
     text = Path(cell.repro).read_text()
     imports = {line for line in text.splitlines() if line.startswith(("import ", "from "))}
-    names = {"importlib.util", "math", "sys", "types", "torch"}
+    names = {"contextlib", "importlib.util", "math", "sys", "types", "torch"}
     assert imports == {f"import {name}" for name in names}

@@ -7,6 +7,7 @@ from parity.laws.alignment import ALIGNMENT
 from parity.laws.base import Law
 from parity.laws.boundary_sizes import BOUNDARY_SIZES
 from parity.laws.every_output_written import EVERY_OUTPUT_WRITTEN
+from parity.laws.formula import FORMULA
 from parity.laws.graph_capture import GRAPH_CAPTURE
 from parity.laws.large_index import LARGE_INDEX
 from parity.laws.no_host_read import NO_HOST_READ
@@ -25,6 +26,7 @@ LAWS: dict[str, Law] = {
     law.name: law
     for law in (
         VALUE,
+        FORMULA,
         NOTHING_ELSE_WRITTEN,
         EVERY_OUTPUT_WRITTEN,
         SKIPPED_STEP,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parity.replay import emit_memory, emit_threads
-from parity.replay.dtypes import NUMPY, Array, raw, width
+from parity.replay.dtypes import NUMPY, Array, raw, undefined, width
 from parity.replay.errors import UnknownInstruction
 from parity.replay.floating import canonical
 from parity.replay.flow import Block, defined, family, used
@@ -110,6 +110,14 @@ class Emitter:
                 self.specials.add(name)
             self.slots[name] = len(self.slots)
         return self.slots[name]
+
+    def places(self, names: set[str]) -> list[int]:
+        """The slots of registers."""
+        return sorted(self.slots[name] for name in names if name in self.slots)
+
+    def empty(self, name: str) -> Array:
+        """What a register holds that nobody has written."""
+        return undefined(self.types.kind(name))
 
     # --- operands --------------------------------------------------------------------------
 

@@ -40,3 +40,7 @@ class KernelTrap(ReplayError):
 
 class UnsupportedTriton(ReplayError):
     """The installed Triton is outside the range that replay was tested with."""
+
+
+class NotLiftable(ReplayError):
+    """A kernel's formula cannot be read from its code; names the instruction and its line."""

@@ -66,6 +66,10 @@ _DEFAULTS = Options()
 _OPTIONS: ContextVar[Options] = ContextVar("replay options", default=_DEFAULTS)
 _ALLOWED: ContextVar[tuple[Labelled, ...]] = ContextVar("replay allowed", default=())
 _PROVIDERS: list[Provider] = []
+TRANSLATION: ContextVar[Callable[[Program], Program] | None] = ContextVar(
+    "replay translation", default=None
+)
+"""What to run in place of a program, inside `parity.replay.lift.lifting`."""
 _PROGRAMS: dict[tuple[str, str], Program] = {}
 _LOCK = threading.RLock()
 
@@ -193,6 +197,8 @@ def run(request: Request) -> Launch:
     with _LOCK:
         started = perf_counter()
         request = replace(request, settings=settings)
+        if (retranslated := TRANSLATION.get()) is not None:
+            request = replace(request, program=retranslated(request.program))
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         regions = Regions(_known(request), _constants(request.program))
         shadows = _shadow_memory(settings, request.program)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from parity.replay import approximate, bitwise, compare, convert, integer
-from parity.replay.dtypes import Array, undefined
+from parity.replay.dtypes import Array
 from parity.replay.emit import Emitter
 from parity.replay.errors import UnknownInstruction
 from parity.replay.flow import Block, build, defined
@@ -119,32 +119,37 @@ def translate(module: Module, name: str) -> Program:
     if name not in module.kernels:
         raise UnknownInstruction(f"No kernel {name} in this PTX; it has {sorted(module.kernels)}.")
     kernel = module.kernels[name]
-    blocks = build(kernel)
     layout = lay_out(module, kernel)
-    types = RegisterTypes(kernel)
-    emitter = Emitter(kernel, types, layout)
+    return emitted(kernel, layout, Emitter(kernel, RegisterTypes(kernel), layout))
+
+
+def emitted(kernel: Kernel, layout: Layout, emitter: Emitter) -> Program:
+    """The program that an emitter makes of a kernel."""
+    blocks = build(kernel)
     lines: list[str] = []
     for block in blocks:
         lines.extend(emitter.block(block))
     source = "\n".join(lines)
     namespace: dict[str, object] = emitter.namespace
-    exec(compile(source, f"<replay of {name}>", "exec"), namespace)
+    exec(compile(source, f"<replay of {kernel.name}>", "exec"), namespace)
     functions = [namespace[f"block_{block.index}"] for block in blocks]
+    live_in = [emitter.places(block.live_in) for block in blocks]
+    live_out = [emitter.places(block.live_out) for block in blocks]
+    writes = [set(emitter.places({r for i in b.code for r in defined(i)})) for b in blocks]
     slots = emitter.slots
-    empty = [undefined(types.kind(register)) for register in slots]
     return Program(
         kernel,
         blocks,
         functions,  # type: ignore[arg-type]
         slots,
         {r: s for r, s in slots.items() if r in emitter.specials},
-        [sorted(slots[r] for r in block.live_in) for block in blocks],
-        [sorted(slots[r] for r in block.live_out) for block in blocks],
-        [{slots[r] for i in block.code for r in defined(i) if r in slots} for block in blocks],
+        live_in,
+        live_out,
+        writes,
         [Counter(i.opcode for i in block.code) for block in blocks],
         emitter.charges,
         emitter.charged_at,
-        empty,
+        [emitter.empty(register) for register in slots],
         layout,
         source,
     )

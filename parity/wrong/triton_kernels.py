@@ -4,12 +4,13 @@ The switches are compile-time constants, so that each fault is a kernel of its o
 Launchers take one call record, launch one grid per tensor and keep the step counters on the host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
-from parity.wrong.adam import next_count, scalars, skipped
+from parity.wrong.adam import Scalars, next_count, scalars, skipped
 from parity.wrong.calls import AdamCall, CastCopyCall, UnscaleCall
 
 # How the last block is masked.
@@ -107,6 +108,7 @@ class AdamwLaunch:
     masked_store: bool = True
     grid_divisor: int = 1
     rows_for_count: bool = False
+    change: Callable[[Scalars, AdamCall, int], Scalars] | None = None
 
 
 def adamw(call: AdamCall, how: AdamwLaunch = AdamwLaunch()) -> None:  # noqa: B008 - frozen
@@ -124,6 +126,8 @@ def adamw(call: AdamCall, how: AdamwLaunch = AdamwLaunch()) -> None:  # noqa: B0
 def launch_adamw(call: AdamCall, i: int, numel: int, blocks: int, how: AdamwLaunch) -> None:
     """The update of tensor i."""
     s = scalars(call, next_count(call, i))
+    if how.change is not None:
+        s = how.change(s, call, next_count(call, i))
     names = ("b1", "b2", "c1", "c2", "k1", "k2", "lr", "eps", "wd")
     adamw_kernel[(blocks,)](
         call.params[i],
