@@ -103,7 +103,7 @@ def check(one: Training, other: Training) -> None:
     assert one.optimizer.loss_scaler.state_dict() == other.optimizer.loss_scaler.state_dict()
 
 
-BADS = (math.inf, None, None, None, math.nan, None, None, None, None, None)
+BADS = (math.inf, None, None, None, math.nan, None, None)
 CHOICES: tuple[dict[str, Any], ...] = (
     {"inside": "adam"},
     {"inside": "lamb"},
@@ -115,7 +115,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: " ".join(map(str, choice.values())))
-def test_ten_steps_equal_the_reference(choice: dict[str, Any]) -> None:
+def test_steps_equal_the_reference(choice: dict[str, Any]) -> None:
     pair = [Training(side, HALF, **choice) for side in SIDES]
     scales = set()
     for seed, bad in enumerate(BADS):

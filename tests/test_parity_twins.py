@@ -57,11 +57,13 @@ def ours() -> Iterator[dict[str, Twin]]:
 def test_our_optimizers_keep_step_with_the_reference(
     ours: dict[str, Twin], name: str, dtype: str
 ) -> None:
-    effort = TwinEffort(sequences=SAMPLE, seed=1, repros=None)
+    # A wrapper's sequence takes a second on replay; `parity run` asks for more of them.
+    sample = SAMPLE if LONG or name.startswith("fast.Fused") else 3
+    effort = TwinEffort(sequences=sample, seed=1, repros=None)
     cell = judge_twin(ours[name], dtype, twin_engine(ours[name]), effort)
     assert cell.status is Status.PASSED, cell.failure
-    assert cell.sequences == SAMPLE
-    assert cell.calls > 6 * SAMPLE
+    assert cell.sequences == sample
+    assert cell.calls > 6 * sample
 
 
 def test_every_optimizer_of_ours_is_in_the_list(ours: dict[str, Twin]) -> None:

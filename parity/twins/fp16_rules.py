@@ -281,11 +281,14 @@ class FP16Rules(OptimizerRules):
         trained = [param for param in world.params if param.requires_grad]
         frozen = [param for param in world.params if not param.requires_grad]
         copies = [like(param) for param in trained]
-        at, groups = 0, []
+        at = 0
+        groups: list[Group] = []
         for size in sizes:
             hyper = self.inside_hyper(dice, str(recipe["inside"]))
             groups.append({"params": copies[at : at + size], **hyper})
             at += size
+        # Frozen ones may be all that there is, and some group has to hold them.
+        groups[-1]["params"] = [*cast(list[Parameter], groups[-1]["params"]), *frozen]
         world.params, world.scheduler = [*copies, *frozen], None
         world.optimizer = self.made(world, groups)
         world.torch_optimizer.load_state_dict(self._read(world))
