@@ -68,8 +68,14 @@ class LossScale:
         Raises:
             MinimumLossScale: overflow at the floor of a rule that makes this an error; nothing
                 has changed.
+            RuntimeError: the dynamic rule with `growth_counts_this_step`, which whole steps know.
         """
         block = self._block
+        if self.compat.growth_counts_this_step and self.scaling.rule == "dynamic":
+            raise RuntimeError(
+                "compat has growth_counts_this_step, but should not for a scaler that is stepped "
+                f"alone: the kernel of a whole step has it [{type(self).__name__}.update_scale]"
+            )
         block["found_inf"].fill_(float(overflow))
         scaling, names = self.scaling, (*SHARED, *WINDOW, "min_scale")
         if scaling.rule == "wrapper":
@@ -209,7 +215,7 @@ class DynamicLossScale(LossScale):
         consecutive_hysteresis: every clean step refills the hysteresis; "dynamic" only.
         raise_error_at_min_scale: an overflow at the floor is an error; "dynamic" only.
         backoff_factor: what an overflow multiplies the scale by; "torch" only.
-        compat: `growth_counts_this_step` is honoured in whole steps.
+        compat: `growth_counts_this_step` is honoured in whole steps; `update_scale` refuses it.
     """
 
     dynamic = True

@@ -103,7 +103,7 @@ def check(one: Training, other: Training) -> None:
     assert one.optimizer.loss_scaler.state_dict() == other.optimizer.loss_scaler.state_dict()
 
 
-BADS = (math.inf, None, None, None, math.nan, None, None)
+BADS = (None, None, None, math.inf, None, math.nan, None)
 CHOICES: tuple[dict[str, Any], ...] = (
     {"inside": "adam"},
     {"inside": "lamb"},
