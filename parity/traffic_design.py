@@ -48,14 +48,6 @@ DESIGN: dict[str, tuple[Pass, ...]] = {
     "adam_step": (_ADAM,),
     "adamw_step": (_ADAM,),
     "lamb_step": _LAMB,
-    "lamb_step": (
-        Pass(
-            "lamb_moments",
-            ("params", "grads", "exp_avgs", "exp_avg_sqs"),
-            ("exp_avgs", "exp_avg_sqs"),
-        ),
-        Pass("lamb_weights", ("params", "exp_avgs", "exp_avg_sqs"), ("params", "copies")),
-    ),
     "mixed_step": (_REDUCE, _ADAM),
     "global_norm": (_REDUCE,),
     "unscale": (Pass("unscale", ("grads",), ("grads",)),),
