@@ -3,6 +3,8 @@
 Everything lies end to end without gaps, in the order of the group; parameters become views.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
