@@ -148,9 +148,22 @@ def judge(
 def _with_progress(
     source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
 ) -> Ledger:
-    screen = outputs.screen
+    screen, started = outputs.screen, time.perf_counter()
+    told: list[Cell] = []
+
+    def tell(cell: Cell) -> None:
+        """The first verdict on a user's kernel at once; on a terminal whatever is broken too."""
+        judged = cell.status in (Status.PASSED, Status.FAILED)
+        if source.file is not None and judged and not told:
+            told.append(cell)
+            key, seconds = cell.key, time.perf_counter() - started
+            what = f"{key.kernel} {key.dtype} {key.law}: {cell.status.value}"
+            screen.print(f"first verdict after {seconds:.0f} s: {what}", highlight=False)
+        if cell.status is Status.FAILED and screen.is_terminal:
+            screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
+
     if not screen.is_terminal:
-        return run(source, chosen, how, known=known, jobs=outputs.jobs)
+        return run(source, chosen, how, known=known, jobs=outputs.jobs, finished=tell)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -163,10 +176,6 @@ def _with_progress(
         def show(task: Task, done: int, of: int) -> None:
             what = f"{task.kernel.name} {task.dtype} {task.law}"
             bar.update(line, description=what, completed=done, total=of)
-
-        def tell(cell: Cell) -> None:
-            if cell.status is Status.FAILED:
-                screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
 
         return run(
             source, chosen, how, known=known, jobs=outputs.jobs, progress=show, finished=tell

@@ -136,13 +136,19 @@ def _judged(
     """Judge rows; those that were under way when a worker died are tried again, one by one."""
     orphans: list[list[int]] = []
     with _pool(count, start) as pool:
-        waiting: dict[Future[list[Cell]], list[int]] = {pool.submit(_row, row): row for row in rows}
+        pieces = [*_early(rows[:count]), *rows[count:]]
+        waiting: dict[Future[list[Cell]], list[int]] = {pool.submit(_row, p): p for p in pieces}
         for future in as_completed(waiting):
             try:
                 yield waiting[future], future.result()
             except BrokenProcessPool:
                 orphans.append(waiting[future])
     yield from _again(orphans, planned, start)
+
+
+def _early(rows: list[list[int]]) -> list[list[int]]:
+    """The first law of each row alone, then the others: somebody may be waiting for a verdict."""
+    return [part for half in (slice(0, 1), slice(1, None)) for row in rows if (part := row[half])]
 
 
 def _again(

@@ -10,7 +10,7 @@ import pytest
 
 from parity.cells import Effort, judge_cell
 from parity.checker import load
-from parity.engines import engine_named
+from parity.engines import engine_named, running
 from parity.laws import LAWS
 from parity.ledger import Cell, Status
 
@@ -81,3 +81,47 @@ def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
     imports = {line for line in text.splitlines() if line.startswith(("import ", "from "))}
     names = {"contextlib", "importlib.util", "math", "sys", "types", "torch"}
     assert imports == {f"import {name}" for name in names}
+
+
+LIFTED = """
+import triton
+import triton.language as tl
+from parity import register
+
+@triton.jit
+def add(a, g, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = at < n
+    total = tl.load(a + at, mask=here) + tl.load(g + at, mask=here).to(tl.float32) * {factor}
+    tl.store(a + at, total, mask=here)
+
+@register("accumulate", name="mine", dtypes=("bf16",))
+def mine(accumulators, grads):
+    for a, g in zip(accumulators, grads):
+        if a.numel():
+            add[((a.numel() + 127) // 128,)](a, g, a.numel(), BLOCK=128)
+"""
+
+
+def test_a_wrong_formula_shrinks_and_its_repro_lifts_the_kernel_again(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(LIFTED.format(factor="1.0000001"))
+    (kernel,) = load(str(file))
+    effort = Effort(examples=6, repros=str(tmp_path))
+    engine = engine_named("replay")
+    with running(engine):
+        cell = judge_cell(kernel, "bf16", LAWS["formula"], engine, effort)
+    assert cell.status is Status.FAILED
+    assert "without any rounding" in cell.failure
+    assert "1 tensor, 1 element (shrunk from" in cell.failure
+
+    def repro() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, cell.repro]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    broken = repro()
+    assert broken.returncode == 1, broken.stderr
+    assert "without any rounding" in broken.stdout
+    file.write_text(LIFTED.format(factor="1.0"))
+    kept = repro()
+    assert kept.returncode == 0, kept.stdout + kept.stderr
