@@ -5,8 +5,6 @@ Everything lies end to end without gaps, in the order of the group; parameters b
 
 from __future__ import annotations
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -128,7 +128,9 @@ def judge(
     started = time.perf_counter()
     chosen = replace(chosen, also=names_of(optimizers))
     ledger = _with_progress(source, known, chosen, how, outputs)
-    effort = effort_of(how.examples, how.seed, how.repros)
+    # Whole optimizers take longest: the tests drive them through more.
+    share = how.examples // 3 if how.spread else how.examples
+    effort = effort_of(max(1, share), how.seed, how.repros)
     ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
