@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,7 +18,7 @@ from parity.engines import require, require_live_subnormals
 from parity.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from parity.ledger import Cell, Ledger, Status
 from parity.operations import operations
-from parity.parallel import Source, run
+from parity.parallel import Source, beside, run
 from parity.registry import Kernel, kernels
 from parity.report import as_json, as_junit, write
 from parity.rows import register_house
@@ -25,7 +26,14 @@ from parity.session import Selection, Task
 from parity.table import print_failures, print_table
 from parity.twins.registry import Twin, twins
 from parity.twins.rows import register_our_optimizers
-from parity.twins.session import effort_of, judge_twins, names_of, with_twins
+from parity.twins.session import (
+    chosen_twins,
+    effort_of,
+    house_sequences,
+    judge_twins,
+    names_of,
+    with_twins,
+)
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 cards together.
 HOUSE_EXAMPLES = 6
@@ -127,11 +135,17 @@ def judge(
     screen = outputs.screen
     started = time.perf_counter()
     chosen = replace(chosen, also=names_of(optimizers))
-    ledger = _with_progress(source, known, chosen, how, outputs)
-    # Whole optimizers take longest: the tests drive them through more.
+    # Whole optimizers take longest: the tests drive ours through more.
     share = how.examples // 3 if how.spread else how.examples
     effort = effort_of(max(1, share), how.seed, how.repros)
-    ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
+    alone = outputs.jobs is not None or torch.cuda.is_available()
+    if source.file is None and chosen_twins(chosen, optimizers) and not alone:
+        with beside(house_sequences, chosen, effort) as sequences:
+            ledger = _with_progress(source, known, chosen, how, outputs)
+            ledger = with_twins(ledger, sequences())
+    else:
+        ledger = _with_progress(source, known, chosen, how, outputs)
+        ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)

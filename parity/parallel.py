@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -23,6 +25,8 @@ from parity.rows import register_house
 from parity.session import Progress, Selection, Session, Task, silent, tasks
 
 WORTH_IT = 50
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,8 @@ def jobs_for(planned: Sequence[Task], asked: int | None) -> int:
     """How many processes to use: one for little work and on a GPU, otherwise one for each core."""
     if asked is not None:
         return max(1, asked)
-    if len(planned) < WORTH_IT or any(task.engine.name == "cuda" for task in planned):
+    claimed = sum(task.dtype in task.kernel.dtypes for task in planned)
+    if claimed < WORTH_IT or any(task.engine.name == "cuda" for task in planned):
         return 1
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 8)
 
@@ -105,6 +110,16 @@ def run(
             finished(cell)
         progress(planned[places[-1]], done, len(planned))
     return ledger.sorted()
+
+
+@contextmanager
+def beside(
+    call: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+) -> Iterator[Callable[[], Result]]:
+    """Run a call in a process of its own; inside the context, a function that waits for it."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        yield pool.submit(call, *args, **kwargs).result
 
 
 def _work(task: Task) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from parity.ledger import Cell, Ledger
 from parity.session import Selection
 from parity.twins.judge import LAW, TwinEffort, judge_twin, twin_engine
-from parity.twins.registry import DTYPES, Twin
+from parity.twins.registry import DTYPES, Twin, twins
+from parity.twins.rows import register_our_optimizers
 
 SHARE = 2
 
@@ -52,6 +55,13 @@ def judge_twins(
             cells.append(judge_twin(twin, dtype, engine, effort))
             finished(cells[-1])
     return cells
+
+
+def house_sequences(selection: Selection, effort: TwinEffort) -> list[Cell]:
+    """`judge_twins` of our own optimizers, in a process that has not registered them yet."""
+    torch.set_num_threads(1)
+    register_our_optimizers()
+    return judge_twins(selection, twins(), effort)
 
 
 def with_twins(ledger: Ledger, cells: Sequence[Cell]) -> Ledger:
