@@ -6,11 +6,10 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from parity.replay import shade_memory
 from parity.replay.dtypes import Array
 from parity.replay.lanes import Lanes
 from parity.replay.shade import TAINT, Shade, lane_value, plain
-from parity.replay.shade_memory import ShadeMemory, load, store
+from parity.replay.shade_memory import ShadeMemory, access, load, store
 
 GLOBAL: ContextVar[ShadeMemory | None] = ContextVar("shades of global memory", default=None)
 _SITES: dict[str, int] = {}
@@ -42,13 +41,6 @@ def memory(lanes: Lanes, space: str) -> ShadeMemory:
     if found is None:
         raise RuntimeError("a lifted kernel runs outside parity.replay.lift.lifting")
     return found
-
-
-def access(
-    lanes: Lanes, space: str, address: Array, offset: int, guard: Array | None
-) -> tuple[Array, Array]:
-    """See `shade_memory.access`."""
-    return shade_memory.access(lanes, space, address, offset, guard)
 
 
 def atomic(
