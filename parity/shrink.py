@@ -86,8 +86,10 @@ def _length(case: Case) -> int:
 
 
 def _fewer_tensors(best: _Best) -> None:
-    index = best.finding.index
-    if best.finding.name in _rows(best.case) and best.try_(_only(best.case, [index])):
+    index, rows = best.finding.index, _rows(best.case)
+    # Another call of the law may have more tensors than the case: split ones.
+    there = best.finding.name in rows and all(index < len(best.case.lists[n]) for n in rows)
+    if there and best.try_(_only(best.case, [index])):
         return
     for kept in ([], *([i] for i in range(min(_length(best.case), 8)))):
         if _length(best.case) > 1 and best.try_(_only(best.case, kept)):

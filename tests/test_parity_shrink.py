@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from parity.case import Recipe
 from parity.cells import Effort, judge_cell
 from parity.checker import load
 from parity.engines import engine_named, running
+from parity.expand import expand
+from parity.finding import Finding
 from parity.laws import LAWS
 from parity.ledger import Cell, Status
+from parity.operations import operation_named
+from parity.shrink import shrunk
 
 KERNEL = """
 from parity import register
@@ -81,6 +86,15 @@ def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
     imports = {line for line in text.splitlines() if line.startswith(("import ", "from "))}
     names = {"contextlib", "importlib.util", "math", "sys", "types", "torch"}
     assert imports == {f"import {name}" for name in names}
+
+
+def test_a_finding_in_a_tensor_that_only_another_call_has_does_not_stop_shrinking() -> None:
+    operation = operation_named("accumulate", "test")
+    case = expand(operation, "bf16", Recipe(layout="list", sizes=(40, 3), seed=1))
+    beyond = Finding(says="differs", call=1, name="accumulators", index=5, place=0)
+    smallest, finding = shrunk(case, beyond, lambda candidate: beyond, 5.0)
+    assert finding is beyond
+    assert smallest.numel <= 1
 
 
 LIFTED = """
