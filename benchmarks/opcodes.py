@@ -41,6 +41,8 @@ def _all() -> Iterator[Instruction]:
         yield Instruction(f"fma.rn.{kind}", (kind, kind, kind), kind)
         for test in ("eq", "ne", "lt", "le", "gt", "ge", "neu", "equ", "ltu", "gtu", "num", "nan"):
             yield Instruction(f"setp.{test}.{kind}", (kind, kind), "pred")
+    for name in ("min.NaN.f32", "max.NaN.f32"):
+        yield Instruction(name, ("f32", "f32"), "f32")
     yield from _integers()
     yield from _logic()
     yield from _conversions()
@@ -62,6 +64,8 @@ def _integers() -> Iterator[Instruction]:
         yield Instruction(f"mul.hi.{kind}", (kind, kind), kind)
         yield Instruction(f"bfe.{kind}", (kind, "u32", "u32"), kind)
     yield Instruction("mad.lo.s64", ("s64", "s64", "s64"), "s64")
+    for kind in ("s32", "s64"):
+        yield Instruction(f"neg.{kind}", (kind,), kind)
     for name in ("add.s16", "mul.hi.s16", "mul.lo.s16"):
         yield Instruction(name, ("s16", "s16"), "s16")
     for kind in ("s16", "u16"):

@@ -12,8 +12,8 @@ from parity.wrong.judged import judged
 from parity.wrong.wrong_by_law import SHELF
 
 EFFORT = Effort(shrink_seconds=0.0, repros=None)
-# The first needs a GPU, and a kernel for the second runs on replay: both stand elsewhere.
-ELSEWHERE = {"graph_capture", "large_index"}
+# The first needs a GPU; kernels for the others run on replay: they stand elsewhere.
+ELSEWHERE = {"graph_capture", "large_index", "formula"}
 
 
 @pytest.mark.parametrize("entry", SHELF, ids=lambda entry: entry.name)
