@@ -138,7 +138,8 @@ def dropped(params: Iterable[Tensor], *, set_to_none: bool = True) -> None:
         # A gradient may be a view, which cannot be detached in place.
         if param.grad.grad_fn is not None:
             param.grad.detach_()
-        param.grad.requires_grad_(False).zero_()
+        param.grad.requires_grad = False
+        param.grad.zero_()
 
 
 def check_dense(params: Iterable[Tensor], where: str) -> None:
