@@ -29,7 +29,9 @@ def flatten(call: FlattenCall, places: Callable[[Tensors, int], list[int]] = sta
 def lay(call: FlattenCall, places: list[int]) -> None:
     """Each tensor at its place; what lies between is not touched."""
     for t, start in zip(call.tensors, places, strict=True):
-        call.flat[0][start : start + t.numel()].copy_(t.reshape(-1))
+        room = call.flat[0][start : start + t.numel()]
+        # In another order the gaps differ, and the last tensor may not fit.
+        room.copy_(t.reshape(-1)[: room.numel()])
 
 
 def unflatten(call: UnflattenCall, places: Callable[[Tensors, int], list[int]] = starts) -> None:
