@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parity.edge import Edge, proved, waits
+from parity.edge_rows_checkpoints import CHECKPOINT_ROWS
 from parity.edge_rows_wrappers import WRAPPER_ROWS
 
 ZERO = "ZeroOptimizer"
@@ -383,4 +384,5 @@ ROWS: tuple[Edge, ...] = (
     *MIXTURE,
     *FUSED_ADAM,
     *WRAPPER_ROWS,
+    *CHECKPOINT_ROWS,
 )
