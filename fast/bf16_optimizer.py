@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import overload
+from typing import cast, overload
 
 import torch
 import torch.distributed as dist
@@ -42,13 +42,14 @@ from fast.collectives import (
 )
 from fast.compat import CORRECT, Compat
 from fast.fragments import FragmentAddress
+from fast.fused_adam import FusedAdam
 from fast.moments import StateDict, require_dense
-from fast.wrapped import Wrapped, drop_gradients
+from fast.wrapper import Wrapper, drop_gradients
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
-class BF16Optimizer(Wrapped):
+class BF16Optimizer(Wrapper):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
@@ -91,11 +92,14 @@ class BF16Optimizer(Wrapped):
         compat: Compat = CORRECT,
     ) -> None:
         if grad_acc_dtype not in ACCUMULATION:
-            raise ValueError(
-                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
-                f"[BF16Optimizer]"
-            )
+            said = f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16"
+            raise ValueError(f"{said} [BF16Optimizer]")
         kind = kind_of(norm_type, "BF16Optimizer")
+        if not isinstance(init_optimizer, FusedAdam):
+            raise TypeError(
+                f"init_optimizer is a {type(init_optimizer).__name__}, but should be a fast "
+                "FusedAdam: one kernel does its step and casts [BF16Optimizer]"
+            )
         super().__init__(init_optimizer)
         self.mpu = mpu
         self.clip_grad, self.norm_type = float(clip_grad), float(norm_type)
@@ -118,6 +122,11 @@ class BF16Optimizer(Wrapped):
         self._whole = WholeTensors(self.groups)
         self._step = PartitionedStep(self.groups, kind)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    @property
+    def optimizer(self) -> FusedAdam:
+        """The optimizer inside; waits for the device as `state` does."""
+        return cast(FusedAdam, super().optimizer)
 
     def _laid_out(
         self,
@@ -225,7 +234,7 @@ class BF16Optimizer(Wrapped):
                 device. Nothing has changed.
         """
         self._refuse(closure)
-        inside = self._held()
+        inside = cast(FusedAdam, self._held())
         self._step.run(
             self._parts(),
             [self._state_to_step(group.master) for group in self.groups],

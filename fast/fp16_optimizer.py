@@ -19,9 +19,9 @@ from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict
 from fast.saved import clip_of, require_entries, state_inside, tensors_like
 from fast.scaled_step import Batch
-from fast.scaled_wrapper import ScaledWrapper, Timers, refused_engine
+from fast.scaled_wrapper import ScaledWrapper, refused_engine
 from fast.scalers import LossScale, scaler_of
-from fast.wrapped import drop_gradients
+from fast.wrapper import Timers, drop_gradients
 
 
 class FP16Optimizer(ScaledWrapper):
@@ -200,7 +200,7 @@ class FP16Optimizer(ScaledWrapper):
 
     def _step_by_torch(self, params: list[Tensor]) -> None:
         """Unscale with torch, call the optimizer inside, publish; the host waits."""
-        inside: torch.optim.Optimizer = self._held()
+        inside = self._held()
         with self._timed("basic_step"):
             block = self._step.decide(gradients(params), None, self._applied_external())
             self._stepped = True

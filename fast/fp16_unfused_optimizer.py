@@ -25,7 +25,7 @@ from fast.scaled_step import Batch
 from fast.scaled_wrapper import ScaledWrapper, leaves_out_experts, refused_engine
 from fast.scalers import LossScale, scaler_of
 from fast.strides import aligned_layouts, write_back
-from fast.wrapped import drop_gradients
+from fast.wrapper import drop_gradients
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
 
@@ -244,7 +244,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             factor = block[FACTOR.value]
             for param, master in zip(params, self._masters(), strict=True):
                 master.grad = self._gradient(param).to(torch.float32) * factor
-            cast(torch.optim.Optimizer, self._held()).step()
+            self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
             self._publish()
 

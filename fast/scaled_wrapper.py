@@ -5,9 +5,8 @@ the state dicts wait for it; `backward` and `step` do not.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,32 +18,12 @@ from fast.fused_lamb import FusedLamb
 from fast.norms import kind_of_norm
 from fast.scaled_step import ScaledStep
 from fast.scalers import LossScale, checked_scale
-from fast.wrapped import Wrapped, drop_gradients
+from fast.wrapper import Timers, Wrapper, drop_gradients
 
 LOG = logging.getLogger(__name__)
 
 
-class Timer(Protocol):
-    """What a timer has to offer."""
-
-    def start(self) -> None:
-        """Begin a phase."""
-
-    def stop(self) -> None:
-        """End it."""
-
-
-class Timers(Protocol):
-    """Timers by name, and a report of some of them."""
-
-    def __call__(self, name: str) -> Timer:
-        """The timer of that name."""
-
-    def log(self, names: list[str]) -> None:
-        """Report these."""
-
-
-class ScaledWrapper(Wrapped):
+class ScaledWrapper(Wrapper):
     """A wrapper that scales the loss; see `FP16Optimizer` for the arguments.
 
     Attributes:
@@ -74,21 +53,13 @@ class ScaledWrapper(Wrapped):
                     f"{what} was given, but should not be: the fast optimizer steps one rank "
                     f"alone, its reference steps many [{name}]"
                 )
-        if inside.state:
-            raise ValueError(
-                f"init_optimizer has state of {len(inside.state)} parameters, but should be "
-                f"fresh: its parameters become master weights [{name}]"
-            )
-        self._pending = {}
         self._stepped = False
         self.norm_type = float(norm_type)
         self._kind = kind_of_norm(self.norm_type, name)
-        params = [param for group in inside.param_groups for param in group["params"]]
-        torch.optim.Optimizer.__init__(self, params, inside.defaults)
-        self._inside = cast(FusedAdam, inside)
+        super().__init__(inside, timers)
         self.loss_scaler, self.scales = loss_scaler, scales
         self.clip_grad = float(clip_grad)
-        self.verbose, self.timers, self.compat = verbose, timers, compat
+        self.verbose, self.compat = verbose, compat
         self.external_loss_scale: float | None = None
 
     def _prepare(self, params: Sequence[Tensor], *, reports_scaled_norm: bool = False) -> None:
@@ -111,7 +82,7 @@ class ScaledWrapper(Wrapped):
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
-        inside: torch.optim.Optimizer = self._held()
+        inside = self._held()
         if type(inside) not in (FusedAdam, FusedLamb):
             return None
         # Its hooks want to be called, and clipping each gradient comes after unscaling it.
@@ -132,7 +103,7 @@ class ScaledWrapper(Wrapped):
         if not self._stepped:
             return
         self._stepped = False
-        inside: torch.optim.Optimizer = self._held()
+        inside = self._held()
         if isinstance(inside, FusedLamb) and not inside.state:
             inside._ratios = []
         if self.verbose and self._step.control["found_inf"].item():
@@ -217,13 +188,6 @@ class ScaledWrapper(Wrapped):
                 f"is not float16 [{type(self).__name__}]"
             )
 
-    def _refuse(self, closure: Callable[[], float] | None) -> None:  # type: ignore[override]
-        if closure is not None:
-            raise RuntimeError(
-                "a closure was given, but should not be: it would run backward without the loss "
-                f"scale, and a skipped step could not take it back [{type(self).__name__}.step]"
-            )
-
     def _require_dense(self, params: Iterable[Tensor]) -> None:
         for param in params:
             if param.grad is not None and param.grad.layout != torch.strided:
@@ -234,7 +198,7 @@ class ScaledWrapper(Wrapped):
 
     def _initialize(self, masters: Sequence[Tensor]) -> None:
         """Make the state of all masters; with `compat.step_at_construction`, by a step."""
-        inside: torch.optim.Optimizer = self._held()
+        inside = self._held()
         self._settle()
         self._pending.clear()
         if self.compat.step_at_construction:
@@ -244,15 +208,6 @@ class ScaledWrapper(Wrapped):
             drop_gradients(masters, set_to_none=True)
         elif isinstance(inside, FusedAdam | FusedLamb):
             inside.initialize_states()
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        timer = None if self.timers is None else self.timers(name)
-        if timer is not None:
-            timer.start()
-        yield
-        if timer is not None:
-            timer.stop()
 
 
 def refused_engine(engine: object) -> bool:

@@ -1,57 +1,73 @@
 """A `torch.optim.Optimizer` whose groups and state are those of another one, on master weights.
 
 Schedulers, step hooks and whatever else takes an optimizer take it. The optimizer inside keeps
-hyper-parameters and state; its own `step` is not called, since kernels do more in one pass.
+hyper-parameters and state; where kernels do all of its `step` in one pass, that is not called.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fast.fused_adam import FusedAdam, ParamGroup
+from fast.fused_adam import ParamGroup
 from fast.moments import StateDict
 
 State = dict[str, Tensor]
 
 
-class Wrapped(torch.optim.Optimizer):
-    """An optimizer around a fresh `FusedAdam`.
+class Timer(Protocol):
+    """What a timer has to offer."""
+
+    def start(self) -> None:
+        """Begin a phase."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Timers(Protocol):
+    """Timers by name, and a report of some of them."""
+
+    def __call__(self, name: str) -> Timer:
+        """The timer of that name."""
+
+    def log(self, names: list[str]) -> None:
+        """Report these."""
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around a fresh one.
 
     Args:
         inside: without state; its parameters become master weights.
+        timers: called by phase, or None.
 
     Raises:
-        TypeError: it is no `fast.fused_adam.FusedAdam`.
         ValueError: it has state.
     """
 
-    _inside: FusedAdam | None = None
+    _inside: torch.optim.Optimizer | None = None
 
-    def __init__(self, inside: torch.optim.Optimizer) -> None:
-        name = type(self).__name__
-        if not isinstance(inside, FusedAdam):
-            raise TypeError(
-                f"init_optimizer is a {type(inside).__name__}, but should be a "
-                f"fast.fused_adam.FusedAdam: one kernel does its step and casts [{name}]"
-            )
+    def __init__(self, inside: torch.optim.Optimizer, timers: Timers | None = None) -> None:
         if inside.state:
             raise ValueError(
                 f"init_optimizer has state of {len(inside.state)} parameters, but should be "
-                f"fresh: its parameters become master weights [{name}]"
+                f"fresh: its parameters become master weights [{type(self).__name__}]"
             )
         # State that a step has written, as far as the host knows; see `_settle`.
         self._pending: dict[Tensor, State] = {}
         params = [param for group in inside.param_groups for param in group["params"]]
         super().__init__(params, inside.defaults)
         self._inside = inside
+        self.timers = timers
 
     @property
-    def optimizer(self) -> FusedAdam:
+    def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer inside; waits for the device as `state` does."""
         self._settle()
         return self._held()
@@ -82,7 +98,7 @@ class Wrapped(torch.optim.Optimizer):
         if self._inside is not None:
             self._inside.state = state
 
-    def _held(self) -> FusedAdam:
+    def _held(self) -> torch.optim.Optimizer:
         assert self._inside is not None
         return self._inside
 
@@ -130,9 +146,18 @@ class Wrapped(torch.optim.Optimizer):
     def _refuse(self, closure: object) -> None:
         if closure is not None:
             raise RuntimeError(
-                "a closure was given, but should not be: a skipped step could not take its "
-                f"backward pass back [{type(self).__name__}.step]"
+                "a closure was given, but should not be: it would run backward without the loss "
+                f"scale, and a skipped step could not take it back [{type(self).__name__}.step]"
             )
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        timer = None if self.timers is None else self.timers(name)
+        if timer is not None:
+            timer.start()
+        yield
+        if timer is not None:
+            timer.stop()
 
     def _bytes(self, **tensors: Iterable[Tensor | None]) -> dict[str, int]:
         """Bytes by kind, the state inside being one."""
