@@ -208,7 +208,7 @@ def replay_conformance(
         Names, typer.Option("--opcode", help="Beginning of an opcode; may be repeated.")
     ] = None,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="All 65,536 patterns of 16-bit sources; hours.")
+        bool, typer.Option("--thorough", help="All 65,536 patterns of each 16-bit source.")
     ] = False,
     json: Annotated[
         str | None, typer.Option("--json", help="Write every form as JSON here; - is the screen.")

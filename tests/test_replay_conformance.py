@@ -153,12 +153,19 @@ def test_launches_charge_approximate_instructions() -> None:
         assert log[0].approximations == {charge: log[0].grid[0] * log[0].block[0]}
 
 
-def test_a_thorough_probe_holds_every_pattern() -> None:
-    assert np.array_equal((exhaustive(["bf16"]) or [])[0], np.arange(1 << 16))
-    first, second = exhaustive(["f16", "f16"]) or []
-    assert len(first) == len(second) == len(edges("f16")) << 16
-    assert exhaustive(["f32"]) is None
-    assert exhaustive(["f16", "pred"]) is None
+@pytest.mark.parametrize("kinds", [("bf16",), ("f16", "f16", "pred"), ("f16x2", "f32")])
+def test_each_narrow_source_of_a_thorough_probe_takes_every_pattern(kinds: tuple[str, ...]) -> None:
+    columns = exhaustive(kinds, "seed") or []
+    turns = [i for i, kind in enumerate(kinds) if kind.endswith(("16", "16x2"))]
+    assert {len(column) for column in columns} == {len(turns) << 16}
+    for turn, source in enumerate(turns):
+        taken = columns[source][turn << 16 : (turn + 1) << 16]
+        for half in (0, 16) if kinds[source].endswith("x2") else (0,):
+            assert np.unique(taken >> half & 0xFFFF).size == 1 << 16
+        for other, kind in enumerate(kinds):
+            meanwhile = columns[other][turn << 16 : (turn + 1) << 16]
+            assert other == source or set(edges(kind)) <= set(meanwhile.tolist())
+    assert exhaustive(["f32", "pred"], "seed") is None
 
 
 def test_the_published_errors_are_those_of_the_table() -> None:

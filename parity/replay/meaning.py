@@ -174,11 +174,6 @@ def order(a: Number) -> tuple[int, Fraction, int]:
     return (0, a.value, 0 if a.negative else 1)
 
 
-def less(a: Number, b: Number) -> bool:
-    """A < b for numbers that are not NaN."""
-    return order(a)[:2] < order(b)[:2]
-
-
 def compare(name: str, a: Number, b: Number) -> bool:
     """A comparison by its PTX name."""
     unordered = "nan" in (a.special, b.special)
@@ -186,15 +181,13 @@ def compare(name: str, a: Number, b: Number) -> bool:
         return unordered == (name == "nan")
     if unordered:
         return name.endswith("u")
-    equal = order(a)[:2] == order(b)[:2]
-    return {
-        "eq": equal,
-        "ne": not equal,
-        "lt": less(a, b),
-        "le": less(a, b) or equal,
-        "gt": less(b, a),
-        "ge": less(b, a) or equal,
-    }[name.removesuffix("u") if name not in ("equ", "neu") else name[:2]]
+    left, right = order(a)[:2], order(b)[:2]
+    relation = name.removesuffix("u") if name not in ("equ", "neu") else name[:2]
+    if relation in ("eq", "ne"):
+        return (left == right) == (relation == "eq")
+    if relation in ("lt", "ge"):
+        return (left < right) == (relation == "lt")
+    return (right < left) == (relation == "gt")
 
 
 def flushed(a: Number, kind: str) -> Number:

@@ -69,15 +69,36 @@ def _random(kind: str, rng: np.random.Generator, count: int) -> Array:
     return random
 
 
-def exhaustive(kinds: Sequence[str]) -> list[Array] | None:
-    """All patterns of one 16-bit source, or of the first against the edges of the second.
+def narrow(kind: str) -> bool:
+    """Whether a source has at most 16 bits, or is a pair of 16."""
+    return kind != "pred" and (width(kind) <= 2 or (kind.endswith("x2") and width(kind) == 4))
 
-    None where no source has 16 bits.
+
+def exhaustive(kinds: Sequence[str], seed: str) -> list[Array] | None:
+    """Operands in which each narrow source goes through all patterns.
+
+    One round of 65,536 for each of them: the low half of a pair in order, the high half in an order
+    of its own. The other sources are edges and random bits meanwhile. None where no source is
+    narrow.
     """
-    if any(kind == "pred" or width(kind) > 2 for kind in kinds) or len(kinds) > 2:
-        return None
-    every = np.arange(PATTERNS, dtype=np.uint16)
-    if len(kinds) == 1:
-        return [every]
-    second = np.array(edges(kinds[1]), np.uint16)
-    return [np.tile(every, len(second)), np.repeat(second, PATTERNS)]
+    rng = np.random.default_rng(zlib.crc32(seed.encode()))
+    rounds = [
+        [_every(kind, rng) if i == turn else _mixed(kind, rng) for i, kind in enumerate(kinds)]
+        for turn, of_turn in enumerate(kinds)
+        if narrow(of_turn)
+    ]
+    return [np.concatenate(column) for column in zip(*rounds, strict=True)] if rounds else None
+
+
+def _every(kind: str, rng: np.random.Generator) -> Array:
+    dtype = np.dtype(f"u{max(width(kind), 2)}")
+    low = np.arange(PATTERNS, dtype=dtype)
+    if width(kind) < 4:
+        return low
+    return np.asarray(rng.permutation(low) << dtype.type(16) | low)
+
+
+def _mixed(kind: str, rng: np.random.Generator) -> Array:
+    random = rng.permutation(_random(kind, rng, PATTERNS))
+    edge = rng.choice(np.array(edges(kind), random.dtype), PATTERNS)
+    return np.where(rng.integers(0, 2, PATTERNS) == 0, random, edge)

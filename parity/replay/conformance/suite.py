@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 import parity.replay.translate  # noqa: F401 (importing it registers the pure instructions)
 from parity.replay.conformance import atomics, memory, threads
 from parity.replay.conformance.operands import exhaustive, sampled
@@ -45,9 +47,12 @@ def pure(forms: Sequence[str], count: int) -> Iterator[Probe]:
 
 
 def thorough(forms: Sequence[str]) -> Iterator[Probe]:
-    """Probes over all 65,536 patterns of 16-bit sources, MANY operands elsewhere."""
+    """Probes over all 65,536 patterns of each 16-bit source, and MANY operands of every form."""
     for sources, statements in _grouped(forms).items():
-        inputs = exhaustive(sources) or sampled(sources, ".".join(sources), MANY)
+        seed = ".".join(sources)
+        inputs = sampled(sources, seed, MANY)
+        if every := exhaustive(sources, seed):
+            inputs = [np.concatenate(pair) for pair in zip(every, inputs, strict=True)]
         for one in statements:
             yield batch([one], inputs)
 
@@ -80,7 +85,7 @@ def probes(wanted: str = "", long: bool = False, capability: int = 1000) -> Iter
 
     Args:
         wanted: The beginning of an opcode, up to a dot; "" for all.
-        long: All 65,536 patterns of 16-bit sources.
+        long: All 65,536 patterns of each 16-bit source.
         capability: Of the GPU that runs it, times ten.
     """
     forms = [form for form in pure_forms(wanted) if needs(form) <= capability]
