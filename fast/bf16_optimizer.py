@@ -97,8 +97,8 @@ class BF16Optimizer(Wrapper):
         kind = kind_of(norm_type, "BF16Optimizer")
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
-                f"init_optimizer is a {type(init_optimizer).__name__}, but should be a fast "
-                "FusedAdam: one kernel does its step and casts [BF16Optimizer]"
+                f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
+                "fast.fused_adam.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
             )
         super().__init__(init_optimizer)
         self.mpu = mpu
