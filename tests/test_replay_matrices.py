@@ -64,3 +64,18 @@ def test_stmatrix_is_undone_by_ldmatrix(mark: str) -> None:
 def test_stmatrix_that_transposes_is_not_undone_by_a_plain_load() -> None:
     found = executed(STORE.format(".trans"), LOAD.format(""))
     assert not torch.equal(found, torch.arange(256, dtype=torch.int16))
+
+
+def test_matrices_wait_for_the_whole_warp_where_its_threads_come_apart() -> None:
+    """Most threads of either warp come back from further down."""
+    text = PTX.replace("%r<20>;", "%r<21>; .reg .pred %p<2>;").replace("buf[512]", "buf[1024]")
+    text = text.replace("STORE", ROWS).replace("LOAD", LOAD.format(""))
+    text = text.replace("ret;", "ret; $FAR: add.s32 %r20, %r1, 1; bra.uni $HERE;")
+    source = torch.arange(512, dtype=torch.int16)
+    found = []
+    for way in ("bar.sync 0; $HERE:", "bar.sync 0; setp.gt.u32 %p1, %r1, 6; @%p1 bra $FAR; $HERE:"):
+        found.append(torch.zeros_like(source))
+        code = text.replace("bar.sync 0;", way)
+        parity.replay.run_ptx(code, "k", (1, 1, 1), (64, 1, 1), [source, found[-1]])
+    assert torch.equal(*found)
+    assert bool(found[0].any())

@@ -10,7 +10,7 @@ from parity.replay.dtypes import Array
 from parity.replay.errors import Deadlock, UnknownInstruction
 from parity.replay.flow import EXIT, family
 from parity.replay.lanes import Batch
-from parity.replay.syntax import Imm, Operand, Reg
+from parity.replay.syntax import Imm, Instruction, Operand, Reg
 from parity.replay.warp import ballot_bits
 
 if TYPE_CHECKING:
@@ -81,14 +81,20 @@ class Waiting:
 
     def _in_warp(self, pc: int, counters: Array, registers: list[Array | None]) -> Array:
         instruction = self.program.blocks[pc].code[0]
-        index = 0 if family(instruction) in ("bar", "barrier") else -1
-        needed = np.broadcast_to(self._mask(instruction.operands[index], registers), self.shape)
+        needed = np.broadcast_to(self._members(instruction, registers), self.shape)
         present = (counters == pc) | (counters == EXIT)
         threads = self.shape[1]
         pad = -threads % 32
         padded = np.pad(present, ((0, 0), (0, pad)), constant_values=True)
         bits = ballot_bits(padded.reshape(self.shape[0], -1, 32)).reshape(self.shape[0], -1)
         return np.asarray((needed & ~bits[:, :threads]) == 0)
+
+    def _members(self, instruction: Instruction, registers: list[Array | None]) -> Array:
+        """The member mask of a warp-wide instruction; matrices are moved by whole warps."""
+        if family(instruction) in ("ldmatrix", "stmatrix"):
+            return np.array([[0xFFFFFFFF]], np.uint32)
+        index = 0 if family(instruction) in ("bar", "barrier") else -1
+        return self._mask(instruction.operands[index], registers)
 
     def _mask(self, operand: Operand, registers: list[Array | None]) -> Array:
         if isinstance(operand, Imm):
