@@ -24,7 +24,7 @@ from parity.replay.parse import parse
 from parity.replay.provenance import parameters_behind
 from parity.replay.record import Launch, Traffic, class_of, publish
 from parity.replay.shadow import Memory, Shadow, Unwritten
-from parity.replay.syntax import Instruction
+from parity.replay.syntax import Instruction, Mem
 from parity.replay.translate import Program, translate
 
 LANES = 16384
@@ -231,7 +231,21 @@ def _shadow_memory(settings: Options, program: Program) -> Memory | None:
     if not (settings.check_races or settings.unwritten):
         return None
     fenced = any(family(i) in ("membar", "fence") for i in program.kernel.code)
-    return Memory(settings.check_races, settings.unwritten, fenced)
+    return Memory(settings.check_races, settings.unwritten, fenced, _word(program))
+
+
+def _word(program: Program) -> int:
+    """Bytes of the shortest load or store of the kernel; 1 where another instruction moves data."""
+    shortest = 8
+    for instruction in program.kernel.code:
+        if not any(isinstance(operand, Mem) for operand in instruction.operands):
+            continue
+        if family(instruction) not in ("ld", "st", "atom", "red"):
+            return 1
+        kind = instruction.parts[-1]
+        if "param" not in instruction.parts:
+            shortest = min(shortest, width(kind) if kind in NUMPY else 1)
+    return shortest
 
 
 def _batches(request: Request) -> Iterator[Array]:

@@ -1,13 +1,14 @@
 """Opt-in checks: accesses without an order between them, and reads of memory nobody wrote.
 
-Every byte remembers its last write and its last two readers. Two threads' accesses are ordered
+Every word remembers its last write and its last two readers. A word is as long as the shortest
+access that the kernel makes, so that none divides it. Two threads' accesses are ordered
 
 * within a block, by a barrier between them: of all threads, of the warps that one with a count
   joins (at one place of the code), or of a warp (`bar.warp.sync`);
 * between blocks, by a chain of atomics on one address, if they carry acquire or release
   semantics or the kernel has a fence.
 
-Unordered accesses of one byte, at least one of them a plain write that changes its value, are a
+Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. A store of the value that is already there is not reported: replicated threads do that.
 """
 
@@ -54,7 +55,7 @@ class Unwritten:
 
 
 class Trace:
-    """Who last touched each byte of one memory: a write and two reads per byte.
+    """Who last touched each word of one memory: a write and two reads per word.
 
     An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
     site number).
@@ -68,14 +69,15 @@ class Trace:
 
 @dataclass
 class Access:
-    """One instruction's accesses, byte by byte.
+    """One instruction's accesses, word by word.
 
     Attributes:
-        place: Position of each byte in its trace.
-        lane: Which accessing thread the byte belongs to.
-        event: One row per byte, as in `Trace`.
-        changed: For a write, which bytes get another value; else all true.
-        value: For a write, the new bytes.
+        place: Position of each word in its trace.
+        lane: Which accessing thread the word belongs to.
+        event: One row per word, as in `Trace`.
+        changed: For a write, which words get another value; else all true.
+        value: For a write, the new words.
+        label: The tensor, for messages; empty for shared memory.
     """
 
     place: Array
@@ -83,23 +85,36 @@ class Access:
     event: Array
     changed: Array
     value: Array | None
+    label: str = ""
 
 
 class Memory:
-    """Shadow of the global memory of one launch."""
+    """Shadow of the global memory of one launch.
 
-    def __init__(self, races: bool, unwritten: Unwritten | None, fenced: bool) -> None:
+    Args:
+        races: Whether races are looked for.
+        unwritten: Bytes that nobody has written.
+        fenced: Whether the kernel has fences.
+        word: Bytes of a word, which no access divides; 1 is always right, more is faster.
+    """
+
+    def __init__(
+        self, races: bool, unwritten: Unwritten | None, fenced: bool, word: int = 1
+    ) -> None:
         self.races = races
+        self.word = word
         self.unwritten = unwritten
         self.traces: dict[int, Trace] = {}
         self.clocks = Clocks(fenced)
         self.sites: list[Site] = []
+        self.numbers: dict[Site, int] = {}
 
     def number(self, site: Site) -> int:
         """A number for a site, to be kept in traces."""
-        if site not in self.sites:
+        if site not in self.numbers:
+            self.numbers[site] = len(self.sites)
             self.sites.append(site)
-        return self.sites.index(site)
+        return self.numbers[site]
 
 
 class Shadow:
@@ -113,7 +128,7 @@ class Shadow:
         self.warp_epoch = np.zeros((rows, warps), np.int64)
         self.met = np.full((rows, warps, warps), NOBODY, np.int64)
         """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
-        self.shared_trace = Trace(batch.shared.size if memory.races else 0)
+        self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
 
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
@@ -144,13 +159,15 @@ class Shadow:
             return
         if site.kind == "atomic":
             self._synchronise(site, lanes, flat, addresses)
+        word = self.memory.word
         for region, part in chosen.regions():
+            words, first = region.words(word, word)
             if region.index not in self.memory.traces:
-                self.memory.traces[region.index] = Trace(region.end - region.start)
+                self.memory.traces[region.index] = Trace(len(words))
             own = None if data is None else tuple(d[part] for d in data)
-            access = self._access(
-                site, lanes, flat[part], addresses[part] - region.start, region.bytes(), own
-            )
+            start = (addresses[part] - first) // word
+            access = self._access(site, lanes, flat[part], start, words, own)
+            access.label = region.label
             self._check(site, lanes, access, self.memory.traces[region.index], flat[part])
 
     def shared_access(
@@ -171,8 +188,9 @@ class Shadow:
                 self._unread(site, lanes, int(flat[int(np.argmax(missing))]), "shared memory")
             self.shared_written[bytes_] |= site.kind != "read"
         if self.memory.races:
-            content = self.batch.shared.reshape(-1)
-            access = self._access(site, lanes, flat, start, content, data)
+            word = self.memory.word
+            content = self.batch.shared.reshape(-1).view(f"u{word}")
+            access = self._access(site, lanes, flat, start // word, content, data)
             self._check(site, lanes, access, self.shared_trace, flat)
 
     # --- unwritten memory ------------------------------------------------------------------
@@ -213,17 +231,18 @@ class Shadow:
                 blocks * self.batch.threads + threads,
                 self.block_epoch[rows],
                 self.warp_epoch[rows, threads // 32],
-                self.memory.clocks.own(blocks),
+                self.memory.clocks.own(self.batch.blocks)[rows],
                 np.full(len(flat), self.memory.number(site)),
             ],
             axis=1,
         )
-        place = (start[:, None] + np.arange(site.bytes)).reshape(-1)
-        lane = np.repeat(np.arange(len(flat)), site.bytes)
+        words = site.bytes // self.memory.word
+        place = (start[:, None] + np.arange(words)).reshape(-1)
+        lane = np.repeat(np.arange(len(flat)), words)
         changed, value = np.ones(len(place), np.bool_), None
         if data is not None and site.kind == "write":
-            words = np.stack([np.ascontiguousarray(d) for d in data], axis=1)
-            value = words.view(np.uint8).reshape(-1)
+            stored = np.stack([np.ascontiguousarray(d) for d in data], axis=1)
+            value = stored.view(content.dtype).reshape(-1)
             changed = content[place] != value
         return Access(place, lane, event[lane], changed, value)
 
@@ -265,7 +284,7 @@ class Shadow:
             if before == after or not self.memory.clocks.ordered(
                 before, int(earlier[index, 3]), after
             ):
-                self._race(site, lanes, flat[access.lane[index]], earlier[index])
+                self._race(site, lanes, flat[access.lane[index]], earlier[index], access.label)
 
     def _met(self, earlier: Array, thread: int) -> bool:
         """Whether a thread has met the warp of an earlier event of its block since then."""
@@ -275,21 +294,23 @@ class Shadow:
         return bool(earlier[2] <= self.met[row, own // 32, other])
 
     def _compare_within(self, site: Site, lanes: Lanes, access: Access, flat: Array) -> None:
-        """Raise if two threads of this very instruction store different values to one byte."""
+        """Raise if two threads of this very instruction store different values to one word."""
         assert access.value is not None
         order = np.argsort(access.place, kind="stable")
         place, value = access.place[order], access.value[order]
         clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
         if clash.any():
             index = int(np.argmax(clash))
-            self._race(site, lanes, flat[access.lane[order[index + 1]]], access.event[order[index]])
+            lane, event = access.lane[order[index + 1]], access.event[order[index]]
+            self._race(site, lanes, flat[lane], event, access.label)
 
-    def _race(self, site: Site, lanes: Lanes, flat: int, earlier: Array) -> NoReturn:
+    def _race(self, site: Site, lanes: Lanes, flat: int, earlier: Array, label: str) -> NoReturn:
         other = self.memory.sites[int(earlier[4])]
         block, thread = divmod(int(earlier[0]), self.batch.threads)
         where = other.instruction.place
+        what = label or f"{site.space} memory"
         raise Race(
-            f"{site.kind} of {site.bytes} bytes of {site.space} memory without order after a "
+            f"{site.kind} of {site.bytes} bytes of {what} without order after a "
             f"{other.kind} at {where} by block {self.batch.block_place_of(block)}, thread "
             f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
         )
