@@ -52,7 +52,7 @@ def _restored(
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     # Groups that do not match are refused by torch, right after this, with its own message.
     pairs = zip(params, ids, strict=False)
-    where = "[parameter {}, " + name + ".load_state_dict]"
+    where = "parameter {}, " + name + ".load_state_dict"
     return {
         p: _restored_one(p, saved[i], initial(p), where.format(i)) for p, i in pairs if saved.get(i)
     }
@@ -63,20 +63,51 @@ def _restored_one(
 ) -> dict[str, Tensor]:
     if not restored.keys() <= saved.keys():
         wanted = ", ".join(restored)
-        raise ValueError(f"state has {', '.join(saved)}, but should have {wanted} {where}")
-    count = float(saved["step"])
-    if count < 0 or count != int(count):
-        raise ValueError(f"step={count}, but should be a whole number of steps {where}")
-    restored["step"].fill_(int(count))
-    for name in restored.keys() - {"step"}:
-        moment = cast(Tensor, saved[name])
+        raise ValueError(f"state has {', '.join(saved)}, but should have {wanted} [{where}]")
+    # In order: with two faults, the same one is named on every run.
+    restored["step"].fill_(whole_steps(saved["step"], where))
+    for name in (name for name in restored if name != "step"):
+        moment = saved[name]
+        if not isinstance(moment, Tensor) or not moment.is_floating_point():
+            raise ValueError(f"{name} should be a floating-point tensor, but is not [{where}]")
+        check_dense_tensor(moment, name, where)
         if moment.shape != param.shape:
             raise ValueError(
                 f"{name} has shape {tuple(moment.shape)}, but should have "
-                f"{tuple(param.shape)} {where}"
+                f"{tuple(param.shape)} [{where}]"
             )
         restored[name].copy_(moment)
     return restored
+
+
+def whole_steps(value: object, where: str) -> int:
+    """A saved counter.
+
+    Raises:
+        ValueError: it is no whole number of steps; NaN is none.
+    """
+    number = value
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
+        number = value.item()
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        # NaN fails the comparison, and infinity has no whole number.
+        if 0 <= number < 2**63 and number == int(number):
+            return int(number)
+        raise ValueError(f"step={number}, but should be a whole number of steps [{where}]")
+    kind = type(value).__name__
+    raise ValueError(f"step is a {kind}, but should be a whole number of steps [{where}]")
+
+
+def check_dense_tensor(tensor: Tensor, name: str, where: str) -> None:
+    """Require elements in memory.
+
+    Raises:
+        ValueError: the tensor is sparse, quantised or on the meta device.
+    """
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "on the meta device" if tensor.is_meta else str(tensor.layout)
+        kind = "quantised" if tensor.is_quantized else kind
+        raise ValueError(f"{name} is {kind}, but should hold its elements in memory [{where}]")
 
 
 def check_param(param: Tensor, where: str) -> None:

@@ -7,6 +7,7 @@ steps, and a dict to save it. A scaler decides nothing about the optimizer step.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import cast
@@ -134,7 +135,10 @@ class LossScale:
         missing = [key for key in ("dynamic_loss_scale", *names.values()) if key not in state_dict]
         if missing:
             raise ValueError(f"state lacks {', '.join(missing)} [{where}]")
-        if bool(state_dict["dynamic_loss_scale"]) is not self.dynamic:
+        if not isinstance(state_dict["dynamic_loss_scale"], bool):
+            found = state_dict["dynamic_loss_scale"]
+            raise ValueError(f"dynamic_loss_scale={found!r}, but should be True or False [{where}]")
+        if state_dict["dynamic_loss_scale"] is not self.dynamic:
             kind = {True: "dynamic", False: "static"}
             raise ValueError(
                 f"state is of a {kind[not self.dynamic]} loss scale, but this one is "
@@ -290,7 +294,8 @@ def checked_scale(scale: float, where: str) -> float:
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         kind = type(scale).__name__
         raise ValueError(f"loss scale is a {kind}, but should be a number [{where}]")
-    if not 0.0 < scale < math.inf:
+    # A whole number may be greater than any float.
+    if not 0.0 < scale <= sys.float_info.max:
         raise ValueError(f"loss scale is {scale}, but should be positive and finite [{where}]")
     return float(scale)
 
@@ -304,4 +309,8 @@ def _reached_scale(scale: object, where: str) -> float:
 def _checked_counter(name: str, value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}={value!r}, but should be a whole number [{where}]")
+    # A hysteresis below 1 goes on falling; nothing else does.
+    least = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}.get(name, 0)
+    if not least <= value < 2**63:
+        raise ValueError(f"{name}={value}, but should be at least {least} and fit int64 [{where}]")
     return value
