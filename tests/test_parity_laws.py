@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -117,6 +118,10 @@ def hanging(accumulators: Tensors, grads: Tensors) -> None:
         pass
 
 
+def waiting(accumulators: Tensors, grads: Tensors) -> None:
+    threading.Event().wait()
+
+
 def returning(accumulators: Tensors, grads: Tensors) -> list[Tensor]:
     return [a + g for a, g in zip(accumulators, grads, strict=True)]
 
@@ -205,7 +210,8 @@ def test_law_rejects(law: str, operation: str, function: Callable[..., object], 
     ("function", "says"),
     [
         (raising, "raises ValueError: no such grid"),
-        (hanging, "hangs: no return after 0.2 s"),
+        (hanging, "hangs: no return after 0.2 s of work"),
+        (waiting, "hangs: no return after 2 s, most of them waiting"),
         (returning, "returns list, but should write in place"),
     ],
 )
