@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.replay.access import distinct
+from parity.replay.chosen import distinct
 
 
 @pytest.mark.parametrize("spread", [1, 3, 40, 10_000])

@@ -7,10 +7,13 @@ strided view; everything else through an index.
 
 from __future__ import annotations
 
+import functools
 from typing import NoReturn
 
 import numpy as np
 
+from parity.replay.chosen import Chosen as Chosen
+from parity.replay.chosen import distinct
 from parity.replay.dtypes import Array, stretched
 from parity.replay.errors import Misaligned, OutOfBounds, ReplayError
 from parity.replay.lanes import Lanes
@@ -43,6 +46,7 @@ class Site:
         self.bytes = size * count
         self.offset = np.uint64(offset % 2**64)
         self.word = np.dtype(f"u{size}")
+        self._shift = np.uint64(size.bit_length() - 1)
 
     def __hash__(self) -> int:
         return id(self)
@@ -55,9 +59,10 @@ class Site:
     ) -> tuple[Array, ...]:
         """The words that each active thread reads; where the guard is false, the old values."""
         if guard is not None:
-            if guard.all():
+            true = np.count_nonzero(guard)
+            if true == guard.size:
                 guard = None
-            elif not guard.any():
+            elif true == 0:
                 return old
         if self.space == "global":
             return self._load_global(lanes, address, guard, old)
@@ -68,9 +73,10 @@ class Site:
     ) -> None:
         """Write each active thread's words; of two to one place the higher thread's stays."""
         if guard is not None:
-            if guard.all():
+            true = np.count_nonzero(guard)
+            if true == guard.size:
                 guard = None
-            elif not guard.any():
+            elif true == 0:
                 return
         if self.space == "global":
             self._store_global(lanes, address, guard, values)
@@ -89,6 +95,11 @@ class Site:
             return tuple(view.copy() for view in views)
         chosen = self.select(lanes, address, guard)
         self.note(lanes, chosen)
+        if chosen.single is not None:
+            words, first = chosen.single.words(self.size, self.bytes)
+            index = ((chosen.address - np.uint64(first)) >> self._shift).view(np.int64)
+            every = [words[index + k if k else index] for k in range(self.count)]
+            return self.spread(lanes, guard, chosen, every, old)
         out = np.empty((self.count, len(chosen.flat)), self.word)
         for region, part in chosen.regions():
             words, first = region.words(self.size, self.bytes)
@@ -136,9 +147,10 @@ class Site:
         if region is None:
             return None
         if address.size > 1:
-            row = np.arange(columns, dtype=np.uint64) * np.uint64(step)
-            column = np.arange(rows, dtype=np.uint64)[:, None] * np.uint64(stride)
-            if not np.array_equal(address, (column + np.uint64(first)) + row):
+            pattern = _pattern(columns, step)
+            if rows > 1:
+                pattern = pattern + np.arange(rows, dtype=np.uint64)[:, None] * np.uint64(stride)
+            if np.count_nonzero(address - np.uint64(first) != pattern):
                 return None
         base = region.bytes()
         offset = first - region.start
@@ -154,8 +166,8 @@ class Site:
         if lanes.batch.shadow is not None:
             address = stretched(address, lanes.shape)  # the checks want every single thread
         if guard is None:
-            flat_address = np.ascontiguousarray(address).reshape(-1)
-            flat = np.arange(address.size)
+            flat_address = address.reshape(-1)
+            flat = lanes.every if address.size == lanes.size else np.arange(address.size)
         else:
             flat = np.flatnonzero(stretched(guard, lanes.shape))
             flat_address = stretched(address, lanes.shape).reshape(-1)[flat]
@@ -174,8 +186,8 @@ class Site:
     def _check(self, lanes: Lanes, chosen: Chosen) -> None:
         address = chosen.address
         region = lanes.batch.regions.find(int(address.min()), int(address.max()) + self.bytes)
-        wrong = (address & np.uint64(self.bytes - 1)) != 0
-        if wrong.any():
+        if int(np.bitwise_or.reduce(address)) & (self.bytes - 1):
+            wrong = (address & np.uint64(self.bytes - 1)) != 0
             self._refuse(lanes, chosen, int(np.argmax(wrong)), Misaligned)
         if region is not None:
             chosen.single = region
@@ -236,7 +248,7 @@ class Site:
         for region_object, part in chosen.regions():
             own = address[part]
             moved = len(own)
-            if moved > 1 and not (own[1:] > own[:-1]).all():
+            if moved > 1 and np.count_nonzero(own[1:] > own[:-1]) < moved - 1:
                 moved = distinct(own, chosen.warp()[part])
             rows = lanes.shape[0] // shape[0] if unguarded else 1
             self._count(lanes, region_object.index, len(own) * rows, moved * self.bytes * rows)
@@ -250,16 +262,31 @@ class Site:
         batch = lanes.batch
         memory = batch.shared if self.space == "shared" else batch.local
         # The sum wraps around in the register's width; what lies before 0 becomes negative.
-        whole = address + self.offset.astype(address.dtype)
-        address = stretched(whole.view(f"i{whole.dtype.itemsize}").astype(np.int64), lanes.shape)
-        owner = lanes.row_index
-        if self.space == "local":
-            owner = lanes.row_index * batch.threads + lanes.thread_index
-        owner = stretched(owner, lanes.shape)
-        flat = np.arange(lanes.size)
+        whole = address + self.offset.astype(address.dtype) if self.offset else address
+        own = whole.view(f"i{whole.dtype.itemsize}").astype(np.int64)
+        low, high, bits = int(own.min()), int(own.max()), int(np.bitwise_or.reduce(own, axis=None))
+        if low < 0 or high + self.bytes > memory.shape[1] or bits % self.bytes:
+            self._refuse_private(lanes, own, guard)
+        place = own + self._rows(lanes) * memory.shape[1]
+        place = stretched(place >> self._shift.view(np.int64), lanes.shape).reshape(-1)
+        flat = lanes.every
         if guard is not None:
             flat = np.flatnonzero(stretched(guard, lanes.shape))
-        own, row = address.reshape(-1)[flat], owner.reshape(-1)[flat]
+            place = place[flat]
+        batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
+        return memory.reshape(-1).view(self.word), flat, place
+
+    def _rows(self, lanes: Lanes) -> Array:
+        """The row of memory that each thread owns."""
+        if self.space == "local":
+            return np.asarray(lanes.row_index * lanes.batch.threads + lanes.thread_index)
+        return lanes.row_index
+
+    def _refuse_private(self, lanes: Lanes, own: Array, guard: Array | None) -> None:
+        """Name the first access that does not fit, if one that takes place does not."""
+        memory = lanes.batch.shared if self.space == "shared" else lanes.batch.local
+        takes = stretched(np.ones((1, 1), np.bool_) if guard is None else guard, lanes.shape)
+        own, flat = stretched(own, lanes.shape)[takes], np.flatnonzero(takes)
         wrong = own % self.bytes != 0
         outside = (own < 0) | (own + self.bytes > memory.shape[1])
         for mask, error in ((outside, OutOfBounds), (wrong, Misaligned)):
@@ -269,9 +296,6 @@ class Site:
                     f"{self.space} {self.kind} of {self.bytes} bytes at offset {own[which]} of "
                     f"{memory.shape[1]}; {self.where(int(flat[which]), lanes)}."
                 )
-        batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
-        words = memory.reshape(-1).view(self.word)
-        return words, flat, (row * memory.shape[1] + own) // self.size
 
     def note_private(
         self, lanes: Lanes, flat: Array, index: Array, data: tuple[Array, ...] | None = None
@@ -285,24 +309,26 @@ class Site:
     ) -> tuple[Array, ...]:
         words, flat, index = self.private(lanes, address, guard)
         self.note_private(lanes, flat, index)
-        out = np.stack([words[index + k] for k in range(self.count)])
+        out = [words[index + k if k else index] for k in range(self.count)]
         return self.spread(lanes, guard, Chosen(lanes, flat, index, lanes.shape), out, old)
 
     def _store_private(
         self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
     ) -> None:
         words, flat, index = self.private(lanes, address, guard)
-        data = tuple(stretched(v, lanes.shape).reshape(-1)[flat] for v in values)
+        data = tuple(stretched(v, lanes.shape).reshape(-1) for v in values)
+        if guard is not None:
+            data = tuple(value[flat] for value in data)
         self.note_private(lanes, flat, index, data)
         for k, value in enumerate(data):
-            words[index + k] = value
+            words[index + k if k else index] = value
 
     def spread(
         self,
         lanes: Lanes,
         guard: Array | None,
         chosen: Chosen,
-        out: Array,
+        out: Array | list[Array],
         old: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         """Loaded words back in the shape of the lanes, old values where the guard is false.
@@ -319,56 +345,7 @@ class Site:
         return tuple(results)
 
 
-class Chosen:
-    """The threads that take part in one access, as positions in the lanes' shape."""
-
-    def __init__(self, lanes: Lanes, flat: Array, address: Array, shape: tuple[int, ...]) -> None:
-        self.lanes = lanes
-        self.flat = flat
-        self.address = address
-        self.shape = shape
-        self.single: Region | None = None
-        self.index: Array | None = None
-
-    def regions(self) -> list[tuple[Region, Array | slice]]:
-        """Each region touched, with the accesses that go there."""
-        if not len(self.flat):
-            return []
-        if self.single is not None:
-            return [(self.single, slice(None))]
-        assert self.index is not None
-        known = self.lanes.batch.regions.regions
-        return [(known[i], np.flatnonzero(self.index == i)) for i in np.unique(self.index)]
-
-    def region_of(self, which: int) -> int:
-        """Index of the region of one access."""
-        if self.single is not None:
-            return self.single.index
-        assert self.index is not None
-        return int(self.index[which])
-
-    def where(self, which: int) -> int:
-        """The position in the lanes' shape of one access."""
-        row, column = divmod(int(self.flat[which]), self.shape[1])
-        return row * self.lanes.shape[1] + column
-
-    def warp(self) -> Array:
-        """A number per access that equal warps share."""
-        lanes = self.lanes
-        if self.shape == lanes.shape:
-            every = lanes.row_index * 32 + lanes.thread_index // 32
-            whole = stretched(every, lanes.shape).reshape(-1)
-            return whole if len(self.flat) == len(whole) else whole[self.flat]
-        row, column = np.divmod(self.flat, self.shape[1])
-        rows = stretched(lanes.row_index, lanes.shape)[row, column]
-        threads = stretched(lanes.thread_index, lanes.shape)[row, column]
-        return np.asarray(rows * 32 + threads // 32)
-
-
-def distinct(address: Array, warp: Array) -> int:
-    """How many different pairs of warp and address there are; equal warps stand together."""
-    other = warp[1:] != warp[:-1]
-    if (other | (address[1:] >= address[:-1])).all():
-        return 1 + int(np.count_nonzero(other | (address[1:] != address[:-1])))
-    key = np.sort(warp.astype(np.uint64) << np.uint64(48) ^ address)
-    return 1 + int(np.count_nonzero(key[1:] != key[:-1]))
+@functools.lru_cache(maxsize=256)
+def _pattern(columns: int, step: int) -> Array:
+    """Distances of a row's addresses from its first, shape (1, columns); nobody writes to it."""
+    return np.arange(columns, dtype=np.uint64)[None, :] * np.uint64(step)

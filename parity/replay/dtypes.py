@@ -69,5 +69,11 @@ def undefined(kind: str) -> Array:
 
 
 def stretched(value: Array, shape: tuple[int, ...]) -> Array:
-    """`numpy.broadcast_to`, without its cost where nothing has to be done."""
-    return value if value.shape == shape else np.broadcast_to(value, shape)
+    """`numpy.broadcast_to`, cheaper where nothing has to be done or little is copied."""
+    if value.shape == shape:
+        return value
+    if shape[0] * shape[-1] > 4096 or len(shape) != 2:
+        return np.broadcast_to(value, shape)
+    whole = np.empty(shape, value.dtype)
+    whole[...] = value
+    return whole

@@ -7,6 +7,7 @@ different paths, the active ones are taken out into a smaller shape, run, and pu
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,6 +100,11 @@ class Lanes:
             self.thread_index = np.arange(threads)[None, :]
         self.size = self.shape[0] * self.shape[1]
         self.full = rows is None and ids is None
+
+    @functools.cached_property
+    def every(self) -> Array:
+        """The positions of all threads in this shape; nobody writes to it."""
+        return np.arange(self.size)
 
     def barrier(self, warp_only: bool = False, count: int = 0) -> None:
         """Tell the checks of memory that these threads have met: `count` of a block, or all (0)."""

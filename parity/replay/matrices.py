@@ -53,8 +53,7 @@ class MatrixSite:
 
     def _places(self, lanes: Lanes, address: Array) -> list[tuple[Array, Array]]:
         """Addresses of every thread's two items, for each matrix."""
-        own = stretched(address, lanes.shape) + address.dtype.type(self.offset)
-        rows = lanes.warps(own)
+        rows = lanes.warps(stretched(address + address.dtype.type(self.offset), lanes.shape))
         places = []
         for matrix in range(self.count):
             starts = rows[..., 8 * matrix : 8 * matrix + 8]
