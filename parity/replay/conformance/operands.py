@@ -75,27 +75,26 @@ def narrow(kind: str) -> bool:
 
 
 def exhaustive(kinds: Sequence[str], seed: str) -> list[Array] | None:
-    """Operands in which each narrow source goes through all patterns.
+    """65,536 operands in which each narrow source takes every pattern once.
 
-    One round of 65,536 for each of them: the low half of a pair in order, the high half in an order
-    of its own. The other sources are edges and random bits meanwhile. None where no source is
-    narrow.
+    The first does so in order, others and the upper halves of pairs in orders of their own; wider
+    sources are edges and random bits. None where no source is narrow.
     """
+    if not any(map(narrow, kinds)):
+        return None
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
-    rounds = [
-        [_every(kind, rng) if i == turn else _mixed(kind, rng) for i, kind in enumerate(kinds)]
-        for turn, of_turn in enumerate(kinds)
-        if narrow(of_turn)
+    return [
+        _every(kind, rng, shuffled=i > 0) if narrow(kind) else _mixed(kind, rng)
+        for i, kind in enumerate(kinds)
     ]
-    return [np.concatenate(column) for column in zip(*rounds, strict=True)] if rounds else None
 
 
-def _every(kind: str, rng: np.random.Generator) -> Array:
+def _every(kind: str, rng: np.random.Generator, shuffled: bool) -> Array:
     dtype = np.dtype(f"u{max(width(kind), 2)}")
     low = np.arange(PATTERNS, dtype=dtype)
-    if width(kind) < 4:
-        return low
-    return np.asarray(rng.permutation(low) << dtype.type(16) | low)
+    high = rng.permutation(low)
+    low = rng.permutation(low) if shuffled else low
+    return low if width(kind) < 4 else np.asarray(high << dtype.type(16) | low)
 
 
 def _mixed(kind: str, rng: np.random.Generator) -> Array:
