@@ -12,6 +12,7 @@ Ranks that share a group have to hold the same accumulators when a step begins: 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import cast, overload
@@ -30,11 +31,13 @@ from fast.bf16_groups import (
     publish,
     refresh,
 )
-from fast.bf16_step import Counted, PartitionedStep, kind_of
+from fast.bf16_step import PartitionedStep, kind_of
 from fast.bf16_whole import WholeTensors
 from fast.collectives import (
     ExpertGroups,
+    Gradients,
     ModelParallelUnit,
+    Ranks,
     counts_here,
     expert_name,
     is_expert,
@@ -108,6 +111,7 @@ class BF16Optimizer(Wrapper):
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
         self.expert_groups = dict(expert_groups or {})
+        self._ranks = Ranks(mpu=mpu, experts=self.expert_groups)
         self.compat = compat
         splits: dict[str | None, dist.ProcessGroup | None] = {None: dp_process_group}
         splits.update(expert_data_groups or {})
@@ -236,7 +240,7 @@ class BF16Optimizer(Wrapper):
         self._refuse(closure)
         inside = cast(FusedAdam, self._held())
         self._step.run(
-            self._parts(),
+            self._gradients(),
             [self._state_to_step(group.master) for group in self.groups],
             self.param_groups,
             max_norm=self.clip_grad,
@@ -247,24 +251,18 @@ class BF16Optimizer(Wrapper):
         self.clear_hp_grads()
         return None
 
-    def _parts(self) -> list[Counted]:
-        """Gradients that count on this rank, by the ranks over which they are added."""
-        rank = tensor_parallel_rank(self.mpu)
-        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
-        names = {expert_name(param) for param in self._params()} - {None}
-        parts = []
-        # All ranks have to meet collectives in one order: every known name has its part.
-        for name in [None, *sorted({*self.expert_groups, *map(str, names)})]:
-            runs: list[Tensor] = []
+    def _gradients(self) -> Gradients:
+        """Accumulated gradients by what they count for, in as few views as can be."""
+
+        def runs(wanted: Callable[[Tensor], bool]) -> list[Tensor]:
+            found: list[Tensor] = []
             for group in self.groups:
-                chosen = [
-                    has and expert_name(param) == name and counts_here(param, rank)
-                    for param, has in zip(group.params, group.has_gradient, strict=True)
-                ]
-                runs += group.runs(chosen)
-            own = [self.expert_groups[name]] if name in self.expert_groups else []
-            parts.append(Counted(tensors=runs, groups=[*own, *model]))
-        return parts
+                rows = zip(group.params, group.has_gradient, strict=True)
+                found += group.runs([has and wanted(param) for param, has in rows])
+            return found
+
+        # Only the norm decides whether a step is skipped.
+        return replace(self._ranks.gradients(self._params(), runs), uncounted=())
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""

@@ -12,40 +12,24 @@ host decides nothing and waits for nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fast.bf16_groups import PartitionedGroup
+from fast.collectives import Gradients
 from fast.control import ControlBlock, Number
 from fast.fused_adam import ParamGroup
 from fast.kernels._arith import HEADER
 from fast.kernels.adam import update_adam
 from fast.kernels.finalise_unscaled import CONTROLS, finalise_unscaled
-from fast.kernels.magnitudes import reduce_magnitudes
-from fast.kernels.reduce import new_limbs, reduce_squares
+from fast.kernels.reduce import new_limbs
 from fast.kernels.unscale import unscale_
+from fast.norms import GIVEN, kind_of_norm
+from fast.reduction import reduce_over_ranks
 from fast.tables import TableCache
-
-KINDS = {2.0: "2", 1.0: "1", math.inf: "inf"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Gradients whose sum is added over the same ranks.
-
-    Attributes:
-        tensors: 1-D, of one device.
-        groups: over which their sum is added, in turn.
-    """
-
-    tensors: Sequence[Tensor]
-    groups: Sequence[dist.ProcessGroup] = ()
 
 
 def kind_of(norm_type: float, where: str) -> str:
@@ -54,12 +38,13 @@ def kind_of(norm_type: float, where: str) -> str:
     Raises:
         ValueError: it is not 1, 2 or infinity.
     """
-    if float(norm_type) not in KINDS:
+    kind = kind_of_norm(norm_type, where)
+    if kind == GIVEN:
         raise ValueError(
             f"norm_type={norm_type}, but should be 1, 2 or infinity: kernels have no other "
             f"exact norms [{where}]"
         )
-    return KINDS[float(norm_type)]
+    return kind
 
 
 class PartitionedStep:
@@ -103,7 +88,7 @@ class PartitionedStep:
 
     def run(
         self,
-        parts: Sequence[Counted],
+        gradients: Gradients,
         states: Sequence[Mapping[str, Tensor]],
         options: Sequence[ParamGroup],
         *,
@@ -113,14 +98,14 @@ class PartitionedStep:
         """Take one step, or skip it; writes masters, state and this rank's model weights.
 
         Args:
-            parts: gradients that count in the norm.
+            gradients: of all groups.
             states: `step`, `exp_avg` and `exp_avg_sq` of each group's master.
             options: hyper-parameters of each group.
             max_norm: largest norm of the gradients; 0 or less for any.
             decoupled: True for AdamW.
         """
         self.sync_hyperparameters(options, max_norm)
-        self._reduce(parts)
+        reduce_over_ranks(gradients, self._limbs, self._kind, self._cache)
         ahead = max_norm > 0.0 and self._groups[0].accumulator.dtype != torch.float32
         for index, (state, group) in enumerate(zip(states, options, strict=True)):
             finalise_unscaled(
@@ -141,28 +126,6 @@ class PartitionedStep:
             unscale_(runs, inv_scale=self._blocks[0]["factor"], found_inf=self._scratch)
         for index, state in enumerate(states):
             self._update(index, state, decoupled)
-
-    def _reduce(self, parts: Sequence[Counted]) -> None:
-        """Enter the gradients into the limbs; those of other ranks too."""
-        if not any(part.groups for part in parts):
-            self._enter([tensor for part in parts for tensor in part.tensors], self._limbs)
-            return
-        whole = torch.zeros_like(self._limbs)
-        largest = self._kind == "inf"
-        for part in parts:
-            limbs = torch.zeros_like(self._limbs)
-            self._enter(part.tensors, limbs)
-            for group in part.groups:
-                operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-                dist.all_reduce(limbs, op=operation, group=group)
-            whole = torch.maximum(whole, limbs) if largest else whole + limbs
-        self._limbs.copy_(whole)
-
-    def _enter(self, tensors: Sequence[Tensor], limbs: Tensor) -> None:
-        if self._kind == "2":
-            reduce_squares(tensors, limbs, self._cache)
-        else:
-            reduce_magnitudes(tensors, limbs, self._kind, self._cache)
 
     def _update(self, index: int, state: Mapping[str, Tensor], decoupled: bool) -> None:
         group = self._groups[index]

@@ -12,14 +12,15 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from fast.collectives import Engine, ExpertGroups, ModelParallelUnit
 from fast.compat import CORRECT, Compat
 from fast.flat_groups import lay_out
-from fast.gradients import ZeroGradients, gradients
+from fast.gradients import ZeroGradients
 from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict
 from fast.saved import clip_of, require_entries, state_inside, tensors_like
 from fast.scaled_step import Batch
-from fast.scaled_wrapper import ScaledWrapper, refused_engine
+from fast.scaled_wrapper import ScaledWrapper
 from fast.scalers import LossScale, scaler_of
 from fast.wrapper import Timers, drop_gradients
 
@@ -33,7 +34,7 @@ class FP16Optimizer(ScaledWrapper):
             another class than `FusedAdam` and `FusedLamb`, with hooks on its step, or with LAMB's
             max_grad_norm, gradients are unscaled by torch and its own `step` is called: slower,
             and the host waits to know whether the step is skipped.
-        deepspeed: an engine handle; one that does not reduce gradients in backward is refused.
+        deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
         loss_scale_config: a scaler, which then decides instead of the five arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
@@ -41,13 +42,15 @@ class FP16Optimizer(ScaledWrapper):
         initial_dynamic_scale: the first scale without dynamic_loss_args.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`.
         verbose: log skipped steps, when something is read after them.
-        mpu: refused: one rank alone.
+        mpu: the model-parallel unit; norms and overflows are then those of the whole model.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2 or infinity, exact and on the device; any other positive
             number is computed on the host, from gradients that are copied there.
         fused_adam_legacy: refused, the argument exists for callers that pass False.
-        has_moe_layers: accepted; on one rank experts are parameters like others.
-        expert_groups: refused: one rank alone.
+        has_moe_layers: accepted; parameters say themselves who is an expert.
+        expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
+        expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
+            averaged over them.
         timers: called around "compute_norm" (which finds overflows, too) and "basic_step".
         compat: upstream behaviour to reproduce; the default is correct.
 
@@ -61,7 +64,7 @@ class FP16Optimizer(ScaledWrapper):
         self,
         init_optimizer: torch.optim.Optimizer,
         *,
-        deepspeed: object | None = None,
+        deepspeed: Engine | None = None,
         loss_scale_config: LossScale | None = None,
         low_precision_dtype: torch.dtype = torch.float16,
         static_loss_scale: float = 1.0,
@@ -69,12 +72,13 @@ class FP16Optimizer(ScaledWrapper):
         initial_dynamic_scale: float = 2.0**32,
         dynamic_loss_args: Mapping[str, float] | None = None,
         verbose: bool = True,
-        mpu: object | None = None,
+        mpu: ModelParallelUnit | None = None,
         clip_grad: float = 0.0,
         norm_type: float = 2.0,
         fused_adam_legacy: bool = False,
         has_moe_layers: bool = False,
-        expert_groups: Mapping[str, object] | None = None,
+        expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
         timers: Timers | None = None,
         compat: Compat = CORRECT,
     ) -> None:
@@ -85,7 +89,6 @@ class FP16Optimizer(ScaledWrapper):
                 "and a scale the old way of apex [FP16Optimizer]"
             )
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
-        alone = {"mpu": mpu, "expert_groups": expert_groups}
         scaler = loss_scale_config or scaler_of(
             scales=scales,
             static_loss_scale=static_loss_scale,
@@ -100,7 +103,10 @@ class FP16Optimizer(ScaledWrapper):
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
-            alone={**alone, "an engine that does not reduce": refused_engine(deepspeed)},
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=timers,
             compat=compat,
@@ -170,7 +176,7 @@ class FP16Optimizer(ScaledWrapper):
         else:
             with self._timed("basic_step"):
                 self._step.run(
-                    gradients(params),
+                    self._gradients(params),
                     [self._batch(index) for index in range(len(self._groups))],
                     inside,
                     self._applied_external(),
@@ -202,7 +208,7 @@ class FP16Optimizer(ScaledWrapper):
         """Unscale with torch, call the optimizer inside, publish; the host waits."""
         inside = self._held()
         with self._timed("basic_step"):
-            block = self._step.decide(gradients(params), None, self._applied_external())
+            block = self._step.decide(self._gradients(params), None, self._applied_external())
             self._stepped = True
             self._settle()
             if self._step.control["found_inf"].item():

@@ -14,15 +14,16 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
 from fast.compat import CORRECT, Compat
 from fast.fused_adam import FusedAdam
 from fast.fused_lamb import FusedLamb
-from fast.gradients import ZeroGradients, gradients
+from fast.gradients import ZeroGradients
 from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict, contiguous, require_param
 from fast.saved import clip_of, require_entries, state_inside, tensors_like
 from fast.scaled_step import Batch
-from fast.scaled_wrapper import ScaledWrapper, leaves_out_experts, refused_engine
+from fast.scaled_wrapper import ScaledWrapper
 from fast.scalers import LossScale, scaler_of
 from fast.strides import aligned_layouts, write_back
 from fast.wrapper import drop_gradients
@@ -39,7 +40,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             `FusedAdam` and `FusedLamb`, with hooks on its step, with LAMB's max_grad_norm, or with
             Adam's shared counter, its own `step` is called: slower, and the host waits to know
             whether the step is skipped.
-        deepspeed: an engine handle; one that does not reduce gradients in backward is refused.
+        deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
         loss_scale_config: a scaler, which then decides instead of the four arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
@@ -47,14 +48,15 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
             and 0.25.
         verbose: log skipped steps, when something is read after them.
-        mpu: refused: one rank alone.
+        mpu: the model-parallel unit; norms and overflows are then those of the whole model.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: as in `FP16Optimizer`.
         fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
             to take them, as `FusedLamb` does; around `FusedLamb` it changes nothing but that.
-        expert_groups: refused: one rank alone.
-        compat: upstream behaviour to reproduce; the default is correct. `clip_without_experts` is
-            refused where a parameter is an expert's.
+        expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
+        expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
+            averaged over them.
+        compat: upstream behaviour to reproduce; the default is correct.
 
     Writes model weights, masters and the state of the optimizer inside.
 
@@ -65,27 +67,25 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self,
         init_optimizer: torch.optim.Optimizer,
         *,
-        deepspeed: object | None = None,
+        deepspeed: Engine | None = None,
         loss_scale_config: LossScale | None = None,
         low_precision_dtype: torch.dtype = torch.float16,
         static_loss_scale: float = 1.0,
         dynamic_loss_scale: bool = False,
         dynamic_loss_args: Mapping[str, float] | None = None,
         verbose: bool = True,
-        mpu: object | None = None,
+        mpu: ModelParallelUnit | None = None,
         clip_grad: float = 0.0,
         norm_type: float = 2.0,
         fused_lamb_legacy: bool = False,
-        expert_groups: Mapping[str, object] | None = None,
+        expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
             _require_lamb(init_optimizer)
         groups = init_optimizer.param_groups
         everything = [param for group in groups for param in group["params"]]
-        alone = {"mpu": mpu, "expert_groups": expert_groups}
-        alone["an engine that does not reduce"] = refused_engine(deepspeed)
-        alone["compat.clip_without_experts with experts"] = leaves_out_experts(compat, everything)
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
         scaler = loss_scale_config or scaler_of(
             scales=scales,
@@ -101,7 +101,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
-            alone=alone,
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=None,
             compat=compat,
@@ -191,7 +194,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             return None
         rows = [self._rows(index) for index in range(len(self.fp16_groups))]
         batches = [self._batch(index, group) for index, group in enumerate(rows)]
-        self._step.run(gradients(params), batches, inside, self._applied_external())
+        self._step.run(self._counted(params), batches, inside, self._applied_external())
         for group, batch in zip(rows, batches, strict=True):
             for slot, row in enumerate(group):
                 if not contiguous(row):
@@ -200,6 +203,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._stepped = True
         self._stale = [(param, param.grad) for param in params if param.grad is not None]
         return None
+
+    def _counted(self, params: list[Tensor]) -> Gradients:
+        """Gradients by what they count for."""
+        return self._gradients(params, without_experts=self.compat.clip_without_experts)
 
     def _rows(self, index: int) -> list[list[Tensor]]:
         """Master, gradient, moments and model weights of each parameter of a group."""
@@ -231,7 +238,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._settle()
         legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
         block = self._step.decide(
-            gradients(params), None, self._applied_external(), leaves_scaled_norm=legacy
+            self._counted(params), None, self._applied_external(), leaves_scaled_norm=legacy
         )
         divisor = self._divisor(before) if legacy else None
         self._stepped = True

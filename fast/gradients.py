@@ -1,6 +1,4 @@
-"""Gradients as kernels take them, and zeros for those that are missing."""
-
-from collections.abc import Iterable
+"""Zeros for gradients that are missing."""
 
 import torch
 from torch import Tensor
@@ -19,8 +17,3 @@ class ZeroGradients:
         if kept is None or kept.numel() < param.numel():
             kept = self._kept[key] = torch.zeros(param.numel(), dtype=key[0], device=key[1])
         return kept[: param.numel()]
-
-
-def gradients(params: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that are there, contiguous."""
-    return [p.grad.contiguous() for p in params if p.grad is not None]

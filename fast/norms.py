@@ -4,14 +4,18 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from fast.kernels.magnitudes import reduce_magnitudes
+from fast.collectives import Gradients, Groups, Share
+from fast.kernels._limbs import NONFINITE
+from fast.kernels.magnitudes import LARGEST, reduce_magnitudes
 from fast.kernels.reduce import reduce_squares
 from fast.tables import TableCache
 
 KINDS = {1.0: "1", 2.0: "2", math.inf: "inf"}
 GIVEN = "given"  # the host computes the norm
+LARGEST_SLOT = LARGEST.value  # among the limbs: where the largest magnitude is
 
 
 def kind_of_norm(norm_type: float, where: str) -> str:
@@ -33,17 +37,35 @@ def reduce_norm(grads: Sequence[Tensor], limbs: Tensor, kind: str, cache: TableC
         reduce_squares(grads, limbs, cache)
 
 
-def norm_on_host(grads: Sequence[Tensor], power: float) -> float:
-    """Return (sum |g|^power)^(1/power) in float64, each power rounded, their sum once.
+def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
+    """Return (sum |g|^power)^(1/power) over all ranks, each power rounded; float64, shape ().
 
-    Reads every gradient, and so waits for the device. Any NaN gives NaN, otherwise any infinity
-    gives infinity.
+    Reads every gradient, and so waits for the device. The sum of a share is rounded once, and once
+    more for each group that it is added or averaged over.
+
+    Args:
+        gradients: see `fast.collectives`.
+        power: positive.
+        limbs: tell of gradients anywhere that are not finite. Any NaN gives NaN, otherwise any
+            infinity gives infinity.
     """
-    magnitudes = [
-        m for grad in grads for m in grad.detach().to(torch.float64).abs().view(-1).tolist()
-    ]
-    if any(math.isnan(m) for m in magnitudes):
-        return math.nan
-    if any(math.isinf(m) for m in magnitudes):
-        return math.inf
-    return float(math.fsum(m**power for m in magnitudes) ** (1.0 / power))
+    sums = [_powers(share, power, gradients.model, limbs.device) for share in gradients.shares]
+    found = int(limbs[NONFINITE.value])
+    norm = math.fsum(sums) ** (1.0 / power)
+    norm = math.nan if found >> 32 else math.inf if found else norm
+    return torch.tensor(norm, dtype=torch.float64)
+
+
+def _powers(share: Share, power: float, model: Groups, device: torch.device) -> float:
+    """The sum over a share, without what is not finite."""
+    wide = [grad.detach().to(torch.float64).abs().view(-1).tolist() for grad in share.tensors]
+    own = math.fsum(m**power for magnitudes in wide for m in magnitudes if math.isfinite(m))
+    total = torch.tensor(own, dtype=torch.float64, device=device)
+    if share.experts is not None:
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=share.experts)
+    if share.replicas is not None:
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=share.replicas)
+        total /= dist.get_world_size(share.replicas)
+    for group in model:
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+    return total.item()

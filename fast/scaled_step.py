@@ -17,6 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fast.collectives import Gradients
 from fast.compat import Compat
 from fast.control import ControlBlock, Number
 from fast.fused_adam import FusedAdam, ParamGroup
@@ -26,7 +27,8 @@ from fast.kernels.adam import prepare_adam, update_adam
 from fast.kernels.finalise import CONTROLS, finalise
 from fast.kernels.lamb import prepare_lamb, update_lamb
 from fast.kernels.reduce import new_limbs
-from fast.norms import GIVEN, norm_on_host, reduce_norm
+from fast.norms import GIVEN, norm_on_host
+from fast.reduction import reduce_over_ranks
 from fast.scalers import LossScale
 from fast.tables import TableCache
 
@@ -133,7 +135,7 @@ class ScaledStep:
 
     def decide(
         self,
-        grads: Sequence[Tensor],
+        gradients: Gradients,
         first: Batch | None,
         external: float | None,
         *,
@@ -142,7 +144,7 @@ class ScaledStep:
         """Reduce and finalise: norm, found_inf, the new scale, and coefficients of one group.
 
         Args:
-            grads: all that are there, contiguous.
+            gradients: all that are there, contiguous.
             first: the group whose coefficients are formed and whose counters advance, if any.
             external: the scale that the gradients were made with, where it is not the scaler's.
             leaves_scaled_norm: leave the norm of the scaled gradients in the control block.
@@ -150,12 +152,11 @@ class ScaledStep:
         Returns:
             The coefficients; FACTOR is what gradients are multiplied by.
         """
-        reduce_norm(grads, self._limbs, self._kind, self.cache)
+        reduce_over_ranks(gradients, self._limbs, self._kind, self.cache)
         controls = [self.control[name] for name in CONTROLS]
         if self._kind == GIVEN:
-            # A tensor, since a number behind the end of fp32 cannot be filled in as infinity.
-            norm = torch.tensor(norm_on_host(grads, self._norm_type), dtype=torch.float64)
-            self.control["norm"].copy_(norm)
+            # As a tensor, since a number behind the end of fp32 cannot be filled in as infinity.
+            self.control["norm"].copy_(norm_on_host(gradients, self._norm_type, self._limbs))
         steps: list[Tensor] = []
         finish, bounds = self._finish, None
         if leaves_scaled_norm:
@@ -180,7 +181,7 @@ class ScaledStep:
 
     def run(
         self,
-        grads: Sequence[Tensor],
+        gradients: Gradients,
         batches: Sequence[Batch],
         optimizer: FusedAdam | FusedLamb,
         external: float | None,
@@ -188,12 +189,12 @@ class ScaledStep:
         """Take one step, or skip it, with an optimizer whose update is a kernel here.
 
         Args:
-            grads: those that count, contiguous.
+            gradients: as in `decide`.
             batches: one for each group of the optimizer.
             optimizer: whose options are used and whose `step` is not called.
             external: as in `decide`.
         """
-        first = self.decide(grads, batches[0], external)
+        first = self.decide(gradients, batches[0], external)
         given = [first[FACTOR.value], self.control["found_inf"]]
         blocks = [first]
         prepare = prepare_lamb if isinstance(optimizer, FusedLamb) else prepare_adam

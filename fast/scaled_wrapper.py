@@ -5,13 +5,13 @@ the state dicts wait for it; `backward` and `step` do not.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fast.collectives import is_expert
+from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit, Ranks
 from fast.compat import Compat
 from fast.fused_adam import FusedAdam
 from fast.fused_lamb import FusedLamb
@@ -41,22 +41,27 @@ class ScaledWrapper(Wrapper):
         scales: bool,
         clip_grad: float,
         norm_type: float,
-        alone: Mapping[str, object],
+        mpu: ModelParallelUnit | None,
+        deepspeed: Engine | None,
+        expert_groups: ExpertGroups | None,
+        expert_data_groups: ExpertGroups | None,
         verbose: bool,
         timers: Timers | None,
         compat: Compat,
     ) -> None:
-        name = type(self).__name__
-        for what, value in alone.items():
-            if value:
-                raise ValueError(
-                    f"{what} was given, but should not be: the fast optimizer steps one rank "
-                    f"alone, its reference steps many [{name}]"
-                )
-        self._stepped = False
-        self.norm_type = float(norm_type)
-        self._kind = kind_of_norm(self.norm_type, name)
         super().__init__(inside, timers)
+        self._stepped = False
+        self.mpu, self.deepspeed = mpu, deepspeed
+        self.expert_groups = dict(expert_groups or {})
+        self.expert_data_groups = dict(expert_data_groups or {})
+        self._ranks = Ranks(
+            mpu=mpu,
+            engine=deepspeed,
+            experts=self.expert_groups,
+            replicas=self.expert_data_groups,
+        )
+        self.norm_type = float(norm_type)
+        self._kind = kind_of_norm(self.norm_type, type(self).__name__)
         self.loss_scaler, self.scales = loss_scaler, scales
         self.clip_grad = float(clip_grad)
         self.verbose, self.compat = verbose, compat
@@ -64,12 +69,6 @@ class ScaledWrapper(Wrapper):
 
     def _prepare(self, params: Sequence[Tensor], *, reports_scaled_norm: bool = False) -> None:
         """Get ready to step parameters, laid out for good."""
-        for param in params:
-            if getattr(param, "ds_pipe_replicated", False):
-                raise ValueError(
-                    "a parameter has ds_pipe_replicated, but should not: the fast optimizer "
-                    f"counts every gradient of its rank in the norm [{type(self).__name__}]"
-                )
         device = params[0].device if len(params) else torch.device("cpu")
         self._step = ScaledStep(
             self.loss_scaler,
@@ -79,6 +78,15 @@ class ScaledWrapper(Wrapper):
             kind=self._kind,
             reports_scaled_norm=reports_scaled_norm,
         )
+
+    def _gradients(self, params: Sequence[Tensor], *, without_experts: bool = False) -> Gradients:
+        """Gradients that are there, contiguous, by what they count for."""
+        held = {param: param.grad.contiguous() for param in params if param.grad is not None}
+
+        def of(wanted: Callable[[Tensor], bool]) -> list[Tensor]:
+            return [grad for param, grad in held.items() if wanted(param)]
+
+        return self._ranks.gradients(params, of, without_experts=without_experts)
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
@@ -208,13 +216,3 @@ class ScaledWrapper(Wrapper):
             drop_gradients(masters, set_to_none=True)
         elif isinstance(inside, FusedAdam | FusedLamb):
             inside.initialize_states()
-
-
-def refused_engine(engine: object) -> bool:
-    """Whether an engine leaves it to the optimizer to agree with other ranks on overflows."""
-    return engine is not None and not getattr(engine, "enable_backward_allreduce", True)
-
-
-def leaves_out_experts(compat: Compat, params: Iterable[Tensor]) -> bool:
-    """Whether upstream's norm would leave some of these parameters out."""
-    return compat.clip_without_experts and any(is_expert(param) for param in params)

@@ -36,11 +36,18 @@ from reference.bf16_groups import (
     refresh,
 )
 from reference.clip import clip_coefficient
-from reference.collectives import ModelParallelUnit, counted_once, tensor_parallel_rank
+from reference.collectives import (
+    ModelParallelUnit,
+    counted_once,
+    largest,
+    overflow_groups,
+    tensor_parallel_rank,
+)
 from reference.compat import CORRECT, Compat
 from reference.fragments import FragmentAddress
 from reference.moe import ExpertGroups, gradient_parts, is_moe_param
 from reference.norms import check_norm_type, norm_of_parts
+from reference.overflow import worst_of
 from reference.restore import StateDict
 from reference.wrapper import Wrapper, check_dense, dropped
 
@@ -247,8 +254,10 @@ class BF16Optimizer(Wrapper):
         counted = self._counted(self._accumulated())
         model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
         params, grads = [param for param, _ in counted], [grad for _, grad in counted]
-        parts = gradient_parts(params, grads, model, self.expert_groups)
-        return norm_of_parts(parts, self.norm_type)
+        parts = gradient_parts(params, grads, model, self.expert_groups, {})
+        everyone = overflow_groups(self.mpu, None, list(self.expert_groups.values()))
+        worst = largest(worst_of(grads), everyone).item()
+        return norm_of_parts(parts, self.norm_type, worst=worst)
 
     def _clip(self) -> None:
         limit = torch.tensor(self.clip_grad, dtype=torch.float64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -86,8 +85,8 @@ def overflow_groups(
 ) -> list[dist.ProcessGroup]:
     """Over whom an overflow is agreed, in order.
 
-    Experts differ from rank to rank, so their groups come first. Gradients of everything else are
-    the same on all data-parallel ranks once they are reduced; where the engine does not reduce
+    Experts differ from rank to rank, so all their groups come first. Gradients of everything else
+    are the same on all data-parallel ranks once they are reduced; where the engine does not reduce
     them in backward, those ranks are asked too.
     """
     groups = list(expert_groups)
@@ -99,8 +98,3 @@ def overflow_groups(
         world = dist.group.WORLD
         groups += [] if world is None else [world]
     return groups
-
-
-def agreed(found_inf: Tensor, groups: Groups) -> bool:
-    """Whether any rank of the groups found an overflow."""
-    return bool(largest(found_inf.to(torch.float32), groups).item())

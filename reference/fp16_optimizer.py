@@ -61,7 +61,9 @@ class FP16Optimizer(ScaledWrapper):
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         fused_adam_legacy: refused, the argument exists for callers that pass False.
         has_moe_layers: accepted; parameters say themselves who is an expert.
-        expert_groups: expert-parallel process groups by name.
+        expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
+        expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
+            averaged over them.
         timers: called by phase.
         compat: upstream behaviour to reproduce; the default is correct.
 
@@ -88,6 +90,7 @@ class FP16Optimizer(ScaledWrapper):
         fused_adam_legacy: bool = False,
         has_moe_layers: bool = False,
         expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
         timers: Timers | None = None,
         compat: Compat = CORRECT,
     ) -> None:
@@ -115,6 +118,7 @@ class FP16Optimizer(ScaledWrapper):
             mpu=mpu,
             deepspeed=deepspeed,
             expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=timers,
             compat=compat,
@@ -169,11 +173,12 @@ class FP16Optimizer(ScaledWrapper):
         params = list(chain.from_iterable(self.fp16_groups))
         check_dense(params, "FP16Optimizer.step")
         with self._timed("overflow_check"):
-            found_inf = self._found_inf(params)
+            worst = self._worst(params)
+            found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_to_divide_by(after)
         with self._timed("compute_norm"):
-            scaled_norm = self._scaled_norm(params)
+            scaled_norm = self._scaled_norm(params, worst)
             self._norm = unscaled(scaled_norm, scale)
         if found_inf:
             dropped(params)

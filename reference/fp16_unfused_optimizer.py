@@ -57,7 +57,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
             to take them, as `FusedLamb` does.
-        expert_groups: expert-parallel process groups by name.
+        expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
+        expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
+            averaged over them.
         compat: upstream behaviour to reproduce; the default is correct.
 
     Writes model weights, masters and the state of the optimizer inside.
@@ -81,6 +83,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         norm_type: float = 2.0,
         fused_lamb_legacy: bool = False,
         expert_groups: ExpertGroups | None = None,
+        expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
@@ -103,6 +106,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             mpu=mpu,
             deepspeed=deepspeed,
             expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=None,
             compat=compat,
@@ -146,12 +150,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._refuse(closure)
         params = self._params()
         check_dense(params, "FP16UnfusedOptimizer.step")
-        found_inf = self._found_inf(params)
+        worst = self._worst(params)
+        found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_to_divide_by(after)
         without_experts = self.compat.clip_without_experts
         counted = [p for p in params if not (without_experts and is_moe_param(p))]
-        scaled_norm = self._scaled_norm(counted)
+        scaled_norm = self._scaled_norm(counted, worst)
         reports_scaled = self.compat.report_scaled_norm
         self._norm = scaled_norm if reports_scaled else unscaled(scaled_norm, scale)
         divisor = self._divisor(scaled_norm, scale)

@@ -38,27 +38,36 @@ def gradient_parts(
     grads: Sequence[Tensor],
     model_groups: Sequence[dist.ProcessGroup],
     expert_groups: ExpertGroups,
+    expert_data_groups: ExpertGroups,
 ) -> list[Part]:
     """Gradients in the parts whose sums are added over the same ranks.
 
     Shared gradients are added over the model-parallel groups. Experts of each name are added over
-    their expert-parallel group too, since every rank of it holds others.
+    their expert-parallel group before, since every rank of it holds others, and averaged over their
+    expert-data-parallel group, whose ranks hold the same.
 
     Args:
         params: one per gradient, whose marks say where it belongs.
         grads: of this rank.
         model_groups: for all gradients.
         expert_groups: by name; an expert whose name is not there is on this rank alone.
+        expert_data_groups: by name; an expert whose name is not there has no copy elsewhere.
     """
     named: dict[str | None, list[Tensor]] = {None: []}
     for param, grad in zip(params, grads, strict=True):
         name = str(getattr(param, "group_name", "")) if is_moe_param(param) else None
         named.setdefault(name, []).append(grad)
-    parts = []
+    parts = [Part(tensors=named.pop(None), groups=model_groups)]
     # Collectives must be met in one order on all ranks, so every known name has its part.
-    for name in [None, *sorted({*expert_groups, *(n for n in named if n is not None)})]:
-        own = [expert_groups[name]] if name in expert_groups and name is not None else []
-        parts.append(Part(tensors=named.get(name, []), groups=[*own, *model_groups]))
+    for name in sorted({*expert_groups, *expert_data_groups, *map(str, named)}):
+        parts.append(
+            Part(
+                tensors=named.get(name, []),
+                experts=[expert_groups[name]] if name in expert_groups else [],
+                replicas=expert_data_groups.get(name),
+                groups=model_groups,
+            )
+        )
     return parts
 
 

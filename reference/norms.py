@@ -6,6 +6,10 @@
 
 All gradients enter one sum before the root. Parts that lie on several ranks are added over their
 process groups as integers, so that the number and order of ranks cannot matter.
+
+Ranks that hold the same experts should hold the same gradients of them, but may reduce these in
+another order. Their sums of |g|^p are averaged (rounded down to a multiple of 2^-352), and their
+maxima compared, so that all ranks clip alike; of equal sums the average is the sum, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,14 +19,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from reference.arithmetic import fp32, fp64
 from reference.collectives import Groups, largest, summed
-from reference.overflow import any_nonfinite
+from reference.overflow import worst_of
 
-# Squares of fp32 numbers are multiples of 2^-298 below 2^256.
-UNIT = 298
+# Squares of fp32 numbers are multiples of 2^-298 below 2^256; below that there is room to divide.
+UNIT = 352
 LIMB = 32
 LIMBS = 24
 
@@ -33,11 +38,20 @@ class Part:
 
     Attributes:
         tensors: fp32, fp16 or bf16, any shapes; may be empty.
-        groups: over which their sum is added, in turn; none for gradients of this rank alone.
+        experts: over which their sum is added first: ranks that hold different experts.
+        replicas: over which that sum is averaged: ranks that hold the same experts, or None.
+        groups: over which the average is added, in turn; none for gradients of this rank alone.
     """
 
     tensors: Sequence[Tensor]
+    experts: Groups = ()
+    replicas: dist.ProcessGroup | None = None
     groups: Groups = ()
+
+    @property
+    def everyone(self) -> Groups:
+        """All groups, in the order in which they meet."""
+        return [*self.experts, *([] if self.replicas is None else [self.replicas]), *self.groups]
 
 
 def check_norm_type(norm_type: float, where: str) -> float:
@@ -51,14 +65,20 @@ def check_norm_type(norm_type: float, where: str) -> float:
     return float(norm_type)
 
 
-def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0) -> Tensor:
+def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float = 0.0) -> Tensor:
     """The norm of everything in the parts; fp32, shape ().
+
+    Args:
+        parts: in the same order on all ranks.
+        norm_type: positive.
+        worst: what is known of other gradients, as `reference.overflow.worst_of` says it.
 
     Specials: any NaN gives NaN, otherwise any infinity gives +inf; nothing at all gives 0.
     """
-    bad = _nonfinite(parts)
-    if bad is not None:
-        return torch.tensor(bad, dtype=torch.float32)
+    for part in parts:
+        worst = max(worst, largest(worst_of(part.tensors), part.everyone).item())
+    if worst:
+        return torch.tensor(math.nan if worst == 2.0 else math.inf, dtype=torch.float32)
     if norm_type == math.inf:
         return _largest(parts)
     if norm_type in (1.0, 2.0):
@@ -71,16 +91,6 @@ def _rounded(x: float) -> Tensor:
     return fp32(torch.tensor(x, dtype=torch.float64))
 
 
-def _nonfinite(parts: Sequence[Part]) -> float | None:
-    """NaN or +inf where some element anywhere is, None where all are finite."""
-    worst = 0.0
-    for part in parts:
-        nan = any(bool(torch.isnan(tensor).any()) for tensor in part.tensors)
-        kind = torch.tensor(2.0 if nan else any_nonfinite(part.tensors).item())
-        worst = max(worst, largest(kind, part.groups).item())
-    return {0.0: None, 1.0: math.inf, 2.0: math.nan}[worst]
-
-
 def _largest(parts: Sequence[Part]) -> Tensor:
     worst = torch.zeros(())
     for part in parts:
@@ -88,17 +98,21 @@ def _largest(parts: Sequence[Part]) -> Tensor:
         for tensor in part.tensors:
             if tensor.numel():
                 of_part = torch.maximum(of_part, fp32(tensor).abs().max())
-        worst = torch.maximum(worst, largest(of_part, part.groups))
+        worst = torch.maximum(worst, largest(of_part, part.everyone))
     return worst
 
 
 def _exact(part: Part, power: int) -> int:
-    """The real sum of |g|^power over the part and its groups, as a multiple of 2^-298."""
+    """The real sum of |g|^power over the part and its groups, as a multiple of 2^-352."""
     total = 0
     for value in _magnitudes(part):
         term = value * value if power == 2 else value
         numerator, denominator = term.as_integer_ratio()
         total += numerator * (2**UNIT // denominator)
+    total = _number(summed(_limbs(total), part.experts))
+    if part.replicas is not None:
+        total = _number(summed(_limbs(total), [part.replicas]))
+        total //= dist.get_world_size(part.replicas)
     return _number(summed(_limbs(total), part.groups))
 
 
@@ -113,8 +127,11 @@ def _number(limbs: Tensor) -> int:
 
 
 def _powers(part: Part, power: float) -> float:
-    total = math.fsum(value**power for value in _magnitudes(part))
-    return summed(torch.tensor(total, dtype=torch.float64), part.groups).item()
+    own = math.fsum(value**power for value in _magnitudes(part))
+    total = summed(torch.tensor(own, dtype=torch.float64), part.experts)
+    if part.replicas is not None:
+        total = summed(total, [part.replicas]) / dist.get_world_size(part.replicas)
+    return summed(total, part.groups).item()
 
 
 def _magnitudes(part: Part) -> Iterator[float]:

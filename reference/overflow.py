@@ -31,6 +31,12 @@ def any_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
     return found
 
 
+def worst_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return 0.0 if every stored element is finite, 2.0 if one is NaN, else 1.0; fp32, shape ()."""
+    nan = any(bool(torch.isnan(tensor).any()) for tensor in tensors)
+    return torch.full((), 2.0) if nan else any_nonfinite(tensors)
+
+
 def unscale(
     grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor
 ) -> tuple[list[Tensor], Tensor]:

@@ -13,15 +13,15 @@ from reference.clip import combined_scale
 from reference.collectives import (
     Engine,
     ModelParallelUnit,
-    agreed,
     counted_once,
+    largest,
     overflow_groups,
     tensor_parallel_rank,
 )
 from reference.compat import Compat
 from reference.moe import ExpertGroups, gradient_parts
 from reference.norms import check_norm_type, norm_of_parts
-from reference.overflow import any_nonfinite
+from reference.overflow import worst_of
 from reference.scalers import LossScale, State, checked_scale
 from reference.wrapper import Timers, Wrapper
 
@@ -51,6 +51,7 @@ class ScaledWrapper(Wrapper):
         mpu: ModelParallelUnit | None,
         deepspeed: Engine | None,
         expert_groups: ExpertGroups | None,
+        expert_data_groups: ExpertGroups | None,
         verbose: bool,
         timers: Timers | None,
         compat: Compat,
@@ -63,6 +64,7 @@ class ScaledWrapper(Wrapper):
         self.mpu = mpu
         self.deepspeed = deepspeed
         self.expert_groups = dict(expert_groups or {})
+        self.expert_data_groups = dict(expert_data_groups or {})
         self.verbose = verbose
         self.compat = compat
         self.overflow = False
@@ -132,20 +134,23 @@ class ScaledWrapper(Wrapper):
                 f"low_precision_dtype is not float16 [{type(self).__name__}]"
             )
 
-    def _found_inf(self, params: Sequence[Tensor]) -> bool:
-        """Whether any gradient on any rank is non-finite."""
-        found = any_nonfinite([param.grad for param in params if param.grad is not None])
-        groups = overflow_groups(self.mpu, self.deepspeed, list(self.expert_groups.values()))
-        return agreed(found, groups)
+    def _worst(self, params: Sequence[Tensor]) -> float:
+        """The worst of all gradients on all ranks, as `reference.overflow.worst_of` says it."""
+        own = worst_of([param.grad for param in params if param.grad is not None])
+        experts = [*self.expert_groups.values(), *self.expert_data_groups.values()]
+        return largest(own, overflow_groups(self.mpu, self.deepspeed, experts)).item()
 
-    def _scaled_norm(self, params: Sequence[Tensor]) -> Tensor:
-        """Norm of the gradients as stored, every element of the model once; fp32, shape ()."""
+    def _scaled_norm(self, params: Sequence[Tensor], worst: float) -> Tensor:
+        """Norm of the gradients as stored, every element of the model once; fp32, shape ().
+
+        Not finite where any gradient is not, even if it does not count.
+        """
         rank = tensor_parallel_rank(self.mpu)
         counted = [p for p in params if p.grad is not None and counted_once(p, rank)]
         grads = [param.grad for param in counted if param.grad is not None]
         model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
-        parts = gradient_parts(counted, grads, model, self.expert_groups)
-        return norm_of_parts(parts, self.norm_type)
+        parts = gradient_parts(counted, grads, model, self.expert_groups, self.expert_data_groups)
+        return norm_of_parts(parts, self.norm_type, worst=worst)
 
     def _scale_to_divide_by(self, after: State) -> Tensor:
         """The scale that multiplied the loss of these gradients; float64, shape ()."""

@@ -222,16 +222,6 @@ def test_a_step_that_takes_no_gradients_is_refused_for_the_legacy_path() -> None
     assert len(sentences) == 2
 
 
-def test_experts_that_upstream_would_not_count_are_refused() -> None:
-    param = torch.nn.Parameter(moderate(3, 1, HALF))
-    param.allreduce = False  # type: ignore[attr-defined]
-    compat = fast.compat.Compat(clip_without_experts=True)
-    with pytest.raises(ValueError, match=r"compat\.clip_without_experts with experts was given"):
-        fast.fp16_unfused_optimizer.FP16UnfusedOptimizer(
-            fast.fused_adam.FusedAdam([param]), compat=compat
-        )
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
