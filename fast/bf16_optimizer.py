@@ -5,8 +5,7 @@ at the end of backward or at once. A step reduces the accumulators to their norm
 device whether it is skipped and how far it clips, and writes masters, moments and model weights
 in one pass. Nothing waits for the device until somebody asks for `overflow` or the norm.
 
-Ranks that share a group have to hold the same accumulators when a step begins: reducing what
-`get_grads_for_reduction` gives is the caller's.
+Ranks of a group have to hold equal accumulators when a step begins; their caller reduces them.
 """
 
 from __future__ import annotations
@@ -119,13 +118,17 @@ class BF16Optimizer(Wrapper):
         for options, group in zip(self.param_groups, self.groups, strict=True):
             options["params"] = [group.master]
         if has_moe_layers and all(group.expert is None for group in self.groups):
-            raise ValueError(
-                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
-                "[BF16Optimizer]"
-            )
+            what = "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them"
+            raise ValueError(f"{what} [BF16Optimizer]")
         self._whole = WholeTensors(self.groups)
         self._step = PartitionedStep(self.groups, kind)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def initialize_optimizer_states(self) -> None:
+        """Make the state of the optimizer inside; no value changes, on no Compat."""
+        inside = self.optimizer
+        self._pending.clear()
+        inside.initialize_states()
 
     @property
     def optimizer(self) -> FusedAdam:
@@ -357,25 +360,23 @@ class BF16Optimizer(Wrapper):
         Args:
             state_dict_list: one per rank that saved. If as many ranks load, each takes its own
                 entry; otherwise all entries are joined and cut anew.
-            checkpoint_folder: read a universal checkpoint from there instead, masters included.
+            checkpoint_folder: of a universal checkpoint to read instead, masters included.
             load_optimizer_states: False leaves the state of the optimizer inside.
-            load_from_fp32_weights: take the saved masters, and publish them; otherwise masters
-                are made from the model weights as they are.
+            load_from_fp32_weights: take the saved masters; otherwise they follow the model.
 
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        universal = checkpoint_folder is not None
-        loaded = (
-            bf16_state.checked(self.groups, self.optimizer, state_dict_list)
-            if checkpoint_folder is None
-            else bf16_universal.read(self.groups, self.optimizer, checkpoint_folder)
-        )
-        if load_optimizer_states:
+        groups, inside, states = self.groups, self.optimizer, load_optimizer_states
+        if checkpoint_folder is not None:
+            loaded = bf16_universal.read(groups, inside, checkpoint_folder, states=states)
+        else:
+            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+        if loaded.inner is not None:
             self._load_inside(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
-        if load_from_fp32_weights or universal:
-            for group, master in zip(self.groups, loaded.masters, strict=True):
+        if load_from_fp32_weights or checkpoint_folder is not None:
+            for group, master in zip(groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:

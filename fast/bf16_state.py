@@ -16,15 +16,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from fast.bf16_groups import PartitionedGroup
-from fast.fused_adam import FusedAdam
-from fast.moments import MOMENTS, StateDict
+from fast.fitting import require_dict_of_optimizer, state_inside
+from fast.moments import StateDict, steps_from
+from fast.saved import clip_of, require_entries, tensors_like
 
 MASTERS = "single_partition_of_fp32_groups"
 INNER = "base_optimizer_state"
@@ -37,17 +37,19 @@ class Loaded:
     """What a rank takes from a checkpoint; everything fits.
 
     Attributes:
-        inner: dict for the optimizer inside.
+        inner: dict for the optimizer inside, or None where it is not asked for.
         masters: one per group, as long as this rank's.
         clip_grad: None where the checkpoint has none.
     """
 
-    inner: StateDict
+    inner: StateDict | None
     masters: list[Tensor]
     clip_grad: float | None
 
 
-def entry_of(groups: Sequence[PartitionedGroup], inside: FusedAdam, clip_grad: float) -> StateDict:
+def entry_of(
+    groups: Sequence[PartitionedGroup], inside: torch.optim.Optimizer, clip_grad: float
+) -> StateDict:
     """The entry of this rank; copies, not views."""
     places = [
         {name: (at.in_partition.numel, at.in_partition.start) for name, at in g.fragments.items()}
@@ -68,7 +70,11 @@ def entry_of(groups: Sequence[PartitionedGroup], inside: FusedAdam, clip_grad: f
 
 
 def checked(
-    groups: Sequence[PartitionedGroup], inside: FusedAdam, entries: Sequence[StateDict]
+    groups: Sequence[PartitionedGroup],
+    inside: torch.optim.Optimizer,
+    entries: Sequence[StateDict],
+    *,
+    states: bool = True,
 ) -> Loaded:
     """What this rank takes from the entries of all ranks that saved.
 
@@ -77,134 +83,132 @@ def checked(
         inside: the optimizer inside.
         entries: in the order of ranks. As many as there are ranks now: each takes its own, and
             the others may be None. Otherwise all are joined and cut anew.
+        states: the state of the optimizer inside is asked for, too.
 
     Raises:
         ValueError: something does not fit.
     """
     if not (isinstance(entries, list | tuple) and len(entries)):
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
-    worlds = {group.world for group in groups}
-    if worlds == {len(entries)}:
+    worlds = [group.world for group in groups]
+    if len(entries) == max(worlds):
         rank = max(group.rank for group in groups)
-        entry = _require_entry(entries[rank], rank)
+        entry = _require_entry(entries[rank], rank, worlds)
+        _require_places(groups, entry)
     else:
-        entry = _joined(groups, [_require_entry(each, n) for n, each in enumerate(entries)])
-    return Loaded(
-        inner=fitting_inner(inside, _inner_of(entry)),
-        masters=_fitting_masters(groups, entry[MASTERS]),
-        clip_grad=_clip_of(entry),
-    )
+        entry = _joined(groups, entries, states)
+    inner = state_inside(inside, entry[INNER], WHERE, key=INNER) if states else None
+    clip = clip_of(entry, 0.0, WHERE) if "clip_grad" in entry else None
+    return Loaded(inner=inner, masters=_fitting_masters(groups, entry[MASTERS]), clip_grad=clip)
 
 
-def _require_entry(entry: object, rank: int) -> StateDict:
-    if not isinstance(entry, Mapping):
-        kind = type(entry).__name__
-        raise ValueError(f"state is a {kind}, but should be a dict [entry {rank}, {WHERE}]")
-    missing = [key for key in ("ds_version", INNER, MASTERS) if key not in entry]
-    if missing:
-        raise ValueError(f"state lacks {', '.join(missing)} [entry {rank}, {WHERE}]")
+def _require_entry(given: object, rank: int, worlds: Sequence[int]) -> StateDict:
+    where = f"entry {rank}, {WHERE}"
+    entry = dict(require_entries(given, ("ds_version", INNER, MASTERS), where))
     if not entry["ds_version"]:
-        raise ValueError(f"ds_version is empty, but should name a version [entry {rank}, {WHERE}]")
-    return dict(entry)
+        raise ValueError(f"ds_version is empty, but should name a version [{where}]")
+    if "zero_stage" in entry:
+        raise ValueError(f"state has a zero_stage, but only a ZeRO optimizer has one [{where}]")
+    count = entry.get("partition_count")
+    if "partition_count" in entry and count != list(worlds):
+        raise ValueError(f"partition_count={count!r}, but should be {list(worlds)} [{where}]")
+    return entry
 
 
-def _inner_of(entry: StateDict) -> StateDict:
-    inner = entry[INNER]
-    if isinstance(inner, dict) and isinstance(inner.get("state"), dict):
-        groups = inner.get("param_groups")
-        if isinstance(groups, list) and all(isinstance(g, dict) and "params" in g for g in groups):
-            return cast(StateDict, inner)
-    raise ValueError(f"{INNER} should be the state dict of an optimizer, but is not [{WHERE}]")
-
-
-def _clip_of(entry: StateDict) -> float | None:
-    value = entry.get("clip_grad")
-    if "clip_grad" not in entry:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"clip_grad={value!r}, but should be a number [{WHERE}]")
-    return float(value)
+def _require_places(groups: Sequence[PartitionedGroup], entry: StateDict) -> None:
+    """Require parameters to lie where they lie here; those of other names may be renamed ones."""
+    rows = entry.get("param_slice_mappings")
+    if rows is None:
+        return
+    if not (isinstance(rows, list) and len(rows) == len(groups)):
+        raise ValueError(
+            f"param_slice_mappings should be a list of {len(groups)}, but is not [{WHERE}]"
+        )
+    for group, row in zip(groups, rows, strict=True):
+        for name, place in row.items() if isinstance(row, Mapping) else ():
+            if name not in group.fragments:
+                continue
+            at = group.fragments[name].in_partition
+            saved = place if isinstance(place, Mapping) else getattr(place, "__dict__", {})
+            found = (saved.get("start"), saved.get("numel"))
+            if found != (at.start, at.numel):
+                raise ValueError(
+                    f"{name} has start and numel {found}, but should have {(at.start, at.numel)} "
+                    f"[{WHERE}]"
+                )
 
 
 def _fitting_masters(groups: Sequence[PartitionedGroup], saved: object) -> list[Tensor]:
     """Saved masters, extended with zeros where they have less padding."""
-    if not isinstance(saved, list | tuple) or not all(isinstance(t, Tensor) for t in saved):
-        raise ValueError(f"{MASTERS} should be a list of tensors, but is not [{WHERE}]")
-    if len(saved) != len(groups):
-        raise ValueError(
-            f"{MASTERS} has {len(saved)} tensors, but should have {len(groups)} [{WHERE}]"
-        )
-    fitting = []
+    masters = [group.master for group in groups]
+    if not isinstance(saved, list | tuple) or len(saved) != len(groups):
+        return tensors_like(saved, masters, MASTERS, WHERE)
+    extended = list(saved)
     for index, (given, group) in enumerate(zip(saved, groups, strict=True)):
-        numel, wanted = given.numel(), group.partition_size
-        if not given.is_floating_point():
-            raise ValueError(
-                f"{MASTERS}[{index}] is {given.dtype}, but should be floating-point [{WHERE}]"
-            )
-        if numel > wanted or (numel < wanted and given.dim() != 1):
-            raise ValueError(
-                f"{MASTERS}[{index}] has {numel} elements, but should have {wanted} [{WHERE}]"
-            )
-        fitting.append(torch.cat([given.detach().reshape(-1), given.new_zeros(wanted - numel)]))
-    return fitting
+        if isinstance(given, Tensor) and given.dim() == 1 and not given.is_sparse:
+            short = group.partition_size - given.numel()
+            # No element of a parameter may be missing.
+            if 0 < short <= group.padding:
+                extended[index] = torch.cat([given.detach(), given.new_zeros(short)])
+    return tensors_like(extended, masters, MASTERS, WHERE)
 
 
-def fitting_inner(inside: FusedAdam, saved: StateDict) -> StateDict:
-    """The dict for the optimizer inside; options that its groups lack stay as they are now.
-
-    Raises:
-        ValueError: groups, or the state of some master, do not fit.
-    """
-    given = cast(Sequence[dict[str, object]], saved["param_groups"])
-    sizes = [len(cast(Sequence[int], group["params"])) for group in given]
-    own = inside.state_dict()["param_groups"]
-    wanted = [len(group["params"]) for group in own]
-    if sizes != wanted:
-        raise ValueError(
-            f"state has groups of {sizes} parameters, but should have {wanted} [{WHERE}]"
-        )
-    numbers = chain.from_iterable(cast(Sequence[int], group["params"]) for group in given)
-    masters = chain.from_iterable(group["params"] for group in inside.param_groups)
-    states = cast(Mapping[int, Mapping[str, object]], saved["state"])
-    for number, master in zip(numbers, masters, strict=True):
-        if states.get(number):
-            _require_state(states[number], master, number)
-    groups = [{**mine, **theirs} for mine, theirs in zip(own, given, strict=True)]
-    return {**saved, "param_groups": groups}
-
-
-def _require_state(state: Mapping[str, object], master: Tensor, number: int) -> None:
-    lacking = [name for name in ("step", *MOMENTS) if name not in state]
-    if lacking:
-        raise ValueError(f"state of parameter {number} lacks {', '.join(lacking)} [{WHERE}]")
-    step = float(cast(float, state["step"]))
-    if step < 0.0 or not step.is_integer():
-        raise ValueError(
-            f"step={step}, but should be a whole number of steps [parameter {number}, {WHERE}]"
-        )
-    for key, value in state.items():
-        if isinstance(value, Tensor) and value.dim() and value.shape != master.shape:
-            raise ValueError(
-                f"{key} of parameter {number} has shape {tuple(value.shape)}, but should have "
-                f"{tuple(master.shape)} [{WHERE}]"
-            )
-
-
-def _joined(groups: Sequence[PartitionedGroup], entries: Sequence[StateDict]) -> StateDict:
+def _joined(
+    groups: Sequence[PartitionedGroup], entries: Sequence[object], states: bool
+) -> StateDict:
     """One entry for this rank, cut from those of another number of ranks."""
-    rows = [cast(Sequence[Tensor], entry[MASTERS]) for entry in entries]
-    counts = [len(row) for row in rows]
-    if set(counts) != {len(groups)}:
-        raise ValueError(f"{MASTERS} has {counts} tensors, but should have {len(groups)} [{WHERE}]")
-    inners = [_inner_of(entry) for entry in entries]
-    state: dict[object, dict[str, object]] = {}
-    for number, held in cast(Mapping[int, Mapping[str, object]], inners[0]["state"]).items():
-        state[number] = dict(held)
-        for key in (k for k, v in held.items() if isinstance(v, Tensor) and v.dim()):
-            pieces = [cast(dict[int, dict[str, Tensor]], i["state"])[number][key] for i in inners]
-            state[number][key] = _cut(groups[number], pieces)
-    masters = [_cut(group, pieces) for group, *pieces in zip(groups, *rows, strict=True)]
-    return {**entries[0], INNER: {**inners[0], "state": state}, MASTERS: masters}
+    if any(group.expert is not None for group in groups):
+        wanted = max(group.world for group in groups)
+        raise ValueError(
+            f"states are of {len(entries)} ranks, but should be of {wanted}: experts are not cut "
+            f"anew [{WHERE}]"
+        )
+    counts = [len(entries)] * len(groups)
+    given = [_require_entry(each, rank, counts) for rank, each in enumerate(entries)]
+    rows = [_vectors(entry[MASTERS], MASTERS) for entry in given]
+    numbers = [len(row) for row in rows]
+    if set(numbers) != {len(groups)}:
+        raise ValueError(
+            f"{MASTERS} has {numbers} tensors, but should have {len(groups)} [{WHERE}]"
+        )
+    whole = {**given[0], MASTERS: [_cut(g, parts) for g, *parts in zip(groups, *rows, strict=True)]}
+    if states:
+        inners = [require_dict_of_optimizer(entry[INNER], WHERE, INNER) for entry in given]
+        tables = [cast(Mapping[int, object], inner["state"]) for inner in inners]
+        state = {
+            number: _joined_state(group, [table[number] for table in tables])
+            for number, group in enumerate(groups)
+            if all(number in table for table in tables)
+        }
+        if {number for table in tables for number in table} != set(state):
+            raise ValueError(f"states of ranks are of different groups [{WHERE}]")
+        whole[INNER] = {**inners[0], "state": state}
+    return whole
+
+
+def _joined_state(group: PartitionedGroup, held: Sequence[object]) -> StateDict:
+    """The state of one group, cut from that of all ranks."""
+    rows = [dict(row) if isinstance(row, Mapping) else {} for row in held]
+    if any(set(row) != set(rows[0]) for row in rows):
+        raise ValueError(f"ranks have different states, but should have the same [{WHERE}]")
+    if "step" in rows[0]:
+        steps = [steps_from(row["step"], WHERE) for row in rows]
+        if len(set(steps)) > 1:
+            raise ValueError(f"ranks have steps {steps}, but should agree [{WHERE}]")
+    joined: StateDict = dict(rows[0])
+    for key, value in joined.items():
+        if isinstance(value, Tensor) and value.dim() > 0:
+            joined[key] = _cut(group, _vectors([row[key] for row in rows], key))
+    return joined
+
+
+def _vectors(saved: object, name: str) -> list[Tensor]:
+    """Tensors of one dimension in fp32."""
+    found = saved if isinstance(saved, list | tuple) else [None]
+    vectors = [one for one in found if isinstance(one, Tensor) and one.dim() == 1]
+    if len(vectors) != len(found) or any(one.dtype != torch.float32 for one in vectors):
+        raise ValueError(f"{name} should be 1-D tensors of fp32, but are not [{WHERE}]")
+    return vectors
 
 
 def _cut(group: PartitionedGroup, pieces: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ The host decides nothing and waits for nothing.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from itertools import chain
 from typing import overload
 
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from fast.collectives import Engine, ExpertGroups, ModelParallelUnit
 from fast.compat import CORRECT, Compat
+from fast.fitting import state_inside
 from fast.flat_groups import lay_out
 from fast.gradients import ZeroGradients
 from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict
-from fast.saved import clip_of, require_entries, state_inside, tensors_like
+from fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from fast.scaled_step import Batch
 from fast.scaled_wrapper import ScaledWrapper
 from fast.scalers import LossScale, scaler_of
@@ -250,11 +252,10 @@ class FP16Optimizer(ScaledWrapper):
         The format is the reference's: either loads what the other has saved.
         """
         self._settle()
-        scale = self.loss_scaler.state_dict() if self.scales else {}
         return {
-            **scale,
+            **(scale_to_save(self.loss_scaler) if self.scales else {}),
             "clip_grad": self.clip_grad,
-            "optimizer_state_dict": self._held().state_dict(),
+            "optimizer_state_dict": deepcopy(self._held().state_dict()),
             "fp32_groups_flat": [group.master.detach().clone() for group in self._groups],
         }
 
@@ -277,11 +278,12 @@ class FP16Optimizer(ScaledWrapper):
         clip_grad = clip_of(saved, self.clip_grad, where)
         own = self.fp32_groups_flat
         masters = tensors_like(saved["fp32_groups_flat"], own, "fp32_groups_flat", where)
-        inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
         if load_optimizer_states:
+            # Everything fits once this returns.
+            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
             self._load_inside(inside)
         self.loss_scaler.enter(scaling)
         self.clip_grad = clip_grad
         for group, master in zip(self._groups, masters, strict=True):
-            group.master.copy_(master.view(-1))
+            group.master.copy_(master)
             group.publish()

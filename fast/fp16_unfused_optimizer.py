@@ -8,6 +8,7 @@ before a backward pass that comes earlier.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from itertools import chain
 from typing import cast, overload
 
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
 from fast.compat import CORRECT, Compat
+from fast.fitting import state_inside
 from fast.fused_adam import FusedAdam
 from fast.fused_lamb import FusedLamb
 from fast.gradients import ZeroGradients
 from fast.kernels._arith import FACTOR
 from fast.moments import MOMENTS, StateDict, contiguous, require_param
-from fast.saved import clip_of, require_entries, state_inside, tensors_like
+from fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from fast.scaled_step import Batch
 from fast.scaled_wrapper import ScaledWrapper
 from fast.scalers import LossScale, scaler_of
@@ -309,9 +311,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._settle()
         masters = [[master.detach().clone() for master in group] for group in self.fp32_groups]
-        inside = self._held().state_dict()
+        inside = deepcopy(self._held().state_dict())
         own = {"clip_grad": self.clip_grad, "optimizer_state_dict": inside, "fp32_groups": masters}
-        return {**self.loss_scaler.state_dict(), **own}
+        return {**scale_to_save(self.loss_scaler), **own}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
@@ -332,13 +334,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         scaling = self.loss_scaler.restored(saved)
         clip_grad = clip_of(saved, self.clip_grad, where)
         masters = _saved_masters(saved["fp32_groups"], self.fp32_groups, where)
-        inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
         if load_optimizer_states:
+            # Everything fits once this returns.
+            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
             self._load_inside(inside)
         self.loss_scaler.enter(scaling)
         self.clip_grad = clip_grad
         for master, given in zip(self._masters(), masters, strict=True):
-            master.copy_(given.reshape(master.shape))
+            master.copy_(given)
         self._publish()
 
 

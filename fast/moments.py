@@ -39,9 +39,14 @@ def precise_loading(optimizer: torch.optim.Optimizer, fresh: Fresh) -> Iterator[
         optimizer: whose state is loaded.
         fresh: makes the first state of a parameter.
     """
-    name = type(optimizer).__name__
+
+    def checked(given: StateDict) -> StateDict:
+        wrapped = _wrapped(given, type(optimizer).__name__)
+        _require_shapes(optimizer, wrapped)
+        return wrapped
+
     hooks = (
-        optimizer.register_load_state_dict_pre_hook(lambda _, given: _wrapped(given, name)),
+        optimizer.register_load_state_dict_pre_hook(lambda _, given: checked(given)),
         optimizer.register_load_state_dict_post_hook(
             lambda _: _unwrap(optimizer, fresh), prepend=True
         ),
@@ -55,21 +60,37 @@ def precise_loading(optimizer: torch.optim.Optimizer, fresh: Fresh) -> Iterator[
 
 def _wrapped(given: StateDict, name: str) -> StateDict:
     saved = cast(dict[object, dict[str, object]], given["state"])
-    counts = {
-        number: _Wrapped(_count(cast(Tensor, entries["step"]), number, name))
-        for number, entries in saved.items()
-        if entries
-    }
-    state = {
-        number: {
-            key: _Wrapped(cast(Tensor, value)) if key in MOMENTS else value
-            for key, value in entries.items()
-        }
-        for number, entries in saved.items()
-    }
-    for number, count in counts.items():
-        state[number]["step"] = count
+    state = {number: dict(entries) for number, entries in saved.items()}
+    for number, entries in state.items():
+        where = f"parameter {number}, {name}.load_state_dict"
+        lacking = [key for key in ("step", *MOMENTS) if key not in entries]
+        if entries and lacking:
+            raise ValueError(f"state has no {', '.join(lacking)}, but should have it [{where}]")
+        for key in MOMENTS if entries else ():
+            moment = entries[key]
+            if not (isinstance(moment, Tensor) and moment.is_floating_point()):
+                raise ValueError(f"{key} should be a floating-point tensor, but is not [{where}]")
+            require_elements(moment, key, where)
+            entries[key] = _Wrapped(moment)
+        if entries:
+            entries["step"] = _Wrapped(steps_from(entries["step"], where))
     return {**given, "state": state}
+
+
+def _require_shapes(optimizer: torch.optim.Optimizer, given: StateDict) -> None:
+    """Require moments shaped like their parameters; groups are compared by torch, later."""
+    rows = cast("list[dict[str, list[object]]]", given["param_groups"])
+    numbers = [number for row in rows for number in row["params"]]
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state = cast(dict[object, dict[str, _Wrapped]], given["state"])
+    for number, param in zip(numbers, params, strict=False):
+        for key in MOMENTS if state.get(number) else ():
+            shape = cast(Tensor, state[number][key].value).shape
+            if shape != param.shape:
+                raise ValueError(
+                    f"{key} has shape {tuple(shape)}, but should have {tuple(param.shape)} "
+                    f"[parameter {number}, {type(optimizer).__name__}.load_state_dict]"
+                )
 
 
 def _unwrap(optimizer: torch.optim.Optimizer, fresh: Fresh) -> None:
@@ -85,14 +106,33 @@ def _unwrap(optimizer: torch.optim.Optimizer, fresh: Fresh) -> None:
         state.update(new)
 
 
-def _count(value: Tensor | float, number: object, name: str) -> int:
-    count = float(value)
-    if count < 0.0 or not count.is_integer():
-        raise ValueError(
-            f"step={count}, but should be a whole number of steps "
-            f"[parameter {number}, {name}.load_state_dict]"
-        )
-    return int(count)
+def steps_from(value: object, where: str) -> int:
+    """Return a saved counter.
+
+    Raises:
+        ValueError: it is no whole number of steps.
+    """
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and not value.is_meta else value.shape
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"step={value!r}, but should be a whole number of steps [{where}]")
+    # NaN and infinity are no integers.
+    if value < 0 or value >= 2**63 or not float(value).is_integer():
+        raise ValueError(f"step={value}, but should be a whole number of steps [{where}]")
+    return int(value)
+
+
+def require_elements(tensor: Tensor, name: str, where: str) -> None:
+    """Require a dense tensor whose elements lie in memory.
+
+    Raises:
+        ValueError: it is sparse, quantised or on the meta device.
+    """
+    usual = tensor.layout == torch.strided and not tensor.is_quantized
+    if not usual or tensor.is_meta:
+        quantized = "quantised" if tensor.is_quantized else str(tensor.layout)
+        found = "on the meta device" if tensor.is_meta else quantized
+        raise ValueError(f"{name} is {found}, but should hold its elements in memory [{where}]")
 
 
 def contiguous(row: Sequence[Tensor]) -> bool:

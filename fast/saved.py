@@ -3,24 +3,53 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import torch
 from torch import Tensor
 
-from fast.moments import StateDict
+from fast.moments import require_elements
+from fast.scalers import DynamicLossScale, LossScale, Saved
+
+# Who saves under these keys.
+FLAT, UNFUSED, SPLIT = "fp32_groups_flat", "fp32_groups", "single_partition_of_fp32_groups"
 
 
 def require_entries(state_dict: object, names: Sequence[str], where: str) -> Mapping[str, object]:
     """Return a state dict that has these entries.
 
     Raises:
-        ValueError: it is no dict, or lacks one.
+        ValueError: it is no dict, or lacks one; the sentence says what it looks like instead.
     """
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"state is a {type(state_dict).__name__}, but should be a dict [{where}]")
     for name in names:
         if name not in state_dict:
-            raise ValueError(f"state has no {name}, but should have one [{where}]")
+            raise ValueError(
+                f"state has no {name}, but should have one{_guess(state_dict)} [{where}]"
+            )
     return state_dict
+
+
+def _guess(state_dict: Mapping[str, object]) -> str:
+    """Say whose state this seems to be."""
+    if "zero_stage" in state_dict:
+        return "; it seems to be that of a ZeRO optimizer"
+    if "ds_version" in state_dict:
+        for key in ("optimizer", "optimizer_state_dict"):
+            if isinstance(state_dict.get(key), Mapping):
+                return f"; it seems to be a whole checkpoint of DeepSpeed, with the state in {key}"
+    owners = {FLAT: "FP16Optimizer", UNFUSED: "FP16UnfusedOptimizer", SPLIT: "BF16Optimizer"}
+    found = [owner for key, owner in owners.items() if key in state_dict]
+    return f"; it seems to be that of {found[0]}" if found else ""
+
+
+def scale_to_save(scaler: LossScale) -> Saved:
+    """Return the dict of a scaler, and the two constants that DeepSpeed reads with it.
+
+    Nobody reads them here: constants come from the constructor.
+    """
+    known = isinstance(scaler, DynamicLossScale) and scaler.scaling.rule != "torch"
+    window = int(scaler.scaling.scale_window)
+    constants: Saved = {"scale_factor": scaler.scaling.scale_factor, "scale_window": window}
+    return {**scaler.state_dict(), **(constants if known else {})}
 
 
 def clip_of(state_dict: Mapping[str, object], now: float, where: str) -> float:
@@ -30,13 +59,13 @@ def clip_of(state_dict: Mapping[str, object], now: float, where: str) -> float:
         ValueError: it is no number.
     """
     value = state_dict.get("clip_grad", now)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
         return float(value)
     raise ValueError(f"clip_grad={value!r}, but should be a number [{where}]")
 
 
 def tensors_like(saved: object, own: Sequence[Tensor], name: str, where: str) -> list[Tensor]:
-    """Return saved tensors, one for each of ours and of the same numel.
+    """Return saved tensors, one for each of ours, with its shape and dtype.
 
     Raises:
         ValueError: they are not that.
@@ -45,50 +74,19 @@ def tensors_like(saved: object, own: Sequence[Tensor], name: str, where: str) ->
         found = len(saved) if isinstance(saved, list | tuple) else type(saved).__name__
         raise ValueError(f"{name} has {found} tensors, but should have {len(own)} [{where}]")
     for index, (tensor, like) in enumerate(zip(saved, own, strict=True)):
-        if not (isinstance(tensor, Tensor) and tensor.is_floating_point()):
-            raise ValueError(f"{name}[{index}] should be a floating-point tensor [{where}]")
+        if not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise ValueError(f"{name}[{index}] is a {kind}, but should be a tensor [{where}]")
+        require_elements(tensor, f"{name}[{index}]", where)
         if tensor.numel() != like.numel():
             raise ValueError(
                 f"{name}[{index}] has {tensor.numel()} elements, but should have {like.numel()} "
                 f"[{where}]"
             )
-    return [tensor.detach() for tensor in saved]
-
-
-def state_inside(optimizer: torch.optim.Optimizer, saved: object, where: str) -> StateDict:
-    """Return the saved state of an optimizer, once it is known to fit.
-
-    Options that its groups lack stay as they are now.
-
-    Raises:
-        ValueError: it is none, or groups, their sizes or shapes of state differ.
-    """
-    given = _of_an_optimizer(saved, where)
-    sizes = [len(cast("list[int]", group["params"])) for group in given["param_groups"]]
-    wanted = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != wanted:
-        raise ValueError(
-            f"state has groups of {sizes} parameters, but should have {wanted} [{where}]"
-        )
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    numbers = [at for group in given["param_groups"] for at in cast("list[int]", group["params"])]
-    entries = cast(dict[int, dict[str, object]], given["state"])
-    for number, param in zip(numbers, params, strict=True):
-        for name, value in entries.get(number, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != param.shape:
-                raise ValueError(
-                    f"{name} of parameter {number} has shape {tuple(value.shape)}, but should "
-                    f"have {tuple(param.shape)} [{where}]"
-                )
-    now = optimizer.state_dict()["param_groups"]
-    groups = [{**own, **theirs} for own, theirs in zip(now, given["param_groups"], strict=True)]
-    return {**given, "param_groups": groups}
-
-
-def _of_an_optimizer(saved: object, where: str) -> dict[str, list[dict[str, object]]]:
-    if isinstance(saved, dict):
-        groups, state = saved.get("param_groups"), saved.get("state")
-        whole = isinstance(groups, list) and isinstance(state, dict)
-        if whole and all("params" in group for group in cast("list[StateDict]", groups)):
-            return cast("dict[str, list[dict[str, object]]]", saved)
-    raise ValueError(f"optimizer_state_dict should be that of an optimizer, but is not [{where}]")
+        got, wanted = (tensor.dtype, tuple(tensor.shape)), (like.dtype, tuple(like.shape))
+        if got != wanted:
+            raise ValueError(
+                f"{name}[{index}] is {got[0]} of shape {got[1]}, but should be {wanted[0]} of "
+                f"shape {wanted[1]} [{where}]"
+            )
+    return [tensor.detach() for tensor in cast("Sequence[Tensor]", saved)]

@@ -5,6 +5,7 @@ of `fast.loss_scale` and of whole steps move it. Reading it waits for that devic
 """
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -25,6 +26,7 @@ COUNTERS = {
     "wrapper": ("cur_iter", "last_overflow_iter"),
     "torch": ("growth_tracker",),
 }
+LOWEST = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}
 SHARED = ("scale", "cur_iter", "last_overflow_iter", "found_inf")
 WINDOW = ("scale_factor", "scale_window")
 
@@ -162,7 +164,7 @@ class LossScale:
         for key in ("dynamic_loss_scale", "cur_scale", *self._counters):
             if key not in state_dict:
                 raise ValueError(f"state has no {key}, but should have one [{where}]")
-        if bool(state_dict["dynamic_loss_scale"]) != self.dynamic:
+        if state_dict["dynamic_loss_scale"] is not self.dynamic:
             raise ValueError(
                 f"dynamic_loss_scale={state_dict['dynamic_loss_scale']}, but should be "
                 f"{self.dynamic}: the rule comes from the constructor [{where}]"
@@ -172,6 +174,10 @@ class LossScale:
             count = state_dict[name]
             if not isinstance(count, int) or isinstance(count, bool):
                 raise ValueError(f"{name}={count!r}, but should be a whole number [{where}]")
+            # Only a hysteresis goes on falling; the others count from the floor.
+            floor = LOWEST.get(name, 0)
+            if count < floor or count >= 2**63:
+                raise ValueError(f"{name}={count}, but should be in [{floor}, 2^63) [{where}]")
             found[name] = count
         scale = state_dict["cur_scale"]
         # Repeated growth ends at infinity, and torch's rule at 0.
@@ -299,6 +305,7 @@ def checked_scale(scale: object, where: str) -> float:
     """
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ValueError(f"loss scale is {scale!r}, but should be a number [{where}]")
-    if scale > 0.0 and math.isfinite(scale):
+    # A whole number can be too large for a float.
+    if 0.0 < scale <= sys.float_info.max:
         return float(scale)
     raise ValueError(f"loss scale is {scale}, but should be positive and finite [{where}]")

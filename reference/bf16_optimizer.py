@@ -44,6 +44,7 @@ from reference.collectives import (
     tensor_parallel_rank,
 )
 from reference.compat import CORRECT, Compat
+from reference.construction import initialize
 from reference.fragments import FragmentAddress
 from reference.moe import ExpertGroups, gradient_parts, is_moe_param
 from reference.norms import check_norm_type, norm_of_parts
@@ -126,6 +127,10 @@ class BF16Optimizer(Wrapper):
                 "[BF16Optimizer]"
             )
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def initialize_optimizer_states(self) -> None:
+        """Allocate the state of the optimizer inside; no value changes, on no Compat."""
+        initialize(self.optimizer, self.fp32_groups_flat_partition, CORRECT)
 
     def _laid_out(
         self,
@@ -364,17 +369,16 @@ class BF16Optimizer(Wrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        if checkpoint_folder is not None:
-            found = universal.read(self.groups, checkpoint_folder)
-            universal.enter(self.groups, self.optimizer, found, load_optimizer_states)
-            self.update_lp_params()
-            return
-        loaded = bf16_state.checked(self.groups, self.optimizer, state_dict_list)
-        if load_optimizer_states:
-            self.optimizer.load_state_dict(loaded.inner)
+        groups, inside, states = self.groups, self.optimizer, load_optimizer_states
+        if checkpoint_folder is None:
+            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+        else:
+            loaded = universal.read(groups, inside, checkpoint_folder, states=states)
+        if loaded.inner is not None:
+            inside.load_state_dict(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
-        if load_from_fp32_weights:
-            for group, master in zip(self.groups, loaded.masters, strict=True):
+        if load_from_fp32_weights or checkpoint_folder is not None:
+            for group, master in zip(groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:

@@ -16,13 +16,9 @@ import torch
 from torch import Tensor
 
 from reference.bf16_groups import PartitionedGroup
-from reference.checkpoint import (
-    inner_state,
-    matching_tensors,
-    parsed_inner_state,
-    require_keys,
-)
-from reference.restore import StateDict
+from reference.checkpoint import matching_tensors, require_keys
+from reference.fitting import inner_state, parsed_inner_state
+from reference.restore import StateDict, whole_steps
 from reference.scaled_wrapper import checked_clip
 
 MASTERS = "single_partition_of_fp32_groups"
@@ -37,12 +33,12 @@ class Loaded:
     """What a rank takes from a checkpoint; everything fits.
 
     Attributes:
-        inner: dict for the optimizer inside.
+        inner: dict for the optimizer inside; None where it is not asked for.
         masters: one per group, as long as this rank's.
         clip_grad: None where the checkpoint has none.
     """
 
-    inner: StateDict
+    inner: StateDict | None
     masters: list[Tensor]
     clip_grad: float | None
 
@@ -69,6 +65,8 @@ def checked(
     groups: Sequence[PartitionedGroup],
     optimizer: torch.optim.Optimizer,
     entries: Sequence[StateDict],
+    *,
+    states: bool = True,
 ) -> Loaded:
     """What this rank takes from the entries of all ranks that saved.
 
@@ -77,22 +75,26 @@ def checked(
         optimizer: the one inside.
         entries: in the order of ranks. As many as there are ranks now: each takes its own, and
             the others may be None. Otherwise all are joined and cut anew.
+        states: the state of the optimizer inside is asked for, too.
 
     Raises:
         ValueError: something does not fit.
     """
     if not isinstance(entries, list | tuple) or not entries:
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
-    worlds = {group.world for group in groups}
-    rank = max(group.rank for group in groups)
-    if len(worlds) == 1 and len(entries) == max(worlds):
+    worlds = [group.world for group in groups]
+    if len(entries) == max(worlds):
+        rank = max(group.rank for group in groups)
         entry = _checked_entry(entries[rank], rank)
+        _check_count(entry, worlds, rank)
+        _check_places(groups, entry)
     else:
-        parts = [_checked_entry(each, number) for number, each in enumerate(entries)]
-        entry = _joined(groups, parts)
+        entry = _joined(groups, entries, states)
+    # Only what belongs to no parameter may be missing.
+    least = [group.partition_size - group.padding for group in groups]
     masters = [group.master for group in groups]
-    fitting = matching_tensors(entry[MASTERS], masters, MASTERS, WHERE, shorter=True)
-    inner = inner_state(optimizer, entry, INNER, WHERE)
+    fitting = matching_tensors(entry[MASTERS], masters, MASTERS, WHERE, least=least)
+    inner = inner_state(optimizer, entry, INNER, WHERE) if states else None
     has_clip = "clip_grad" in entry
     clip = checked_clip(entry, 0.0, WHERE) if has_clip else None
     return Loaded(inner=inner, masters=fitting, clip_grad=clip)
@@ -105,31 +107,97 @@ def _checked_entry(entry: object, rank: int) -> StateDict:
     require_keys(entry, ("ds_version", INNER, MASTERS), where)
     if not entry["ds_version"]:
         raise ValueError(f"ds_version is empty, but should name a version [{where}]")
+    if "zero_stage" in entry:
+        raise ValueError(f"state has zero_stage, as that of a ZeRO optimizer [{where}]")
     return dict(entry)
 
 
-def _joined(groups: Sequence[PartitionedGroup], entries: Sequence[StateDict]) -> StateDict:
+def _check_count(entry: StateDict, worlds: Sequence[int], rank: int) -> None:
+    """Require the entry to be of as many ranks as its group has, where it says so."""
+    count = entry.get("partition_count", list(worlds))
+    if count != list(worlds):
+        raise ValueError(
+            f"partition_count={count!r}, but should be {list(worlds)} [entry {rank}, {WHERE}]"
+        )
+
+
+def _check_places(groups: Sequence[PartitionedGroup], entry: StateDict) -> None:
+    """Require parameters that both sides name to lie where they lie here.
+
+    Names may be others: a model that was renamed is the same model.
+    """
+    rows = entry.get("param_slice_mappings", [{} for _ in groups])
+    if not isinstance(rows, list) or len(rows) != len(groups):
+        raise ValueError(
+            f"param_slice_mappings should be a list of {len(groups)}, but is not [{WHERE}]"
+        )
+    for group, row in zip(groups, rows, strict=True):
+        for name in group.fragments.keys() & (row.keys() if isinstance(row, Mapping) else ()):
+            place = row[name]
+            at = place if isinstance(place, Mapping) else getattr(place, "__dict__", {})
+            own = vars(group.fragments[name].in_partition)
+            if {key: at.get(key) for key in own} != own:
+                raise ValueError(f"{name} lies at {at}, but should lie at {own} [{WHERE}]")
+
+
+def _joined(
+    groups: Sequence[PartitionedGroup], entries: Sequence[object], states: bool
+) -> StateDict:
     """One entry for this rank from those of another number of ranks."""
-    first = entries[0]
-    masters = [cast(Sequence[Tensor], entry[MASTERS]) for entry in entries]
-    if any(len(row) != len(groups) for row in masters):
-        got = [len(row) for row in masters]
+    if any(group.expert is not None for group in groups):
+        raise ValueError(
+            f"{len(entries)} entries were given, but should be {max(g.world for g in groups)}, one "
+            f"per rank: partitions of experts cannot be cut anew [{WHERE}]"
+        )
+    checked_ones = [_checked_entry(each, number) for number, each in enumerate(entries)]
+    for number, entry in enumerate(checked_ones):
+        _check_count(entry, [len(entries)] * len(groups), number)
+    first = checked_ones[0]
+    rows = [_flats(entry[MASTERS], MASTERS) for entry in checked_ones]
+    if any(len(row) != len(groups) for row in rows):
+        got = [len(row) for row in rows]
         raise ValueError(f"{MASTERS} has {got} tensors, but should have {len(groups)} [{WHERE}]")
+    joined = [_recut(group, [row[at] for row in rows]) for at, group in enumerate(groups)]
+    if not states:
+        return {**first, MASTERS: joined}
     inner = copy.deepcopy(parsed_inner_state(first, INNER, WHERE))
-    states = [
+    held = [
         cast(Mapping[int, Mapping[str, object]], parsed_inner_state(entry, INNER, WHERE)["state"])
-        for entry in entries
+        for entry in checked_ones
     ]
     cut = cast(dict[int, dict[str, object]], inner["state"])
     for number, group in enumerate(groups):
-        for key, value in states[0].get(number, {}).items():
-            if isinstance(value, Tensor) and value.dim():
-                parts = [cast(Tensor, state[number][key]) for state in states]
-                cut[number][key] = _recut(group, parts)
-    joined = [
-        _recut(group, [row[number] for row in masters]) for number, group in enumerate(groups)
-    ]
+        for key, parts in _parts(held, number).items():
+            cut[number][key] = _recut(group, parts)
     return {**first, INNER: inner, MASTERS: joined}
+
+
+def _flats(saved: object, name: str) -> list[Tensor]:
+    """A list of 1-D tensors of fp32, whatever their lengths."""
+    if isinstance(saved, list | tuple) and all(
+        isinstance(t, Tensor) and t.dim() == 1 and t.dtype == torch.float32 for t in saved
+    ):
+        return list(saved)
+    raise ValueError(f"{name} should be a list of 1-D tensors of fp32, but is not [{WHERE}]")
+
+
+def _parts(
+    held: Sequence[Mapping[int, Mapping[str, object]]], number: int
+) -> dict[str, list[Tensor]]:
+    """The states of one group that are split, by name, in the order of ranks."""
+    rows = [state.get(number, {}) for state in held]
+    if any(not isinstance(row, Mapping) or row.keys() != rows[0].keys() for row in rows):
+        raise ValueError(
+            f"entries have different states, but should have the same [group {number}, {WHERE}]"
+        )
+    split: dict[str, list[Tensor]] = {}
+    for key, value in rows[0].items():
+        column = [row[key] for row in rows]
+        if isinstance(value, Tensor) and value.dim():
+            split[key] = _flats(column, key)
+        elif key == "step" and len({whole_steps(one, WHERE) for one in column}) > 1:
+            raise ValueError(f"entries have steps {column}, but should agree [{WHERE}]")
+    return split
 
 
 def _recut(group: PartitionedGroup, parts: Sequence[Tensor]) -> Tensor:

@@ -7,8 +7,8 @@ file can run no code; the one class that DeepSpeed's files name is replaced by o
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -16,12 +16,31 @@ import torch
 from torch import Tensor
 
 from reference.fragments import FragmentAddress
-from reference.restore import StateDict
+from reference.restore import check_dense_tensor
 
 # Name of the class in DeepSpeed's files -> what is made instead.
 FOREIGN: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     (FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address")
 ]
+BROKEN = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
+# Key of a state dict -> whose it is; the first that is there decides.
+OWNERS = {
+    "zero_stage": "a ZeRO optimizer",
+    "fp32_groups_flat": "FP16Optimizer",
+    "fp32_groups": "FP16UnfusedOptimizer",
+    "single_partition_of_fp32_groups": "BF16Optimizer",
+}
+# Keys under which whole checkpoints of DeepSpeed hold the state of an optimizer.
+HOLDERS = ("optimizer", "optimizer_state_dict")
 
 
 def read_checkpoint(path: Path) -> dict[str, object]:
@@ -57,12 +76,21 @@ def _read(path: Path) -> object:
     try:
         with torch.serialization.safe_globals(FOREIGN):
             loaded: object = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except BROKEN as error:
         raise ValueError(
-            f"{path.name} should be a whole checkpoint of tensors and plain values, but: {first}"
+            f"{path.name} should be a whole checkpoint of tensors and plain values, "
+            f"but {_complaint(error)}"
         ) from error
     return loaded
+
+
+def _complaint(error: Exception) -> str:
+    """What torch says, in a few words; its own advice is to trust the file."""
+    code = re.search(r"GLOBAL (\S+)", str(error))
+    if code is not None:
+        return f"names code: {code[1]}"
+    lines = str(error).strip().splitlines()
+    return f"cannot be read: {lines[0] if lines else type(error).__name__}"
 
 
 def require_keys(state_dict: Mapping[str, object], keys: Sequence[str], where: str) -> None:
@@ -76,23 +104,40 @@ def require_keys(state_dict: Mapping[str, object], keys: Sequence[str], where: s
         raise ValueError(f"state is a {kind}, but should be a dict [{where}]")
     missing = [key for key in keys if key not in state_dict]
     if missing:
-        raise ValueError(f"state lacks {', '.join(missing)} [{where}]")
+        raise ValueError(f"state lacks {', '.join(missing)}{_owner(state_dict)} [{where}]")
+
+
+def _owner(state_dict: Mapping[str, object]) -> str:
+    """Whose state it looks like."""
+    for key, owner in OWNERS.items():
+        if key in state_dict:
+            return f", and looks like that of {owner}"
+    for key in HOLDERS:
+        inside = state_dict.get(key)
+        if isinstance(inside, Mapping) and "ds_version" in state_dict:
+            return f", and looks like a whole checkpoint of DeepSpeed; pass what is under {key}"
+    return ""
 
 
 def matching_tensors(
-    saved: object, wanted: Sequence[Tensor], name: str, where: str, *, shorter: bool = False
+    saved: object,
+    wanted: Sequence[Tensor],
+    name: str,
+    where: str,
+    *,
+    least: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Saved tensors that fit the wanted ones, in order.
 
     Args:
         saved: what the dict holds.
-        wanted: give number and numels.
+        wanted: give number, shapes and dtypes.
         name: of the entry, for messages.
         where: the method, for messages.
-        shorter: 1-D tensors may be shorter and are extended with zeros.
+        least: numels from which a 1-D tensor is long enough; it is extended with zeros.
 
     Raises:
-        ValueError: it is no list of floating-point tensors of these numels.
+        ValueError: it is no list of dense tensors of these shapes and dtypes.
     """
     if not isinstance(saved, list | tuple) or not all(isinstance(t, Tensor) for t in saved):
         raise ValueError(f"{name} should be a list of tensors, but is not [{where}]")
@@ -101,78 +146,26 @@ def matching_tensors(
         raise ValueError(
             f"{name} has {len(tensors)} tensors, but should have {len(wanted)} [{where}]"
         )
-    return [
-        _fitting(tensor, like, f"{name}[{index}]", where, shorter)
-        for index, (tensor, like) in enumerate(zip(tensors, wanted, strict=True))
-    ]
+    fitting = []
+    for index, (tensor, like) in enumerate(zip(tensors, wanted, strict=True)):
+        enough = like.numel() if least is None else least[index]
+        fitting.append(_fitting(tensor, like, f"{name}[{index}]", where, enough))
+    return fitting
 
 
-def _fitting(tensor: Tensor, like: Tensor, name: str, where: str, shorter: bool) -> Tensor:
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} is {tensor.dtype}, but should be floating-point [{where}]")
+def _fitting(tensor: Tensor, like: Tensor, name: str, where: str, least: int) -> Tensor:
+    check_dense_tensor(tensor, name, where)
+    if tensor.dtype != like.dtype:
+        raise ValueError(f"{name} is {tensor.dtype}, but should be {like.dtype} [{where}]")
     missing = like.numel() - tensor.numel()
-    if missing == 0:
-        return tensor.detach()
-    if shorter and missing > 0 and tensor.dim() == 1:
+    if tensor.dim() == 1 and like.dim() == 1 and 0 < missing <= like.numel() - least:
         return torch.cat([tensor.detach(), torch.zeros(missing, dtype=tensor.dtype)])
-    raise ValueError(
-        f"{name} has {tensor.numel()} elements, but should have {like.numel()} [{where}]"
-    )
-
-
-def check_inner_state(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, object], where: str
-) -> None:
-    """Check that a state fits the optimizer inside, which torch does not do for shapes.
-
-    Raises:
-        ValueError: groups, their sizes, or the shape of a tensor of some parameter differ.
-    """
-    groups = cast(Sequence[Mapping[str, Sequence[int]]], saved["param_groups"])
-    sizes = [len(group["params"]) for group in groups]
-    wanted = [len(group["params"]) for group in optimizer.param_groups]
-    if sizes != wanted:
+    if missing:
         raise ValueError(
-            f"state has groups of {sizes} parameters, but should have {wanted} [{where}]"
+            f"{name} has {tensor.numel()} elements, but should have {like.numel()} [{where}]"
         )
-    ids = chain.from_iterable(group["params"] for group in groups)
-    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    state = cast(Mapping[int, Mapping[str, object]], saved["state"])
-    for number, param in zip(ids, params, strict=True):
-        for key, value in state.get(number, {}).items():
-            if isinstance(value, Tensor) and value.dim() and value.shape != param.shape:
-                raise ValueError(
-                    f"{key} of parameter {number} has shape {tuple(value.shape)}, but should have "
-                    f"{tuple(param.shape)} [{where}]"
-                )
-
-
-def inner_state(
-    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, object], key: str, where: str
-) -> StateDict:
-    """The dict for the optimizer inside; options that its groups lack stay as they are now.
-
-    Raises:
-        ValueError: it is not there, or does not fit.
-    """
-    saved = parsed_inner_state(state_dict, key, where)
-    check_inner_state(optimizer, saved, where)
-    own = optimizer.state_dict()["param_groups"]
-    given = cast(Sequence[Mapping[str, object]], saved["param_groups"])
-    groups = [{**mine, **theirs} for mine, theirs in zip(own, given, strict=True)]
-    return {**saved, "param_groups": groups}
-
-
-def parsed_inner_state(state_dict: Mapping[str, object], key: str, where: str) -> StateDict:
-    """The dict of some optimizer.
-
-    Raises:
-        ValueError: it is not there, or is none.
-    """
-    inner = state_dict.get(key)
-    if isinstance(inner, dict) and {"state", "param_groups"} <= inner.keys():
-        groups, state = inner["param_groups"], inner["state"]
-        whole = isinstance(groups, list) and isinstance(state, dict)
-        if whole and all(isinstance(group, dict) and "params" in group for group in groups):
-            return cast(StateDict, inner)
-    raise ValueError(f"{key} should be the state dict of an optimizer, but is not [{where}]")
+    if tensor.shape != like.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, but should have {tuple(like.shape)} [{where}]"
+        )
+    return tensor.detach()

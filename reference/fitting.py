@@ -7,7 +7,6 @@ a counter that is not a number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import cast
@@ -129,7 +128,7 @@ def _check_option(name: str, value: object, like: object, where: str) -> None:
             _check_option(f"{name}[{index}]", one, its, where)
     elif isinstance(like, int | float | Tensor) and not isinstance(like, bool):
         number = _number(value)
-        if number is None or math.isnan(number):
+        if number is None or number != number:
             raise ValueError(f"{name}={value!r}, but should be a number [{where}]")
 
 

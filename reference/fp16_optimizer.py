@@ -14,6 +14,7 @@ One step, in order:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import overload
@@ -22,13 +23,15 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import fp32
-from reference.checkpoint import inner_state, matching_tensors, require_keys
+from reference.checkpoint import matching_tensors, require_keys
 from reference.collectives import Engine, ModelParallelUnit
 from reference.compat import CORRECT, Compat
 from reference.construction import initialize
+from reference.fitting import inner_state
 from reference.flat_groups import flat_gradient, flat_group, publish, refresh
 from reference.moe import ExpertGroups
 from reference.restore import StateDict
+from reference.saved_scale import saved_scale
 from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
 from reference.scalers import LossScale, wrapper_loss_scale
 from reference.wrapper import Timers, check_dense, dropped
@@ -222,9 +225,9 @@ class FP16Optimizer(ScaledWrapper):
     def state_dict(self) -> StateDict:
         """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views."""
         return {
-            **(self.loss_scaler.state_dict() if self.scales else {}),
+            **(saved_scale(self.loss_scaler) if self.scales else {}),
             "clip_grad": self.clip_grad,
-            "optimizer_state_dict": self.optimizer.state_dict(),
+            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
             "fp32_groups_flat": [master.detach().clone() for master in self.fp32_groups_flat],
         }
 
@@ -245,8 +248,9 @@ class FP16Optimizer(ScaledWrapper):
         clip_grad = checked_clip(state_dict, self.clip_grad, where)
         saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
         masters = matching_tensors(saved, own, "fp32_groups_flat", where)
-        inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
         if load_optimizer_states:
+            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
+            # Everything fits from here on.
             self.optimizer.load_state_dict(inner)
         self.loss_scaler.state, self.clip_grad = scaling, clip_grad
         with torch.no_grad():

@@ -17,6 +17,7 @@ a step that was taken: whoever runs backward next drops them.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -26,13 +27,15 @@ import torch
 from torch import Tensor
 
 from reference.arithmetic import fp32
-from reference.checkpoint import inner_state, matching_tensors, require_keys
+from reference.checkpoint import matching_tensors, require_keys
 from reference.collectives import Engine, ModelParallelUnit
 from reference.compat import CORRECT, Compat
 from reference.construction import initialize
+from reference.fitting import inner_state
 from reference.fused_lamb import FusedLamb
 from reference.moe import ExpertGroups, is_moe_param
 from reference.restore import StateDict, check_param
+from reference.saved_scale import saved_scale
 from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
 from reference.scalers import LossScale, wrapper_loss_scale
 from reference.wrapper import check_dense, dropped
@@ -205,9 +208,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def state_dict(self) -> StateDict:
         """Loss scale, clip norm, masters by group and the dict inside; copies, not views."""
         return {
-            **self.loss_scaler.state_dict(),
+            **saved_scale(self.loss_scaler),
             "clip_grad": self.clip_grad,
-            "optimizer_state_dict": self.optimizer.state_dict(),
+            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
             "fp32_groups": [
                 [master.detach().clone() for master in group] for group in self.fp32_groups
             ],
@@ -230,12 +233,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         scaling = self.loss_scaler.restored(state_dict)
         clip_grad = checked_clip(state_dict, self.clip_grad, where)
         masters = _matching_groups(state_dict["fp32_groups"], self.fp32_groups, where)
-        inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
         if load_optimizer_states:
+            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
+            # Everything fits from here on.
             self.optimizer.load_state_dict(inner)
         self.loss_scaler.state, self.clip_grad = scaling, clip_grad
         for master, saved in zip(self._masters(), masters, strict=True):
-            master.detach().copy_(saved.view(master.shape))
+            master.detach().copy_(saved)
         self._publish()
 
     def _params(self) -> list[Tensor]:

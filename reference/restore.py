@@ -88,7 +88,7 @@ def whole_steps(value: object, where: str) -> int:
     """
     number = value
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta:
-        number = value.item()
+        number = float(value)
     if isinstance(number, int | float) and not isinstance(number, bool):
         # NaN fails the comparison, and infinity has no whole number.
         if 0 <= number < 2**63 and number == int(number):

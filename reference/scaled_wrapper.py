@@ -185,7 +185,7 @@ def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -
         ValueError: it is no number.
     """
     value = state_dict.get("clip_grad", default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ValueError(f"clip_grad={value!r}, but should be a number [{where}]")
     return float(value)
 

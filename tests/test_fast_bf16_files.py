@@ -103,9 +103,9 @@ def spoil(folder: Path, what: str) -> None:
         ("weight", "fp32.pt does not exist"),
         ("cut", "exp_avg.pt should be a whole file"),
         ("size", "exp_avg.pt of 0.bias has 9 elements, but should have 2"),
-        ("steps", "have steps 3.0, 7.0, but should agree"),
+        ("steps", "have steps 3, 7, but should agree"),
         ("no number", "step.pt holds a dict, but should hold a number"),
-        ("moment", "state of parameter 0 lacks exp_avg_sq"),
+        ("moment", "parameter 0 has step, exp_avg, but should have step, exp_avg, exp_avg_sq"),
         ("groups", "has 2 groups, but should have 1"),
     ],
 )

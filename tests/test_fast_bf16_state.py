@@ -123,13 +123,13 @@ def damaged(entry: dict[str, Any], what: str) -> object:
     ("what", "says"),
     [
         ("no dict", "state is a int, but should be a dict"),
-        ("keys", "state lacks ds_version"),
+        ("keys", "state has no ds_version, but should have one"),
         ("masters", "has 0 tensors, but should have 2"),
         ("longer", "has 9999 elements, but should have 216"),
         ("clip", "clip_grad='a lot', but should be a number"),
         ("groups", r"groups of \[\] parameters, but should have \[1, 1\]"),
         ("moment", r"exp_avg of parameter 0 has shape \(3,\), but should have \(216,\)"),
-        ("half", "state of parameter 0 lacks exp_avg_sq"),
+        ("half", "parameter 0 has step, exp_avg, but should have step, exp_avg, exp_avg_sq"),
         ("count", "step=1.5, but should be a whole number"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         ({**good, "fp32_groups_flat": short[:1]}, "fp32_groups_flat has 1 tensors"),
         ({**good, "clip_grad": "much"}, "clip_grad='much'"),
         ({**good, "cur_scale": -1.0}, "loss scale is -1.0"),
-        ({**good, "optimizer_state_dict": {}}, "should be that of an optimizer"),
+        ({**good, "optimizer_state_dict": {}}, "should be the state dict of an optimizer"),
         ({k: v for k, v in good.items() if k != "cur_iter"}, "state has no cur_iter"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -217,7 +217,7 @@ SPOILS = [
     (remove_weight, "fp32.pt does not exist, but should"),
     (cut_moment, "exp_avg.pt should be a whole checkpoint"),
     (other_size, "exp_avg.pt of 0.bias has 7 elements, but should have 2"),
-    (other_step, "parameters of one group have steps 3.0, 4.0, but should agree"),
+    (other_step, "parameters of one group have steps 3, 4, but should agree"),
 ]
 
 

@@ -19,6 +19,7 @@ from reference.fused_adam import FusedAdam
 from reference.restore import StateDict
 
 BRAIN = torch.bfloat16
+MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"
 SIZES = (4, 0, 3, 5)
 T = TypeVar("T")
 
@@ -268,7 +269,18 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
         lambda e: [{**e, "single_partition_of_fp32_groups": []}],
         "has 0 tensors, but should have 1",
     ),
-    "too little": (lambda e: [e, {**e, "base_optimizer_state": 1}], "should be the state dict"),
+    "too many": (lambda e: [e, e], r"partition_count=\[1\], but should be \[2\]"),
+    "half of one": (
+        lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
+        "should be the state dict",
+    ),
+    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has zero_stage, as that of a ZeRO opti"),
+    "cut": (lambda e: [{**e, MASTERS: [e[MASTERS][0][:-3]]}], "elements, but should have"),
+    "half": (lambda e: [{**e, MASTERS: [e[MASTERS][0].half()]}], "is torch.float16, but should"),
+    "moved": (
+        lambda e: [{**e, "param_slice_mappings": [{"p0": {"numel": 1, "start": 7}}]}],
+        "p0 lies at {'numel': 1, 'start': 7}, but should lie at",
+    ),
 }
 
 

@@ -221,6 +221,11 @@ class BF16Rules(OptimizerRules):
         if publish:
             _of(world).update_lp_params()
 
+    @action(drives=("initialize_optimizer_states",))
+    def initialize_states(self, world: World) -> None:
+        """Make the state of the optimizer inside."""
+        _of(world).initialize_optimizer_states()
+
     @action(drives=("memory_report",))
     def report(self, world: World) -> object:
         """Bytes by kind."""
