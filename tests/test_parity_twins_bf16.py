@@ -12,7 +12,8 @@ from hypothesis import settings
 from torch import Tensor
 
 from fast.bf16_optimizer import BF16Optimizer
-from fast.bf16_step import Counted, PartitionedStep
+from fast.bf16_step import PartitionedStep
+from fast.collectives import Gradients
 from fast.fused_adam import ParamGroup
 from parity.ledger import Status
 from parity.twins.bf16_rules import BF16Rules
@@ -78,7 +79,7 @@ class ClipsOnce(BF16Optimizer):
 class _ClipsOnce(PartitionedStep):
     def run(
         self,
-        parts: Sequence[Counted],
+        gradients: Gradients,
         states: Sequence[Mapping[str, Tensor]],
         options: Sequence[ParamGroup],
         *,
@@ -89,7 +90,7 @@ class _ClipsOnce(PartitionedStep):
         held = [group.accumulator for group in self._groups]
         for group in self._groups:
             group.accumulator = group.accumulator.float()
-        super().run(parts, states, options, max_norm=max_norm, decoupled=decoupled)
+        super().run(gradients, states, options, max_norm=max_norm, decoupled=decoupled)
         for group, accumulator in zip(self._groups, held, strict=True):
             group.accumulator = accumulator
 

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from parity.twins.actions import Action, action
 from parity.twins.fills import REGIMES, Dice, filled
 from parity.twins.rules import SEEDS, Group, OptimizerRules, like, parameters
-from parity.twins.world import Value, World
+from parity.twins.world import Act, Value, World
 from reference.bf16_optimizer import BF16Optimizer
 
 NUMBERS = range(12)
@@ -72,7 +72,7 @@ class BF16Rules(OptimizerRules):
 
     @action(
         seed=SEEDS,
-        groups=(1, 2, 3),
+        groups=(1, 1, 2, 3),
         accumulation=("fp32", "bf16", "bf16"),
         clip=(0.0, 0.7, 0.05, 30.0),
         norm=(2.0, 2.0, 1.0, float("inf")),
@@ -154,7 +154,15 @@ class BF16Rules(OptimizerRules):
         """Accumulate what the parameters have."""
         _of(world).update_hp_grads(clear)
 
-    @action(often=4, drives=("get_global_norm",))
+    def apply(self, world: World, act: Act) -> object:
+        """Carry out an action, and read what the last step left behind."""
+        try:
+            return super().apply(world, act)
+        finally:
+            optimizer = _of(world)
+            world.more["readings"] = (optimizer.overflow, optimizer.get_global_norm())
+
+    @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:
         """What became of the last step."""
         return _of(world).overflow, _of(world).get_global_norm()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -12,28 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from parity.twins.actions import action
+from parity.twins.actions import Action, action
 from parity.twins.fills import Dice, filled
+from parity.twins.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
 from parity.twins.rules import SEEDS, OptimizerRules, like, parameters
 from parity.twins.world import Act, Value, World
 
 Group = dict[str, object]
-INSIDE = ("adamw", "adam", "adamw", "lamb", "clipping lamb", "sgd")
-SCALES = ("dynamic", "wrapper", "torch", "static", "arguments", "none")
 ADAM = {
     "lr": (3.7e-3, 0.25, 2.3e-5),
     "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.0, 0.99995)),
     "eps": (3e-6, 1.3e-3),
     "weight_decay": (0.013, 0.0, 0.31, -0.02),
-    "bias_correction": (True, False),
+    # Rarely switched: kernels are compiled for either.
+    "bias_correction": (*(True,) * 7, False),
 }
-COMPATS: tuple[dict[str, bool], ...] = (
-    {},
-    {},
-    {"unscale_with_updated_scale": True},
-    {"step_at_construction": True},
-    {"external_scale_stays": True},
-)
 
 
 class _Scaler(Protocol):
@@ -86,71 +80,93 @@ class FP16Rules(OptimizerRules):
     """Loss scaling, masters and everything around them, over several optimizers inside.
 
     After every action the scalars of the last step are read and compared with everything else.
+
+    Attributes:
+        recipes: ways to build a wrapper, by name.
+        wide: build of every combination, which compiles hundreds of programs.
     """
 
     hyper = ADAM
+    recipes: Mapping[str, Recipe] = RECIPES
     exempt = {
         **OptimizerRules.exempt,
         "sync_hyperparameters": "of captured graphs; the reference has none",
     }
     refusal = {"params": [], "lr": 0.1}
 
-    @action(seed=SEEDS, groups=(1, 2, 3), inside=INSIDE, scales=SCALES)
+    def __init__(self, wide: bool = False) -> None:
+        self.wide = wide
+
+    def actions(self) -> dict[str, Action]:
+        """Every action; a wrapper is built by each recipe of this class."""
+        found = super().actions()
+        names = (*self.recipes, *(ANY,) * (3 * len(self.recipes) if self.wide else 0))
+        build = found["build"]
+        found["build"] = replace(build, choices={**build.choices, "recipe": names})
+        return found
+
+    @action(seed=SEEDS, groups=(1, 1, 2, 3), recipe=tuple(RECIPES))
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """An optimizer of either side around one of the same side, with frozen parameters too."""
         seed = int(values["seed"])
         dice = Dice(seed)
+        recipe = recipe_named(str(values["recipe"]), seed, self.recipes)
         groups: list[Group] = []
         for number in range(int(values["groups"])):
             params = parameters(dice, dtype, device, seed + number, together=False)
-            groups.append({"params": params, **self.inside_hyper(dice, str(values["inside"]))})
-        recipe = {"inside": values["inside"], "scales": values["scales"], "seed": seed}
+            groups.append({"params": params, **self.inside_hyper(dice, recipe)})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params:
             param.requires_grad = dice.pick((True, True, True, True, False))
         world = World(
             cls=cls,
-            options=self.drawn_options(dice),
+            options=self.drawn_options(dice, recipe),
             params=params,
             optimizer=None,
             device=torch.device(device),
-            more={"dtype": dtype, "recipe": recipe},
+            more={"dtype": dtype, "recipe": {"name": str(values["recipe"]), "seed": seed}},
         )
         world.optimizer = self.made(world, groups)
         return world
 
-    def inside_hyper(self, dice: Dice, inside: str) -> Group:
+    def recipe_of(self, world: World) -> tuple[Recipe, int]:
+        """What a world was built by, and its seed."""
+        kept = cast(Mapping[str, Value], world.more["recipe"])
+        seed = int(kept["seed"])
+        return recipe_named(str(kept["name"]), seed, self.recipes), seed
+
+    def inside_hyper(self, dice: Dice, recipe: Recipe) -> Group:
         """Hyper-parameters of a group of the optimizer inside."""
-        drawn = self.drawn_hyper(dice)
-        if inside == "sgd":
+        drawn = {**self.drawn_hyper(dice), "bias_correction": recipe.bias_correction}
+        if recipe.inside == "sgd":
             return {"lr": drawn["lr"], "weight_decay": abs(cast(float, drawn["weight_decay"]))}
-        if "lamb" in inside:
-            limits = (0.7, 0.0, 0.01) if inside == "clipping lamb" else (0.0, -1.0)
+        if recipe.lamb:
+            limits = (0.7, 0.0, 0.01) if recipe.inside == "clipping lamb" else (0.0, -1.0)
             return {**drawn, "max_grad_norm": dice.pick(limits), "max_coeff": dice.pick((7.3, 0.9))}
         return drawn
 
-    def drawn_options(self, dice: Dice) -> dict[str, object]:
+    def drawn_options(self, dice: Dice, recipe: Recipe) -> dict[str, object]:
         """Arguments of the constructor that both sides take as they are."""
         return {
             "clip_grad": dice.pick((0.7, 0.0, 0.01, 50.0)),
-            "norm_type": dice.pick((2.0, 2.0, 1.0, float("inf"), 3.0)),
+            "norm_type": recipe.norm,
             "verbose": dice.pick((False, True)),
             "low_precision_dtype": dice.pick((torch.float16, torch.bfloat16)),
-            "compat": dice.pick(COMPATS),
+            "compat": dict(recipe.policies),
         }
 
     def made(self, world: World, groups: list[Group]) -> object:
         """The optimizer that a world's recipe stands for, of the side that its class is on."""
-        recipe = cast(Mapping[str, Value], world.more["recipe"])
-        side, dice = side_of(world.cls), Dice(int(recipe["seed"]))
+        recipe, seed = self.recipe_of(world)
+        side, dice = side_of(world.cls), Dice(seed)
         compat = inspect.signature(world.cls).parameters["compat"].default
         options = {
             **world.options,
             "compat": type(compat)(**cast(dict[str, bool], world.options["compat"])),
         }
         return world.cls(
-            self.inside(side, str(recipe["inside"]), groups, dice),
-            **self.scaling(side, str(recipe["scales"]), dice),
+            self.inside(side, recipe.inside, groups, dice),
+            **self.scaling(side, recipe, dice),
             **options,
         )
 
@@ -163,9 +179,9 @@ class FP16Rules(OptimizerRules):
             return lamb(groups, eps_inside_sqrt=dice.pick((False, True)))
         return import_module(f"{side}.fused_adam").FusedAdam(groups, adam_w_mode=inside == "adamw")
 
-    def scaling(self, side: str, scales: str, dice: Dice) -> Group:
+    def scaling(self, side: str, recipe: Recipe, dice: Dice) -> Group:
         """Arguments that decide on the scale; windows are short, so that it moves."""
-        scalers = import_module(f"{side}.scalers")
+        scales, scalers = recipe.scales, import_module(f"{side}.scalers")
         window, first = dice.pick((1, 2, 3)), dice.pick((8.0, 2.0**16, 3.7, 1.0))
         if scales == "none":
             return {"static_loss_scale": first}
@@ -185,7 +201,7 @@ class FP16Rules(OptimizerRules):
             scale_window=window,
             min_scale=dice.pick((1.0, 3.0)),
             delayed_shift=dice.pick((2, 1)),
-            consecutive_hysteresis=dice.pick((False, True)),
+            consecutive_hysteresis=recipe.consecutive,
             # A step cannot raise without waiting for the device: a test of its own.
             raise_error_at_min_scale=False,
         )
@@ -276,7 +292,7 @@ class FP16Rules(OptimizerRules):
         """Save now; load into a new instance over copies of the parameters, other defaults."""
         self.save(world)
         dice = Dice(seed)
-        recipe = cast(Mapping[str, Value], world.more["recipe"])
+        recipe, _ = self.recipe_of(world)
         sizes = [len(group) for group in _groups_of(world)]
         trained = [param for param in world.params if param.requires_grad]
         frozen = [param for param in world.params if not param.requires_grad]
@@ -284,7 +300,7 @@ class FP16Rules(OptimizerRules):
         at = 0
         groups: list[Group] = []
         for size in sizes:
-            hyper = self.inside_hyper(dice, str(recipe["inside"]))
+            hyper = self.inside_hyper(dice, recipe)
             groups.append({"params": copies[at : at + size], **hyper})
             at += size
         # Frozen ones may be all that there is, and some group has to hold them.

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
-
-from parity.twins.fills import Dice
-from parity.twins.fp16_rules import COMPATS, FP16Rules, Group
-from parity.twins.world import Value, World
+from parity.twins.fp16_recipes import RECIPES, Recipe
+from parity.twins.fp16_rules import FP16Rules, Group
+from parity.twins.world import World
 
 
 class FP16UnfusedRules(FP16Rules):
     """The same actions; LAMB may be handed gradients, copies and a divisor."""
 
-    def drawn_options(self, dice: Dice) -> dict[str, object]:
-        """Reporting the scaled norm is one more thing to reproduce."""
-        fields = dice.pick((*COMPATS, {"report_scaled_norm": True}))
-        return {**super().drawn_options(dice), "compat": fields}
+    # Reporting the scaled norm is one more thing to reproduce.
+    recipes = {
+        **RECIPES,
+        "adamw, dynamic, scaled norm": Recipe(policies={"report_scaled_norm": True}),
+    }
 
     def made(self, world: World, groups: list[Group]) -> object:
         """Around LAMB, hand over or not."""
-        recipe = cast(Mapping[str, Value], world.more["recipe"])
-        legacy = "lamb" in str(recipe["inside"]) and int(recipe["seed"]) % 2 == 0
-        world.options["fused_lamb_legacy"] = legacy
+        recipe, seed = self.recipe_of(world)
+        world.options["fused_lamb_legacy"] = recipe.lamb and seed % 2 == 0
         return super().made(world, groups)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +19,13 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 
 
-@dataclass(frozen=True)
-class Leaf:
+class Leaf(NamedTuple):
     """What stands at a path.
 
     Attributes:
         says: everything but a tensor's elements, as text.
-        tensor: a copy of the elements, on the CPU.
+        tensor: the elements, on the CPU. They are no copy where the tensor is there already: an
+            observation is to be compared before anything else happens to what it shows.
     """
 
     says: str
@@ -125,7 +126,7 @@ class Walk:
         shared = self._shared(value, path)
         if shared != path:
             says += f", shares memory with {shared}"
-        self.leaves[path] = Leaf(says, value.detach().cpu().clone(memory_format=CONTIGUOUS))
+        self.leaves[path] = Leaf(says, value.detach().cpu().contiguous())
 
     def _shared(self, value: Tensor, path: str) -> str:
         if value.numel() == 0:
@@ -138,9 +139,6 @@ class Walk:
                 return name
         self.storages[low, high] = path
         return path
-
-
-CONTIGUOUS = torch.contiguous_format
 
 
 def extent(value: Tensor) -> tuple[int, int]:
@@ -191,6 +189,9 @@ def differences(got: Observation, want: Observation) -> list[Difference]:
 
 def _elements(path: str, got: Tensor, want: Tensor) -> list[Difference]:
     got, want = got.reshape(-1), want.reshape(-1)
+    integer = INTEGERS.get(got.element_size(), got.dtype)
+    if torch.equal(got.view(integer), want.view(integer)):
+        return []
     places = differing(got, want).nonzero().reshape(-1).tolist()
     return [Difference(f"{path}[{at}]", shown(got[at]), shown(want[at])) for at in places[:1]]
 

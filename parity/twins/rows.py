@@ -6,10 +6,10 @@ from parity.twins.registry import DTYPES, register_optimizer, twins
 from parity.twins.rules import AdamRules
 
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
-# inside is seen through `param_groups` and `state`, the rest through what an action reads.
+# inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_groups", "_inside", "_kind", "_norm", "_pending", "_stale", "_step", "_stepped", "_zeros"),
-    *("deepspeed", "expert_groups", "groups", "loss_scaler", "mpu", "optimizer", "overflow"),
+    *("_groups", "_inside", "_kind", "_norm", "_pending", "_ranks", "_stale", "_step", "_stepped"),
+    *("_zeros", "groups", "loss_scaler", "optimizer", "overflow"),
 )
 
 
@@ -51,10 +51,8 @@ def register_our_optimizers() -> None:
         reference="BF16Optimizer",
         arithmetic="exact",
         dtypes=DTYPES,
-        # The optimizer inside is seen through `param_groups` and `state`; `overflow` and the norm
-        # wait for the device, so that an action asks for them.
         private=(
-            *("_inside", "_pending", "_step", "_whole", "_hooks", "_norm"),
+            *("_inside", "_pending", "_ranks", "_step", "_whole", "_hooks", "_norm"),
             *("optimizer", "overflow", "timers"),
         ),
         engines=("cuda", "replay"),

@@ -37,7 +37,7 @@ class OptimizerRules(Rules):
     options: Mapping[str, Sequence[object]] = {}
     tensor_hyper: bool = False
 
-    @action(seed=SEEDS, groups=(1, 2, 3), together=(False, False, True))
+    @action(seed=SEEDS, groups=(1, 1, 2, 3), together=(False, False, True))
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, each with hyper-parameters of its own.
 
