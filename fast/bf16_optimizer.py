@@ -110,7 +110,6 @@ class BF16Optimizer(Wrapper):
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
         self.expert_groups = dict(expert_groups or {})
-        self._ranks = Ranks(mpu=mpu, experts=self.expert_groups)
         self.compat = compat
         splits: dict[str | None, dist.ProcessGroup | None] = {None: dp_process_group}
         splits.update(expert_data_groups or {})
@@ -265,7 +264,8 @@ class BF16Optimizer(Wrapper):
             return found
 
         # Only the norm decides whether a step is skipped.
-        return replace(self._ranks.gradients(self._params(), runs), uncounted=())
+        ranks = Ranks(mpu=self.mpu, experts=self.expert_groups)
+        return replace(ranks.gradients(self._params(), runs), uncounted=())
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""

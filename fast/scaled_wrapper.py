@@ -54,12 +54,6 @@ class ScaledWrapper(Wrapper):
         self.mpu, self.deepspeed = mpu, deepspeed
         self.expert_groups = dict(expert_groups or {})
         self.expert_data_groups = dict(expert_data_groups or {})
-        self._ranks = Ranks(
-            mpu=mpu,
-            engine=deepspeed,
-            experts=self.expert_groups,
-            replicas=self.expert_data_groups,
-        )
         self.norm_type = float(norm_type)
         self._kind = kind_of_norm(self.norm_type, type(self).__name__)
         self.loss_scaler, self.scales = loss_scaler, scales
@@ -86,7 +80,13 @@ class ScaledWrapper(Wrapper):
         def of(wanted: Callable[[Tensor], bool]) -> list[Tensor]:
             return [grad for param, grad in held.items() if wanted(param)]
 
-        return self._ranks.gradients(params, of, without_experts=without_experts)
+        ranks = Ranks(
+            mpu=self.mpu,
+            engine=self.deepspeed,
+            experts=self.expert_groups,
+            replicas=self.expert_data_groups,
+        )
+        return ranks.gradients(params, of, without_experts=without_experts)
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""

@@ -69,12 +69,12 @@ LOSS_SCALING = (
         "An error that changed nothing can be retried.",
         "reference_loss_scale::overflow_at_the_floor_is_an_error_and_changes_nothing",
     ),
-    waits(
+    proved(
         "LS-9",
         "The error at the floor comes on all ranks at once, because the overflow flag is reduced",
         "same",
         "Every rank sees the same flag and raises.",
-        ZERO,
+        "fast_fp16_ranks::the_error_at_the_floor_comes_on_all_ranks_at_once",
     ),
     proved(
         "LS-10",
@@ -302,12 +302,12 @@ MIXTURE = (
         "Every gradient counts.",
         "reference_fp16_unfused_optimizer::experts_count_in_the_norm_that_clips",
     ),
-    waits(
+    proved(
         "ME-4",
         "The size of an expert group is read from a number in its name",
         "correct",
-        "Names stay readable for upstream's checkpoints, the size comes from the group itself.",
-        PARTITION,
+        "A name is a name: every group is given under it, and knows its own size.",
+        "fast_fp16_ranks::experts_on_different_ranks_step_like_the_reference",
     ),
 )
 

@@ -136,10 +136,9 @@ class Training:
         scaler = home.scalers.DynamicLossScale(init_scale=64.0, scale_window=2, delayed_shift=1)
         self.optimizer = wrapper(
             made,
-            loss_scale_config=scaler,
             verbose=False,
             compat=home.compat.Compat(**(compat or {})),
-            **{"clip_grad": 0.7, **given(mesh), **options},
+            **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
         )
 
     def mark(self) -> None:
@@ -341,6 +340,27 @@ def test_a_step_over_ranks_waits_for_nothing_and_sends_one_sum(kind: str) -> Non
     assert run(Training, lambda mesh: {"mpu": mesh}) == [([], [message])] * 2
     both = lambda mesh: {"mpu": mesh, **experts(mesh)}  # noqa: E731
     assert run(Experts, both) == [([], [message] * 3)] * 2
+
+
+@pytest.mark.parametrize("side", list(SIDES))
+def test_the_error_at_the_floor_comes_on_all_ranks_at_once(side: str) -> None:
+    """Edge LS-9: one rank overflows, every rank raises and has changed nothing."""
+
+    def run(mesh: Mesh) -> tuple[str, bool]:
+        floor = {"init_scale": 1.0, "min_scale": 1.0, "delayed_shift": 1}
+        scaler = SIDES[side].scalers.DynamicLossScale(**floor, raise_error_at_min_scale=True)
+        training = Training(side, mesh, loss_scale_config=scaler)
+        before = [param.detach().clone() for param in training.params]
+        training.fill(0, math.inf)
+        try:
+            training.optimizer.step()
+            training.optimizer.get_global_norm()
+        except RuntimeError as error:
+            same = all(map(torch.equal, training.params, before))
+            return type(error).__name__, same
+        return "nothing", False
+
+    assert on_mesh(1, 2, run) == [("MinimumLossScale", True)] * 2
 
 
 def test_the_comparison_over_ranks_can_say_no() -> None:

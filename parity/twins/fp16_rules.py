@@ -28,6 +28,12 @@ ADAM = {
     # Rarely switched: kernels are compiled for either.
     "bias_correction": (*(True,) * 7, False),
 }
+MARKS: tuple[Mapping[str, object], ...] = (
+    {},
+    {"allreduce": False, "group_name": "some"},
+    {"allreduce": False, "group_name": "other"},
+    {"ds_pipe_replicated": True},
+)
 
 
 class _Scaler(Protocol):
@@ -107,7 +113,10 @@ class FP16Rules(OptimizerRules):
 
     @action(seed=SEEDS, groups=(1, 1, 2, 3), recipe=tuple(RECIPES))
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
-        """An optimizer of either side around one of the same side, with frozen parameters too."""
+        """An optimizer of either side around one of the same side.
+
+        Some parameters are frozen; half of the optimizers have experts and replicas, too.
+        """
         seed = int(values["seed"])
         dice = Dice(seed)
         recipe = recipe_named(str(values["recipe"]), seed, self.recipes)
@@ -118,6 +127,9 @@ class FP16Rules(OptimizerRules):
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params:
             param.requires_grad = dice.pick((True, True, True, True, False))
+        if dice.pick((False, True)):
+            for param in params:
+                mark(param, dice.pick(MARKS))
         world = World(
             cls=cls,
             options=self.drawn_options(dice, recipe),
@@ -297,6 +309,8 @@ class FP16Rules(OptimizerRules):
         trained = [param for param in world.params if param.requires_grad]
         frozen = [param for param in world.params if not param.requires_grad]
         copies = [like(param) for param in trained]
+        for copied, param in zip(copies, trained, strict=True):
+            mark(copied, vars(param))
         at = 0
         groups: list[Group] = []
         for size in sizes:
@@ -318,6 +332,12 @@ class FP16Rules(OptimizerRules):
         del seed
         extra = Parameter(torch.ones(2, device=world.device))
         world.torch_optimizer.add_param_group({"params": [extra]})
+
+
+def mark(param: Parameter, attributes: Mapping[str, object]) -> None:
+    """Say that a parameter is an expert's, or a replica whose gradient does not count."""
+    for name, value in attributes.items():
+        setattr(param, name, value)
 
 
 def side_of(cls: Callable[..., object]) -> str:

@@ -10,10 +10,11 @@ from parity.twins.world import World
 class FP16UnfusedRules(FP16Rules):
     """The same actions; LAMB may be handed gradients, copies and a divisor."""
 
-    # Reporting the scaled norm is one more thing to reproduce.
+    # Reporting the scaled norm, and leaving out experts, are two more things to reproduce.
     recipes = {
         **RECIPES,
         "adamw, dynamic, scaled norm": Recipe(policies={"report_scaled_norm": True}),
+        "adamw, dynamic, without experts": Recipe(policies={"clip_without_experts": True}),
     }
 
     def made(self, world: World, groups: list[Group]) -> object:

@@ -8,8 +8,8 @@ from parity.twins.rules import AdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_groups", "_inside", "_kind", "_norm", "_pending", "_ranks", "_stale", "_step", "_stepped"),
-    *("_zeros", "groups", "loss_scaler", "optimizer", "overflow"),
+    *("_groups", "_inside", "_kind", "_norm", "_pending", "_stale", "_step", "_stepped", "_zeros"),
+    *("groups", "loss_scaler", "optimizer", "overflow"),
 )
 
 
