@@ -41,6 +41,17 @@ def past_the_end(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, 7.0)  # no mask
 
 
+@triton.jit
+def count(counter_ptr, out_ptr, STRONG: tl.constexpr, STORES: tl.constexpr):
+    t = tl.load(counter_ptr, volatile=STRONG)
+    if STRONG:
+        tl.atomic_add(counter_ptr, 1, sem="relaxed")
+    else:
+        tl.store(counter_ptr, t + 1)
+    if STORES:
+        tl.store(out_ptr + tl.arange(0, 128), t + tl.arange(0, 128))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_corrupted(replay: None) -> Iterator[None]:
     """After every fault: memory of others untouched, the next launch right, all switches back."""
@@ -144,6 +155,24 @@ def test_a_result_that_depends_on_the_order_of_blocks_is_found_by_permuting() ->
     with parity.replay.options(check_races=True), pytest.raises(Race) as caught:
         pass_on[(4,)](torch.zeros(640), BLOCK=128)
     assert f"{HERE}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("strong", [False, True], ids=["plain", "strong"])
+@pytest.mark.parametrize("stores", [False, True], ids=["counts", "counts and stores"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_read_races_with_a_write_if_the_reader_stores_afterwards(
+    strong: bool, stores: bool, blocks: int
+) -> None:
+    """All threads of a program read a scalar and one writes it: what the others read is unused."""
+    counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    right = strong or not (stores or blocks > 1)
+    with parity.replay.options(check_races=True):
+        if right:
+            count[(blocks,)](counter, out, STRONG=strong, STORES=stores)
+            assert counter.item() == blocks
+            return
+        with pytest.raises(Race, match=r"write of 4 bytes of counter_ptr .* after a read at"):
+            count[(blocks,)](counter, out, STRONG=strong, STORES=stores)
 
 
 def test_launches_in_sequence_are_ordered() -> None:

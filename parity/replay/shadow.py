@@ -9,7 +9,10 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
   semantics or the kernel has a fence.
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
-race. A store of the value that is already there is not reported: replicated threads do that.
+race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another. Two
+things that compilers do with replicated threads are not reported: a store of the value that is
+already there, and a read of global memory that another thread of the block writes, by a thread
+that stores nothing any more.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ from parity.replay.lanes import Batch, Lanes
 from parity.replay.memory import span
 
 NOBODY = -1
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+
+
+def strong(site: Site) -> bool:
+    """Whether other threads may touch the same word meanwhile, as long as they are strong too."""
+    return site.kind == "atomic" or not STRONG.isdisjoint(site.instruction.parts)
 
 
 class Unwritten:
@@ -58,7 +67,7 @@ class Trace:
     """Who last touched each word of one memory: a write and two reads per word.
 
     An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
-    site number).
+    number of the access).
     """
 
     def __init__(self, size: int) -> None:
@@ -107,14 +116,12 @@ class Memory:
         self.traces: dict[int, Trace] = {}
         self.clocks = Clocks(fenced)
         self.sites: list[Site] = []
-        self.numbers: dict[Site, int] = {}
+        """The site of each access."""
 
     def number(self, site: Site) -> int:
-        """A number for a site, to be kept in traces."""
-        if site not in self.numbers:
-            self.numbers[site] = len(self.sites)
-            self.sites.append(site)
-        return self.numbers[site]
+        """A number for an access that is made now, to be kept in traces."""
+        self.sites.append(site)
+        return len(self.sites) - 1
 
 
 class Shadow:
@@ -130,6 +137,10 @@ class Shadow:
         """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
         self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
+        self.stored: dict[int, int] = {}
+        """The last store of each thread."""
+        self.idle: dict[int, str] = {}
+        """The race that a thread takes part in as soon as it stores something."""
 
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
         """These threads have met: within their warps, or `some` or all warps of their blocks."""
@@ -247,6 +258,8 @@ class Shadow:
         return Access(place, lane, event[lane], changed, value)
 
     def _check(self, site: Site, lanes: Lanes, access: Access, trace: Trace, flat: Array) -> None:
+        if site.kind != "read":
+            self._stores(access)
         atomic = site.kind == "atomic"
         earlier = trace.write[access.place]
         plain = ~(trace.atomic[access.place] & atomic)
@@ -277,14 +290,33 @@ class Shadow:
         warps = (earlier[:, 0] % threads // 32) == (now[:, 0] % threads // 32)
         ordered = same_block & ((earlier[:, 1] < now[:, 1]) | (warps & (earlier[:, 2] < now[:, 2])))
         for index in np.flatnonzero(suspect & ~ordered):
-            before = int(earlier[index, 0]) // threads
-            after = int(now[index, 0]) // threads
-            if before == after and self._met(earlier[index], int(now[index, 0])):
+            one, two = earlier[index], now[index]
+            other = self.memory.sites[int(one[4])]
+            if (strong(site) and strong(other)) or self._ordered(one, two):
                 continue
-            if before == after or not self.memory.clocks.ordered(
-                before, int(earlier[index, 3]), after
-            ):
-                self._race(site, lanes, flat[access.lane[index]], earlier[index], access.label)
+            said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
+            read = one if other.kind == "read" else two
+            within = one[0] // threads == two[0] // threads and site.space == "global"
+            done = self.stored.get(int(read[0]), NOBODY) < read[4]
+            if within and done and "read" in (site.kind, other.kind):
+                self.idle.setdefault(int(read[0]), said)
+                continue
+            raise Race(said)
+
+    def _stores(self, access: Access) -> None:
+        """Note who stores; raise if it has read what another thread of its block wrote."""
+        threads = np.unique(access.event[:, 0]).tolist()
+        self.stored.update(dict.fromkeys(threads, int(access.event[0, 4])))
+        late = self.idle.keys() & threads
+        if late:
+            raise Race(self.idle[min(late)])
+
+    def _ordered(self, earlier: Array, now: Array) -> bool:
+        """Whether threads have met, or blocks have synchronised, since an earlier event."""
+        before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
+        if before == after:
+            return self._met(earlier, int(now[0]))
+        return self.memory.clocks.ordered(before, int(earlier[3]), after)
 
     def _met(self, earlier: Array, thread: int) -> bool:
         """Whether a thread has met the warp of an earlier event of its block since then."""
@@ -302,14 +334,14 @@ class Shadow:
         if clash.any():
             index = int(np.argmax(clash))
             lane, event = access.lane[order[index + 1]], access.event[order[index]]
-            self._race(site, lanes, flat[lane], event, access.label)
+            raise Race(self._said(site, lanes, flat[lane], event, access.label))
 
-    def _race(self, site: Site, lanes: Lanes, flat: int, earlier: Array, label: str) -> NoReturn:
+    def _said(self, site: Site, lanes: Lanes, flat: int, earlier: Array, label: str) -> str:
         other = self.memory.sites[int(earlier[4])]
         block, thread = divmod(int(earlier[0]), self.batch.threads)
         where = other.instruction.place
         what = label or f"{site.space} memory"
-        raise Race(
+        return (
             f"{site.kind} of {site.bytes} bytes of {what} without order after a "
             f"{other.kind} at {where} by block {self.batch.block_place_of(block)}, thread "
             f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
