@@ -1,4 +1,4 @@
-"""Part: every kernel of ours, judged on the GPU by every law."""
+"""Part: every kernel of ours, judged on the GPU by every law, and faults that only a GPU shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,26 @@ def run() -> Figures:
         command = [sys.executable, "-m", "parity", "run", "--engine", "cuda", "--json", str(ledger)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
         text = ledger.read_text() if ledger.exists() else ""
-    return verdict(done.returncode, text)
+    figures = verdict(done.returncode, text)
+    return {**figures, "planted": planted()}
+
+
+def planted() -> list[str]:
+    """Judge the wrong kernels that need a GPU; the names of all of them.
+
+    Raises:
+        Broken: one is not rejected by its own law, or by another law too.
+    """
+    from parity.ledger import Status
+    from parity.wrong.judged import judged
+    from parity.wrong.wrong_by_device import SHELF
+
+    for entry in SHELF:
+        broken = {cell.key.law for cell in judged(entry).with_status(Status.FAILED)}
+        if broken != {entry.law}:
+            found = ", ".join(sorted(broken)) or "no law"
+            raise Broken(f"{entry.name} breaks {found}, but should break {entry.law} alone")
+    return [entry.name for entry in SHELF]
 
 
 def verdict(status: int, text: str) -> Figures:

@@ -21,6 +21,7 @@ ORDER = (
     "sign_symmetry",
     "power_of_two",
     "repeat",
+    "race_free",
     "large_index",
     "no_host_read",
     "graph_capture",
@@ -38,7 +39,14 @@ def without(laws: tuple[str, ...], *names: str) -> tuple[str, ...]:
 
 
 # What holds for every kernel, and for every kernel that takes tensors.
-CALL_LAWS = ("value", "nothing_else_written", "repeat", "no_host_read", "graph_capture")
+CALL_LAWS = (
+    "value",
+    "nothing_else_written",
+    "repeat",
+    "race_free",
+    "no_host_read",
+    "graph_capture",
+)
 LIST_LAWS = (*CALL_LAWS, "boundary_sizes", "alignment", "strided")
 PACK_LAWS = in_order(*LIST_LAWS, "every_output_written")
 VALUE_LAWS = in_order(

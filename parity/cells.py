@@ -179,7 +179,7 @@ def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recip
         cards = cards[turn * length : (turn + 1) * length]
     else:
         cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
-    if not law.each_layout:
+    if not (law.each_layout and kernel.operation.lists):
         return law.draw.of(cards, count)
     groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]
     return [recipe for group in groups for recipe in law.draw.of(group, count)]
@@ -205,6 +205,6 @@ def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failu
     if effort.repros is None or not (finding.name or finding.failure or finding.got is not None):
         return failure
     plan = law.plan(case, kernel.arithmetic)
-    if any(call.end or call.captured for call in plan.calls):
+    if any(call.end or call.captured or call.races for call in plan.calls):
         return failure
     return write_repro(failure, plan, effort.repros, judge.charges)

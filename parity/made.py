@@ -27,6 +27,8 @@ def made(
     Raises:
         CannotJudge: there is not enough memory or time for a large call.
     """
+    if call.races:
+        return _compared(function, arena, seconds)
     if call.captured:
         return replayed(function, arena, seconds)
     if not call.end:
@@ -39,3 +41,15 @@ def made(
         arena.ends = grown.end(arena, last=False), grown.end(arena, last=True)
     arena.block.copy_(arena.ends[call.end == "last"])
     return ""
+
+
+def _compared(function: Callable[..., object], arena: Arena, seconds: float) -> str:
+    """Call a kernel on replay while every access is compared with those before it."""
+    from parity.replay import allow, options
+
+    names = {
+        span.name if span.control else f"{span.name}[{span.index}]": span.of(arena.block)
+        for span in arena.spans
+    }
+    with allow(**names), options(check_races=True):
+        return invoke(function, arena, seconds)

@@ -33,6 +33,7 @@ class Call:
         watched: note what the host reads of the device meanwhile.
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
         lifted: evaluate the kernel's formula in float64 beside it.
+        races: on replay, let two threads that touch the same bytes without order be an error.
         end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
             values at both ends, and look at that end.
     """
@@ -44,13 +45,14 @@ class Call:
     watched: bool = False
     captured: bool = False
     lifted: bool = False
+    races: bool = False
     end: str = ""
 
     @property
     def plain(self) -> bool:
         """Whether what it leaves behind may serve another law."""
-        special = self.fresh or self.watched or self.captured or self.lifted or self.end
-        return self.reuse is None and not special
+        special = self.fresh or self.watched or self.captured or self.lifted or self.races
+        return self.reuse is None and not (special or self.end)
 
 
 @dataclass(frozen=True)

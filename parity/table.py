@@ -37,6 +37,7 @@ HEADINGS = {
     "sign_symmetry": "sign",
     "power_of_two": "2^k",
     "repeat": "rept",
+    "race_free": "race",
     "large_index": "2^31",
     "no_host_read": "host",
     "graph_capture": "grph",

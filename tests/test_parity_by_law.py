@@ -13,7 +13,7 @@ from parity.wrong.wrong_by_law import SHELF
 
 EFFORT = Effort(shrink_seconds=0.0, repros=None)
 # The first needs a GPU; kernels for the others run on replay: they stand elsewhere.
-ELSEWHERE = {"graph_capture", "large_index", "formula"}
+ELSEWHERE = {"graph_capture", "large_index", "formula", "race_free"}
 
 
 @pytest.mark.parametrize("entry", SHELF, ids=lambda entry: entry.name)

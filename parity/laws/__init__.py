@@ -15,6 +15,7 @@ from parity.laws.non_finite import NON_FINITE
 from parity.laws.nothing_else_written import NOTHING_ELSE_WRITTEN
 from parity.laws.permutation import PERMUTATION
 from parity.laws.power_of_two import POWER_OF_TWO
+from parity.laws.race_free import RACE_FREE
 from parity.laws.repeat import REPEAT
 from parity.laws.sign_symmetry import SIGN_SYMMETRY
 from parity.laws.skipped_step import SKIPPED_STEP
@@ -40,6 +41,7 @@ LAWS: dict[str, Law] = {
         SIGN_SYMMETRY,
         POWER_OF_TWO,
         REPEAT,
+        RACE_FREE,
         LARGE_INDEX,
         NO_HOST_READ,
         GRAPH_CAPTURE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,12 +18,13 @@ from parity.mutate.same_code import Compiled, compiled, same_code
 from parity.mutate.sites import Mutant, mutants, reaching
 from parity.mutate.survivors import SURVIVORS
 from parity.mutate.verdict import End, Kind, Subject, Verdict
+from parity.operation import Combination
 from parity.operations import operation_named
 from parity.session import Selection, Session
 from parity.wrong import Entry, Variant, corpus, harmless
 from parity.wrong.bugs_optimizers import UPSTREAM_OPTIMIZERS
 from parity.wrong.harmless_optimizers import HARMLESS_OPTIMIZERS
-from parity.wrong.judged import judged
+from parity.wrong.judged import absent, judged
 from parity.wrong.optimizers import Optimizer, judged_optimizer
 from parity.wrong.wrong_optimizers import WRONG_OPTIMIZERS
 
@@ -46,7 +48,7 @@ class Profile:
         name: `quick` or `full`.
         examples: cases for each law that does not have to kill.
         every_dtype: judge on all dtype combinations; otherwise on the first, planted faults also
-            on the last.
+            on the last and on one with copies.
         laws: names; empty means all.
         first: stop at the first law that kills.
     """
@@ -136,7 +138,8 @@ def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
 def on_wrong(entry: Entry, profile: Profile) -> Verdict:
     """Judge a wrong kernel: its own law has to see it on every dtype combination that it names."""
     broken, kept, missed = [], [], []
-    for law in profile.laws_of(entry.operation, entry.law):
+    missing = absent(entry)
+    for law in () if missing else profile.laws_of(entry.operation, entry.law):
         own = law == entry.law
         dtypes = entry.dtypes if own or profile.every_dtype else entry.dtypes[:1]
         effort = ENOUGH if own else profile.effort
@@ -151,6 +154,8 @@ def on_wrong(entry: Entry, profile: Profile) -> Verdict:
             break
     end = End.SURVIVED if missed or not broken else End.KILLED
     reason = "; ".join(missed)
+    if missing:
+        end, reason = End.ABSENT, missing
     if entry.waits_for and end is End.SURVIVED:
         end, reason = End.WAITS, f"waits for {entry.waits_for}"
     return Verdict(
@@ -216,15 +221,21 @@ def _first_kill(mutant: Mutant, profile: Profile) -> tuple[str, str]:
     """The first law that sees the fault, and how it says so."""
     for name in mutant.operations:
         kernel = kernel_of(name)
-        combinations = tuple(kernel.operation.combinations)
-        ends = tuple(dict.fromkeys((combinations[0], combinations[-1])))
+        combinations = kernel.operation.combinations
         for law in profile.laws_of(name):
-            for dtype in combinations if profile.every_dtype else ends:
+            for dtype in combinations if profile.every_dtype else some(combinations):
                 chosen = Selection(dtypes=(dtype,), laws=(law,))
                 ledger = Session(selection=chosen, effort=profile.effort).run([kernel])
                 for cell in ledger.with_status(Status.FAILED):
                     return law, cell.failure
     return "", ""
+
+
+def some(combinations: Mapping[str, Combination]) -> tuple[str, ...]:
+    """The first dtype combination, the first with the most lists (copies too), and the last."""
+    names = tuple(combinations)
+    fullest = max(names, key=lambda name: len(combinations[name]))
+    return tuple(dict.fromkeys((names[0], fullest, names[-1])))
 
 
 def _survivor(mutant: Mutant, made: dict[tuple[str, str], list[Compiled]]) -> tuple[End, str]:

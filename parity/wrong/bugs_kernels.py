@@ -149,6 +149,11 @@ ROWS: dict[str, Bug] = {
         "hpcaitech/ColossalAI#6431",
         waits_for="CPU offload",
     ),
+    "B21": bug(
+        "partial sums of a norm read without an order",
+        "NVIDIA/apex#1798",
+        "pytorch/pytorch#5242",
+    ),
     "B20": bug(
         "unmasked store of block maxima",
         "bitsandbytes-foundation/bitsandbytes#2042",

@@ -52,6 +52,7 @@ ROWS: dict[str, Bug] = {
         "rank without parameters never records a check", "pytorch/pytorch#99174", waits_for="ranks"
     ),
     "C20": bug("truth value of a flag tensor", "NVIDIA/Megatron-LM@029025c4"),
+    "C23": bug("overflow flag cleared by one block while others raise it", "NVIDIA/apex#753"),
     "C22": bug("overflow seen, but step not skipped in bf16 mode", DEEPSPEED),
     "D01": bug(
         "scale updated before the gradients are unscaled",

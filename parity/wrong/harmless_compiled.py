@@ -8,9 +8,17 @@ import shutil
 import torch
 from torch import Tensor
 
+from parity.wrong import racing_kernels
 from parity.wrong import triton_kernels as kernels
 from parity.wrong.adam import next_count, scalars, skipped
-from parity.wrong.calls import AdamCall, CastCopyCall, UnscaleCall
+from parity.wrong.calls import (
+    AdamCall,
+    CastCopyCall,
+    GlobalNormCall,
+    SgdCall,
+    TorchScaleCall,
+    UnscaleCall,
+)
 from parity.wrong.entry import Variant
 from parity.wrong.shelf import harmless
 from parity.wrong.triton_kernels import AdamwLaunch, adamw
@@ -54,6 +62,30 @@ def triton_fast_division(call: AdamCall) -> None:
 def triton_unscale(call: UnscaleCall) -> None:
     """One launch per tensor; every element is tested by itself."""
     kernels.unscale(call)
+
+
+@harmless(SHELF, "sgd_step", arithmetic="exact", engines=ENGINES)
+def triton_counter_advanced_by_the_host(call: SgdCall) -> None:
+    """Every program reads the step count; it advances after the launch."""
+    racing_kernels.sgd(call, advances=False)
+
+
+@harmless(SHELF, "unscale", arithmetic="exact", engines=ENGINES)
+def triton_overflows_counted(call: UnscaleCall) -> None:
+    """Programs add integers to one counter by relaxed atomics."""
+    racing_kernels.unscale(call, counts=True)
+
+
+@harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_last_program_adds_up(call: GlobalNormCall) -> None:
+    """The program that arrives last acquires the partial sums of all others and adds them."""
+    racing_kernels.global_norm(call, "acq_rel")
+
+
+@harmless(SHELF, "update_scale_torch", arithmetic="exact", engines=ENGINES)
+def triton_scale_read_by_four_warps(call: TorchScaleCall) -> None:
+    """All threads of one program read the state, and one of them stores it."""
+    racing_kernels.update_scale_torch(call)
 
 
 @harmless(SHELF, "cast_copy", arithmetic="exact", engines=ENGINES, dtypes=MASTERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parity.cells import Effort
+from parity.engines import engine_for
 from parity.ledger import Ledger
 from parity.registry import Kernel, register, registrations
 from parity.session import Selection, Session
@@ -28,6 +29,11 @@ def row_of(subject: Entry | Variant) -> Kernel:
             claims=subject.claims if isinstance(subject, Entry) else (),
         )(subject.kernel)
     return collected[0]
+
+
+def absent(subject: Entry | Variant) -> str:
+    """Why no engine that the kernel runs on is here; empty if one is."""
+    return engine_for(row_of(subject)).missing
 
 
 def judged(

@@ -1,0 +1,64 @@
+"""No two threads touch the same bytes without an order between them, one of them writing.
+
+On replay every access of a call is compared with those before it. Within a block a barrier orders
+two accesses, between blocks only atomics that acquire and release do. A plain read or write that
+meets a plain or atomic write of another thread without such an order is a race, whatever came out
+this time. A store of the value that is there already is none. Tensors are large enough for several
+blocks, every step is taken, and where gradients are searched for overflow the first and the last
+of them overflow.
+
+Real bugs: a block reduction without its last barrier, so that the norms of LAMB differ on new GPUs
+(NVIDIA/apex#1798, pytorch/pytorch#5242); an overflow flag cleared by one block while others raise
+it (NVIDIA/apex#753); a counter advanced by one block while others read it; a sum that every block
+reads, adds to and stores back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from parity.case import Case
+from parity.expand import expand, plant
+from parity.laws.base import Draw, Law
+from parity.operation import Role
+from parity.plan import Call, Plan
+
+# More than one block of any usual size; whole tensors are usually left to larger ones.
+LONG, LONGER = 4103, 16_391
+
+
+def crowded(case: Case) -> Iterable[Case]:
+    """The recipe of the case with a long tensor, taken; also with an overflow at either end."""
+    operation, recipe = case.operation, case.recipe
+    if not operation.lists:
+        return [case]
+    flat = recipe.layout == "flat"
+    long = LONGER if flat and operation.whole_tensors else LONG
+    sizes = (long,) if flat else (5, long, 1, 130)
+    grown = expand(operation, case.combination, replace(recipe, sizes=sizes, planes=False))
+    if any(control.name == "found_inf" for control in operation.controls):
+        grown = grown.with_controls(found_inf=0.0)
+    if "found_inf" not in operation.writes:
+        return [grown]
+    (name,) = operation.lists_of(Role.GRAD)
+    index = sizes.index(long)
+    bad = plant(plant(grown, name, index, 0, "+inf"), name, index, long - 1, "NaN")
+    return [grown, bad]
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """One call, its accesses compared."""
+    return Plan(calls=(Call(case=case, races=True),), checks=())
+
+
+RACE_FREE = Law(
+    name="race_free",
+    says="no two threads touch the same bytes without an order",
+    share=0.1,
+    each_layout=True,
+    draw=Draw(regimes=("ordinary",)),
+    vary=crowded,
+    plan=plan,
+    engines=("replay",),
+)
