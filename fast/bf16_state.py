@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fast.bf16_groups import PartitionedGroup
+from fast.errors import in_words
 from fast.fitting import require_dict_of_optimizer, state_inside
 from fast.moments import StateDict, steps_from
 from fast.saved import clip_of, require_entries, tensors_like
@@ -111,7 +112,9 @@ def _require_entry(given: object, rank: int, worlds: Sequence[int]) -> StateDict
         raise ValueError(f"state has a zero_stage, but only a ZeRO optimizer has one [{where}]")
     count = entry.get("partition_count")
     if "partition_count" in entry and count != list(worlds):
-        raise ValueError(f"partition_count={count!r}, but should be {list(worlds)} [{where}]")
+        raise ValueError(
+            f"partition_count={in_words(count)}, but should be {list(worlds)} [{where}]"
+        )
     return entry
 
 

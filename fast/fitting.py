@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fast.errors import in_words
 from fast.fused_adam import FusedAdam
 from fast.fused_lamb import FusedLamb
 from fast.hyper import check_group, check_trust
@@ -112,7 +113,9 @@ def _check_options(
         values = merged[option] if several else [merged[option]]
         likes = like if several else [like]
         if not (isinstance(values, tuple | list) and len(values) == len(likes)):
-            raise ValueError(f"{option}={values!r}, but should be {len(likes)} numbers [{where}]")
+            raise ValueError(
+                f"{option}={in_words(values)}, but should be {len(likes)} numbers [{where}]"
+            )
         for value, one in zip(values, likes, strict=True):
             if isinstance(one, int | float | Tensor) and not isinstance(one, bool):
                 _require_number(option, value, where)
@@ -122,7 +125,7 @@ def _require_number(option: str, value: object, where: str) -> None:
     single = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     if not (single or plain) or math.isnan(float(cast(float, value))):
-        raise ValueError(f"{option}={value!r}, but should be a number [{where}]")
+        raise ValueError(f"{option}={in_words(value)}, but should be a number [{where}]")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fast.checks import FLOATS, names_of
+from fast.errors import in_words
 from fast.strides import steps_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -115,10 +116,10 @@ def steps_from(value: object, where: str) -> int:
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and not value.is_meta else value.shape
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"step={value!r}, but should be a whole number of steps [{where}]")
+        raise ValueError(f"step={in_words(value)}, but should be a whole number of steps [{where}]")
     # NaN and infinity are no integers.
     if value < 0 or value >= 2**63 or not float(value).is_integer():
-        raise ValueError(f"step={value}, but should be a whole number of steps [{where}]")
+        raise ValueError(f"step={in_words(value)}, but should be a whole number of steps [{where}]")
     return int(value)
 
 

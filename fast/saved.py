@@ -5,6 +5,7 @@ from typing import cast
 
 from torch import Tensor
 
+from fast.errors import in_words
 from fast.moments import require_elements
 from fast.scalers import DynamicLossScale, LossScale, Saved
 
@@ -61,7 +62,7 @@ def clip_of(state_dict: Mapping[str, object], now: float, where: str) -> float:
     value = state_dict.get("clip_grad", now)
     if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
         return float(value)
-    raise ValueError(f"clip_grad={value!r}, but should be a number [{where}]")
+    raise ValueError(f"clip_grad={in_words(value)}, but should be a number [{where}]")
 
 
 def tensors_like(saved: object, own: Sequence[Tensor], name: str, where: str) -> list[Tensor]:

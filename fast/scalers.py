@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fast.compat import CORRECT, Compat
 from fast.control import ControlBlock
-from fast.errors import MinimumLossScale
+from fast.errors import MinimumLossScale, in_words
 from fast.kernels import loss_scale as rules
 from fast.kernels.reduce import global_norm_
 from fast.mixed_step import LossScaling
@@ -173,11 +173,15 @@ class LossScale:
         for name in self._counters:
             count = state_dict[name]
             if not isinstance(count, int) or isinstance(count, bool):
-                raise ValueError(f"{name}={count!r}, but should be a whole number [{where}]")
+                raise ValueError(
+                    f"{name}={in_words(count)}, but should be a whole number [{where}]"
+                )
             # Only a hysteresis goes on falling; the others count from the floor.
             floor = LOWEST.get(name, 0)
             if count < floor or count >= 2**63:
-                raise ValueError(f"{name}={count}, but should be in [{floor}, 2^63) [{where}]")
+                raise ValueError(
+                    f"{name}={in_words(count)}, but should be in [{floor}, 2^63) [{where}]"
+                )
             found[name] = count
         scale = state_dict["cur_scale"]
         # Repeated growth ends at infinity, and torch's rule at 0.
@@ -304,8 +308,10 @@ def checked_scale(scale: object, where: str) -> float:
         ValueError: it is no number, or not positive and finite.
     """
     if not isinstance(scale, int | float) or isinstance(scale, bool):
-        raise ValueError(f"loss scale is {scale!r}, but should be a number [{where}]")
+        raise ValueError(f"loss scale is {in_words(scale)}, but should be a number [{where}]")
     # A whole number can be too large for a float.
     if 0.0 < scale <= sys.float_info.max:
         return float(scale)
-    raise ValueError(f"loss scale is {scale}, but should be positive and finite [{where}]")
+    raise ValueError(
+        f"loss scale is {in_words(scale)}, but should be positive and finite [{where}]"
+    )

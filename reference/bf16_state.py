@@ -17,6 +17,7 @@ from torch import Tensor
 
 from reference.bf16_groups import PartitionedGroup
 from reference.checkpoint import matching_tensors, require_keys
+from reference.errors import shown
 from reference.fitting import inner_state, parsed_inner_state
 from reference.restore import StateDict, whole_steps
 from reference.scaled_wrapper import checked_clip
@@ -117,7 +118,7 @@ def _check_count(entry: StateDict, worlds: Sequence[int], rank: int) -> None:
     count = entry.get("partition_count", list(worlds))
     if count != list(worlds):
         raise ValueError(
-            f"partition_count={count!r}, but should be {list(worlds)} [entry {rank}, {WHERE}]"
+            f"partition_count={shown(count)}, but should be {list(worlds)} [entry {rank}, {WHERE}]"
         )
 
 

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from reference.errors import shown
 from reference.fused_adam import FusedAdam
 from reference.fused_lamb import FusedLamb
 from reference.hyper import check_adam, check_ratio
@@ -123,13 +124,13 @@ def _check_option(name: str, value: object, like: object, where: str) -> None:
     """Require a number where this class has a number, and as many where it has several."""
     if isinstance(like, tuple | list):
         if not isinstance(value, tuple | list) or len(value) != len(like):
-            raise ValueError(f"{name}={value!r}, but should be {len(like)} numbers [{where}]")
+            raise ValueError(f"{name}={shown(value)}, but should be {len(like)} numbers [{where}]")
         for index, (one, its) in enumerate(zip(value, like, strict=True)):
             _check_option(f"{name}[{index}]", one, its, where)
     elif isinstance(like, int | float | Tensor) and not isinstance(like, bool):
         number = _number(value)
         if number is None or number != number:
-            raise ValueError(f"{name}={value!r}, but should be a number [{where}]")
+            raise ValueError(f"{name}={shown(value)}, but should be a number [{where}]")
 
 
 def _number(value: object) -> float | None:

@@ -10,6 +10,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from reference.errors import shown
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 StateDict = dict[str, object]
 Initial = Callable[[Tensor], dict[str, Tensor]]
@@ -93,7 +95,7 @@ def whole_steps(value: object, where: str) -> int:
         # NaN fails the comparison, and infinity has no whole number.
         if 0 <= number < 2**63 and number == int(number):
             return int(number)
-        raise ValueError(f"step={number}, but should be a whole number of steps [{where}]")
+        raise ValueError(f"step={shown(number)}, but should be a whole number of steps [{where}]")
     kind = type(value).__name__
     raise ValueError(f"step is a {kind}, but should be a whole number of steps [{where}]")
 

@@ -19,6 +19,7 @@ from reference.collectives import (
     tensor_parallel_rank,
 )
 from reference.compat import Compat
+from reference.errors import shown
 from reference.moe import ExpertGroups, gradient_parts
 from reference.norms import check_norm_type, norm_of_parts
 from reference.overflow import worst_of
@@ -186,7 +187,7 @@ def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -
     """
     value = state_dict.get("clip_grad", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"clip_grad={value!r}, but should be a number [{where}]")
+        raise ValueError(f"clip_grad={shown(value)}, but should be a number [{where}]")
     return float(value)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from reference.arithmetic import fp32
 from reference.compat import CORRECT, Compat, growth_test
+from reference.errors import shown
 from reference.loss_scale import (
     DynamicRule,
     DynamicState,
@@ -137,7 +138,9 @@ class LossScale:
             raise ValueError(f"state lacks {', '.join(missing)} [{where}]")
         if not isinstance(state_dict["dynamic_loss_scale"], bool):
             found = state_dict["dynamic_loss_scale"]
-            raise ValueError(f"dynamic_loss_scale={found!r}, but should be True or False [{where}]")
+            raise ValueError(
+                f"dynamic_loss_scale={shown(found)}, but should be True or False [{where}]"
+            )
         if state_dict["dynamic_loss_scale"] is not self.dynamic:
             kind = {True: "dynamic", False: "static"}
             raise ValueError(
@@ -296,7 +299,9 @@ def checked_scale(scale: float, where: str) -> float:
         raise ValueError(f"loss scale is a {kind}, but should be a number [{where}]")
     # A whole number may be greater than any float.
     if not 0.0 < scale <= sys.float_info.max:
-        raise ValueError(f"loss scale is {scale}, but should be positive and finite [{where}]")
+        raise ValueError(
+            f"loss scale is {shown(scale)}, but should be positive and finite [{where}]"
+        )
     return float(scale)
 
 
@@ -308,9 +313,11 @@ def _reached_scale(scale: object, where: str) -> float:
 
 def _checked_counter(name: str, value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={value!r}, but should be a whole number [{where}]")
+        raise ValueError(f"{name}={shown(value)}, but should be a whole number [{where}]")
     # A hysteresis below 1 goes on falling; nothing else does.
     least = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}.get(name, 0)
     if not least <= value < 2**63:
-        raise ValueError(f"{name}={value}, but should be at least {least} and fit int64 [{where}]")
+        raise ValueError(
+            f"{name}={shown(value)}, but should be at least {least} and fit int64 [{where}]"
+        )
     return value
