@@ -14,7 +14,7 @@ import torch
 from benchmarks.part import Figures, require_gpu
 from benchmarks.state import REDUCE_BYTES, UPDATE_BYTES, controls, new_state
 from fast.kernels.adam import prepare_adam, update_adam
-from fast.kernels.reduce import new_limbs, reduce_squares
+from fast.kernels.reduce import new_limbs, reduce_gradients
 
 NUMEL = 2**26
 ROUNDS = 41
@@ -47,7 +47,7 @@ def reduce_work(numel: int, device: torch.device) -> Work:
     """The exact sum of squares of one flat bf16 buffer; the reduce launch alone."""
     grads = torch.empty(numel, dtype=torch.bfloat16, device=device).normal_()
     limbs = new_limbs(device)
-    return lambda: reduce_squares([grads], limbs)
+    return lambda: reduce_gradients([grads], limbs)
 
 
 def measure(work: Work, moved: int, device: torch.device) -> Figures:

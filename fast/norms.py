@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fast.collectives import Gradients, Groups, Share
-from fast.kernels._limbs import NONFINITE
-from fast.kernels.magnitudes import LARGEST, reduce_magnitudes
-from fast.kernels.reduce import reduce_squares
+from fast.kernels._limbs import LARGEST, NONFINITE
+from fast.kernels.reduce import reduce_gradients
 from fast.tables import TableCache
 
 KINDS = {1.0: "1", 2.0: "2", math.inf: "inf"}
@@ -31,10 +30,7 @@ def kind_of_norm(norm_type: float, where: str) -> str:
 
 def reduce_norm(grads: Sequence[Tensor], limbs: Tensor, kind: str, cache: TableCache) -> None:
     """Enter all gradients into the limbs, in one launch for each dtype."""
-    if kind in ("1", "inf"):
-        reduce_magnitudes(grads, limbs, kind, cache)
-    else:
-        reduce_squares(grads, limbs, cache)
+    reduce_gradients(grads, limbs, cache, kind="2" if kind == GIVEN else kind)
 
 
 def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:

@@ -70,7 +70,8 @@ def _variants(op: Names) -> list[Variant]:
 
     register_house()
     chosen = Selection(operations=tuple(op or ())).kernels(kernels())
-    return variants_of([kernel for kernel in chosen if kernel.name.startswith("triton.")])
+    triton = [kernel for kernel in chosen if kernel.name.startswith("triton.")]
+    return variants_of(triton, optimizers=not op)
 
 
 def _with_progress(

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fast.kernels._limbs import LIMBS, ORIGIN, PADDED, round_limbs
-from fast.kernels.reduce import new_limbs, reduce_squares
+from fast.kernels.reduce import new_limbs, reduce_gradients
 from parity.words import anything
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -88,7 +88,7 @@ def test_limbs_are_the_exact_sum(dtype: torch.dtype, count: int) -> None:
     grad = anything(count, count, dtype)
     grad = torch.where(torch.isfinite(grad), grad, torch.ones_like(grad))
     limbs = new_limbs(torch.device("cpu"))
-    reduce_squares([grad], limbs)
+    reduce_gradients([grad], limbs)
     want = sum((Fraction(x) ** 2 for x in grad.tolist()), Fraction(0))
     assert value_of(limbs[: LIMBS.value].tolist()) == want
 
@@ -97,6 +97,6 @@ def test_limbs_add_to_what_is_there() -> None:
     limbs = new_limbs(torch.device("cpu"))
     pieces: list[Tensor] = [torch.full((3,), 1e-30), torch.full((7,), 1e30)]
     for piece in pieces:
-        reduce_squares([piece], limbs)
+        reduce_gradients([piece], limbs)
     want = sum((Fraction(x) ** 2 for piece in pieces for x in piece.tolist()), Fraction(0))
     assert value_of(limbs[: LIMBS.value].tolist()) == want

@@ -108,9 +108,11 @@ UNSCALE = {
 }
 LIMBS = {"limbs": "*i64"}
 REDUCE = {
-    "reduce flat": Case(reduce.reduce_flat_kernel, {"grads": "*bf16", **LIMBS}, {}, 8),
-    "reduce flat fp32": Case(reduce.reduce_flat_kernel, {"grads": "*fp32", **LIMBS}, {}, 8),
-    "reduce list": Case(reduce.reduce_list_kernel, LIMBS, {"G": tl.float16}, 8),
+    "reduce flat": Case(reduce.reduce_flat_kernel, {"grads": "*bf16", **LIMBS}, {"KIND": "2"}, 8),
+    "reduce flat fp32": Case(
+        reduce.reduce_flat_kernel, {"grads": "*fp32", **LIMBS}, {"KIND": "2"}, 8
+    ),
+    "reduce list": Case(reduce.reduce_list_kernel, LIMBS, {"G": tl.float16, "KIND": "2"}, 8),
 }
 FIXED = {"factor": "*fp64"}  # the rules' growth factor, not the factor of gradients
 SCALAR = {

@@ -18,6 +18,7 @@ from parity.compile import ceilings
 from parity.compile.artefacts import code_bytes, of_amdgcn, of_ptx, of_usage, spilled
 from parity.compile.build import Built, build, compiler
 from parity.compile.ceilings import Ceilings, breaches, improvements, load, save, updated
+from parity.compile.page import PAGE, page
 from parity.compile.variants import Variant, recorded, variants_of
 from parity.compile_command import compile_all
 from parity.errors import NoDeviceError, UsageError
@@ -33,7 +34,8 @@ Capture = pytest.CaptureFixture[str]
 @cache
 def variants() -> list[Variant]:
     """Everything that our rows launch; not at import, which every test process does."""
-    return variants_of([kernel for kernel in kernels() if kernel.name.startswith("triton.")])
+    ours = [kernel for kernel in kernels() if kernel.name.startswith("triton.")]
+    return variants_of(ours, optimizers=True)
 
 
 def quiet(built: Built) -> None:
@@ -77,7 +79,7 @@ def test_our_kernels_keep_rules_and_ceilings() -> None:
     assert breaches(load(), found, compilers, whole=False) == []
 
 
-def test_every_kernel_in_the_folder_is_launched_by_a_row() -> None:
+def test_every_kernel_in_the_folder_is_launched() -> None:
     import fast.kernels
 
     folder = Path(str(fast.kernels.__file__)).parent
@@ -89,9 +91,24 @@ def test_every_kernel_in_the_folder_is_launched_by_a_row() -> None:
             for value in vars(module).values()
             if isinstance(value, JITFunction) and value.fn.__name__.endswith("_kernel")
         }
-    # Launched by BF16Optimizer alone: no operation of their own, and so no ceiling yet.
-    without_row = {name for name in jitted if name.startswith(("finalise_unscaled", "magnitude"))}
-    assert jitted - without_row == {variant.kernel for variant in variants()}
+    assert jitted == {variant.kernel for variant in variants()}
+
+
+def test_what_only_an_optimizer_class_launches_is_a_variant_of_that_class() -> None:
+    users = {variant.name: variant.operations for variant in variants()}
+    assert users["finalise_unscaled_kernel KIND=1 BIAS_CORRECTION LAST"] == {"BF16Optimizer"}
+    assert users["reduce_flat_kernel grads=fp16 limbs=i64 KIND=inf"] >= {"FP16Optimizer"}
+    assert any("LAMB" in name and "FP16UnfusedOptimizer" in users[name] for name in users)
+
+
+def test_no_variant_of_ours_spills() -> None:
+    spilled = {key for key, facts in load().facts.items() if facts["spilled"] or facts["local"]}
+    assert not spilled
+
+
+def test_the_table_of_ceilings_is_current() -> None:
+    text = PAGE.read_text()
+    assert page(text) == text, "renew it: python -m parity.compile.page"
 
 
 def test_every_variant_has_a_ceiling_on_every_target() -> None:

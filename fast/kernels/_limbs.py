@@ -1,9 +1,10 @@
-"""Exact sums of squares as integers.
+"""Exact sums of squares, or of magnitudes, as integers.
 
 A sum is int64[PADDED]: limb j < LIMBS weighs 2**(32 * (j - ORIGIN)), so squares of every fp32
 number (2**-298 to 2**256) and the carries of 2**40 of them fit. Limbs are signed and need not be
 normalised: integers add in any order, so neither grid nor tensor order nor rank can matter.
 Limb NONFINITE counts tiles: 1 for a tile that holds an infinity, 2**32 for one that holds a NaN.
+The largest magnitude has a slot of its own, LARGEST, as bits, which order like magnitudes.
 
 A tile's squares are exact in float64. They are cut into windows of 40 bits, from the top down, by
 `head = (x + C) - C` with C = 1.5 * 2**(52 + 40 k), which rounds x to a multiple of 2**(40 k). At
@@ -17,6 +18,7 @@ import triton.language as tl
 LIMBS = tl.constexpr(24)
 ORIGIN = tl.constexpr(11)
 NONFINITE = tl.constexpr(24)
+LARGEST = tl.constexpr(25)
 PADDED = tl.constexpr(32)
 DIGIT = tl.constexpr(0xFFFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)  # the bits of fp32 +inf
@@ -29,13 +31,15 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def window_of(largest):
-    """Return the k whose window 2**(40 k) .. 2**(40 (k + 1)) holds the square of `largest`.
+def window_of(largest, SQUARED: tl.constexpr):
+    """Return the k whose window 2**(40 k) .. 2**(40 (k + 1)) holds `largest` or its square.
 
     `largest` is given as the bits of a positive fp32 number.
     """
     x = largest.to(tl.float32, bitcast=True).to(tl.float64)
-    exponent = ((x * x).to(tl.int64, bitcast=True) >> 52) - 1023
+    if SQUARED:
+        x = x * x
+    exponent = (x.to(tl.int64, bitcast=True) >> 52) - 1023
     # Biased to be positive: the division of integers truncates towards zero.
     return (exponent + 1200) // 40 - 30
 
@@ -55,8 +59,8 @@ def add_window(limbs, total, k):
 
 
 @triton.jit
-def add_tile(limbs, x):
-    """Add the squares of one tile of at most 4096 elements, or count it as non-finite."""
+def add_tile(limbs, x, SQUARED: tl.constexpr):
+    """Add squares or magnitudes of a tile of at most 4096 elements, or count it as non-finite."""
     # The bits of |x| order like |x|, and infinity and NaN come last.
     bits = x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
     largest = tl.max(bits)
@@ -66,8 +70,8 @@ def add_tile(limbs, x):
         limbs += tl.where(tl.arange(0, PADDED) == NONFINITE, infinite + nan, 0)
     else:
         wide = x.to(tl.float64)
-        rest = wide * wide
-        k = window_of(largest)
+        rest = wide * wide if SQUARED else tl.abs(wide)
+        k = window_of(largest, SQUARED)
         left = largest
         while left != 0:
             c = 1.5 * power_of_two(52 + 40 * k)
@@ -114,7 +118,7 @@ def leading_digits(limbs):
 
 @triton.jit
 def round_limbs(limbs):
-    """Return the sum of finite squares, rounded once to the nearest even float64."""
+    """Return the sum of what is finite, rounded once to the nearest even float64."""
     d0, d1, d2, below, top = leading_digits(limbs)
     exponent = (d0.to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
     # Shifted so that the leading 1 is bit 63: the conversion below then drops 11 bits, and the
@@ -136,3 +140,18 @@ def norm_of(limbs):
     norm = tl.where(nonfinite != 0, float("inf"), norm)
     norm = tl.where((nonfinite >> 32) != 0, float("nan"), norm)
     return norm, (nonfinite != 0).to(tl.float32)
+
+
+@triton.jit
+def sum_of(limbs):
+    """Return the sum of magnitudes as fp32: any NaN gives NaN, otherwise any infinity gives inf."""
+    nonfinite = tl.load(limbs + NONFINITE)
+    total = round_limbs(limbs).to(tl.float32)
+    total = tl.where(nonfinite != 0, float("inf"), total)
+    return tl.where((nonfinite >> 32) != 0, float("nan"), total)
+
+
+@triton.jit
+def largest_of(limbs):
+    """Return the largest magnitude as fp32; NaN beats infinity."""
+    return tl.load(limbs + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)

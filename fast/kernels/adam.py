@@ -15,14 +15,12 @@ block says skip, they return before touching anything.
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fast.dispatch import TRITON_DTYPE, cdiv, launch
 from fast.kernels._arith import (
-    HEADER,
     LANES,
     SKIP,
     adam_tile,
@@ -40,7 +38,8 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import SHARED, TableCache, only_slot, step_table, tensor_tables
+from fast.kernels._prepare import prepared
+from fast.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor", "found_inf")
 
@@ -168,21 +167,7 @@ def prepare_adam(
     cache: TableCache = SHARED,
 ) -> Tensor:
     """Advance the step counters and return the coefficient block of this step."""
-    near = controls[0]
-    size = HEADER.value + 2 * len(steps)
-    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
-    is_table = len(steps) > 1
-    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
-    launch(
-        adam_prepare_kernel,
-        cdiv(len(steps), LANES.value),
-        near,
-        (counters, coefficients, *controls, len(steps)),
-        reaches=steps,
-        BIAS_CORRECTION=bias_correction,
-        IS_TABLE=is_table,
-    )
-    return coefficients
+    return prepared(adam_prepare_kernel, steps, controls, cache, BIAS_CORRECTION=bias_correction)
 
 
 def update_adam(

@@ -55,17 +55,18 @@ def cast_list_kernel(table, tensors: tl.int64, S: tl.constexpr, C: tl.constexpr)
     c = address_of(table, tensors, tensor, 1)
     left = tl.minimum(numel - start, CHUNK).to(tl.int32)
     whole = tl.where(aligned != 0, whole_tiles(left), 0)
+    # Offsets count from the chunk, in 32 bits: 64 bits for each element cost registers, and spill.
     if whole > 0:
-        sources = pointer(s, S, True)
-        copies = pointer(c, C, True)
+        sources = pointer(s, S, True) + start
+        copies = pointer(c, C, True) + start
         for tile in range(0, whole, TILE):
-            cast_tile(sources, copies, start + tile + tl.arange(0, TILE), None)
+            cast_tile(sources, copies, tile + tl.arange(0, TILE), None)
     if whole < left:
-        sources = pointer(s, S, False)
-        copies = pointer(c, C, False)
+        sources = pointer(s, S, False) + start
+        copies = pointer(c, C, False) + start
         for tile in range(whole, left, EDGE):
-            at = start + tile + tl.arange(0, EDGE)
-            cast_tile(sources, copies, at, at < numel)
+            at = tile + tl.arange(0, EDGE)
+            cast_tile(sources, copies, at, at < left)
 
 
 def cast_copy_(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> None:

@@ -16,10 +16,9 @@ from torch import Tensor
 from fast.dispatch import launch
 from fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
 from fast.kernels._lamb import advance_lamb_steps, store_lamb_header
-from fast.kernels._limbs import INFINITY, NONFINITE, PADDED, norm_of
+from fast.kernels._limbs import INFINITY, NONFINITE, PADDED, largest_of, norm_of, sum_of
 from fast.kernels.clip import unscale_and_clip
 from fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
-from fast.kernels.magnitudes import largest_of, sum_of
 from fast.tables import SHARED, TableCache, step_table
 
 CONTROLS = (

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fast.dispatch import launch
 from fast.kernels._arith import advance_adam_steps, store_adam_header
-from fast.kernels._limbs import INFINITY, PADDED, norm_of
+from fast.kernels._limbs import INFINITY, PADDED, largest_of, norm_of, sum_of
 from fast.kernels.clip import EPSILON
-from fast.kernels.magnitudes import largest_of, sum_of
 
 CONTROLS = (
     "lr",

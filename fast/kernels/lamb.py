@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import TRITON_DTYPE, cdiv, launch
+from fast.dispatch import TRITON_DTYPE, launch
 from fast.kernels._arith import HEADER, LANES, SKIP
 from fast.kernels._lamb import (
     advance_lamb_steps,
@@ -32,8 +32,9 @@ from fast.kernels._lamb import (
 )
 from fast.kernels._layout import TILE, address_of, facts_of, pointer
 from fast.kernels._limbs import PADDED, add_tile
+from fast.kernels._prepare import prepared
 from fast.kernels.reduce import store_limbs
-from fast.tables import SHARED, TableCache, step_table, tensor_tables
+from fast.tables import SHARED, TableCache, tensor_tables
 
 CONTROLS = (
     "lr",
@@ -147,8 +148,8 @@ def lamb_moments_kernel(
             # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
             w = tl.where(inside, w, 0.0)
             u = tl.where(inside, u, 0.0)
-        weights = add_tile(weights, w)
-        directions = add_tile(directions, u)
+        weights = add_tile(weights, w, True)
+        directions = add_tile(directions, u, True)
         start += WIDE
     sums = limbs + 2 * PADDED * slot
     store_limbs(sums, weights)
@@ -224,21 +225,7 @@ def prepare_lamb(
     cache: TableCache = SHARED,
 ) -> Tensor:
     """Advance the step counters and return the coefficient block of this step."""
-    near = controls[0]
-    size = HEADER.value + 2 * len(steps)
-    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
-    is_table = len(steps) > 1
-    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
-    launch(
-        lamb_prepare_kernel,
-        cdiv(len(steps), LANES.value),
-        near,
-        (counters, coefficients, *controls, len(steps)),
-        reaches=steps,
-        BIAS_CORRECTION=bias_correction,
-        IS_TABLE=is_table,
-    )
-    return coefficients
+    return prepared(lamb_prepare_kernel, steps, controls, cache, BIAS_CORRECTION=bias_correction)
 
 
 def update_lamb(

@@ -14,7 +14,7 @@ from torch import Tensor
 from fast.kernels._arith import HEADER
 from fast.kernels.adam import update_adam
 from fast.kernels.finalise import Finish, finalise
-from fast.kernels.reduce import new_limbs, reduce_squares
+from fast.kernels.reduce import new_limbs, reduce_gradients
 from fast.tables import SHARED, TableCache
 
 
@@ -51,7 +51,7 @@ def run_mixed_step(
 ) -> None:
     """Launch one step over (params, grads, exp_avgs, exp_avg_sqs[, copies])."""
     cache = workspace.cache
-    reduce_squares(lists[1], workspace.limbs, cache)
+    reduce_gradients(lists[1], workspace.limbs, cache)
     finalise(workspace.limbs, steps, workspace.coefficients, controls, finish, cache)
     update_adam(lists, workspace.coefficients, decoupled=adam_w_mode, cache=cache)
 

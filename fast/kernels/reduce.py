@@ -5,6 +5,9 @@ Versions, and what each costs:
 1. flat: one tensor; 2 bytes per 16-bit gradient.
 2. list: tensors of one dtype through a pointer table; 48 bytes more per span of 16384.
 
+Kinds 1 and infinity read the same: sums of magnitudes go to the same limbs as squares do, and the
+largest magnitude is the largest of bit patterns, among which infinity and NaN come last.
+
 Programs are persistent: each walks over every n-th chunk with its limbs in registers and adds
 them to memory once. A second launch of one program rounds the limbs (`norm_kernel`; a whole mixed
 step does that in its finalise kernel instead).
@@ -19,12 +22,23 @@ from torch import Tensor
 
 from fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
 from fast.kernels._layout import address_of, facts_of, pointer
-from fast.kernels._limbs import NONFINITE, PADDED, add_tile, norm_of
+from fast.kernels._limbs import LARGEST, NONFINITE, PADDED, add_tile, norm_of
 from fast.tables import SHARED, TableCache, only_slot, tensor_tables
 
 REDUCE_CHUNK = tl.constexpr(4096)  # elements whose squares are added at once
 SPAN = tl.constexpr(16384)  # elements for each entry of the pointer table
 WARPS = 8
+
+
+@triton.jit
+def note_tile(total, x, KIND: tl.constexpr):
+    """Take a tile of at most 4096 elements into a program's limbs, or its largest magnitude."""
+    if KIND == "inf":
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        total = tl.maximum(total, tl.max(bits).to(tl.int64))
+    else:
+        total = add_tile(total, x, KIND == "2")
+    return total
 
 
 @triton.jit
@@ -35,24 +49,37 @@ def store_limbs(limbs, total):
     tl.atomic_add(limbs + lane, total, mask=used, sem="relaxed")
 
 
+@triton.jit
+def store_total(limbs, total, KIND: tl.constexpr):
+    """Put what a program has found into memory."""
+    if KIND == "inf":
+        tl.atomic_max(limbs + LARGEST, tl.max(total), sem="relaxed")
+    else:
+        store_limbs(limbs, total)
+
+
 @triton.jit(do_not_specialize=["numel"])
-def reduce_flat_kernel(grads, limbs, numel: tl.int64):
+def reduce_flat_kernel(grads, limbs, numel: tl.int64, KIND: tl.constexpr):
     """One tensor."""
     lanes = tl.arange(0, REDUCE_CHUNK)
     total = tl.zeros([PADDED], tl.int64)
     start = tl.program_id(0).to(tl.int64) * REDUCE_CHUNK
     while start < numel:
+        # One tile behind both branches: a second copy of it costs registers, and then spills.
         if start + REDUCE_CHUNK <= numel:
-            total = add_tile(total, tl.load(grads + start + lanes))
+            x = tl.load(grads + start + lanes)
         else:
             at = start + lanes
-            total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
+            x = tl.load(grads + at, mask=at < numel, other=0.0)
+        total = note_tile(total, x, KIND)
         start += tl.num_programs(0).to(tl.int64) * REDUCE_CHUNK
-    store_limbs(limbs, total)
+    store_total(limbs, total, KIND)
 
 
 @triton.jit(do_not_specialize=["tensors", "chunks"])
-def reduce_list_kernel(table, limbs, tensors: tl.int64, chunks: tl.int64, G: tl.constexpr):
+def reduce_list_kernel(
+    table, limbs, tensors: tl.int64, chunks: tl.int64, G: tl.constexpr, KIND: tl.constexpr
+):
     """Every tensor of one dtype."""
     lanes = tl.arange(0, REDUCE_CHUNK)
     total = tl.zeros([PADDED], tl.int64)
@@ -60,20 +87,21 @@ def reduce_list_kernel(table, limbs, tensors: tl.int64, chunks: tl.int64, G: tl.
     while chunk < chunks:
         pair = table + 4 * tensors + 2 * chunk
         tensor = tl.load(pair)
-        start = tl.load(pair + 1) * SPAN
+        first = tl.load(pair + 1) * SPAN
         numel, aligned, _ = facts_of(table, tensors, tensor, 1)
         address = address_of(table, tensors, tensor, 0)
-        stop = tl.minimum(start + SPAN, numel)
-        while start < stop:
-            if (aligned != 0) & (start + REDUCE_CHUNK <= numel):
-                total = add_tile(total, tl.load(pointer(address, G, True) + start + lanes))
+        # Within a span 32 bits do: 64 for each element cost registers, and then spill.
+        left = tl.minimum(numel - first, SPAN).to(tl.int32)
+        whole = tl.where(aligned != 0, left - left % REDUCE_CHUNK, 0)
+        for start in range(0, left, REDUCE_CHUNK):
+            at = start + lanes
+            if start < whole:
+                x = tl.load(pointer(address, G, True) + first + at)
             else:
-                at = start + lanes
-                grads = pointer(address, G, False)
-                total = add_tile(total, tl.load(grads + at, mask=at < numel, other=0.0))
-            start += REDUCE_CHUNK
+                x = tl.load(pointer(address, G, False) + first + at, mask=at < left, other=0.0)
+            total = note_tile(total, x, KIND)
         chunk += tl.num_programs(0)
-    store_limbs(limbs, total)
+    store_total(limbs, total, KIND)
 
 
 @triton.jit(do_not_specialize_on_alignment=["norm", "found_inf"])
@@ -90,13 +118,28 @@ def new_limbs(device: torch.device) -> Tensor:
     return torch.zeros(PADDED.value, dtype=torch.int64, device=device)
 
 
-def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = SHARED) -> None:
-    """Add the squares of all gradients to the limbs: one launch for each dtype."""
+def reduce_gradients(
+    grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = SHARED, *, kind: str = "2"
+) -> None:
+    """Enter all gradients into the limbs: one launch for each dtype.
+
+    Args:
+        grads: of any dtypes, not empty where `limbs` is to change.
+        limbs: int64[PADDED]; sums are added to it, of squares for `kind` "2", of magnitudes for
+            "1"; for "inf" its slot LARGEST rises to the largest magnitude.
+        cache: of pointer tables.
+        kind: of the norm that they are for.
+    """
     slot = only_slot([grads])
     if slot is not None:
-        numel = grads[slot].numel()
-        programs = resident_programs(limbs.device, cdiv(numel, REDUCE_CHUNK.value))
-        launch(reduce_flat_kernel, programs, limbs, (grads[slot], limbs, numel), warps=WARPS)
+        launch(
+            reduce_flat_kernel,
+            resident_programs(limbs.device, cdiv(grads[slot].numel(), REDUCE_CHUNK.value)),
+            limbs,
+            (grads[slot], limbs, grads[slot].numel()),
+            warps=WARPS,
+            KIND=kind,
+        )
         return
     for table in tensor_tables([grads], chunk=SPAN.value, cache=cache):
         launch(
@@ -106,6 +149,7 @@ def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = S
             (table.data, limbs, table.tensors, table.chunks),
             reaches=grads,
             G=TRITON_DTYPE[table.dtypes[0]],
+            KIND=kind,
             warps=WARPS,
         )
 
@@ -113,5 +157,5 @@ def reduce_squares(grads: Sequence[Tensor], limbs: Tensor, cache: TableCache = S
 def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:
     """Write norm = fp32(sqrt(S)), S the exact sum of squares, and found_inf where non-finite."""
     limbs = new_limbs(norm.device)
-    reduce_squares(grads, limbs)
+    reduce_gradients(grads, limbs)
     launch(norm_kernel, 1, norm, (limbs, norm, found_inf), warps=1)

@@ -10,7 +10,6 @@ As in `fast.kernels.adam`, a preparing launch writes the coefficients and advanc
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -39,7 +38,8 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import SHARED, TableCache, only_slot, step_table, tensor_tables
+from fast.kernels._prepare import prepared
+from fast.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
 
@@ -164,20 +164,7 @@ def prepare_sgd(
     steps: Sequence[Tensor], controls: Sequence[Tensor], cache: TableCache = SHARED
 ) -> Tensor:
     """Advance the step counters and return the coefficient block of this step."""
-    near = controls[0]
-    size = HEADER.value + 2 * len(steps)
-    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
-    is_table = len(steps) > 1
-    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
-    launch(
-        sgd_prepare_kernel,
-        cdiv(len(steps), LANES.value),
-        near,
-        (counters, coefficients, *controls, len(steps)),
-        reaches=steps,
-        IS_TABLE=is_table,
-    )
-    return coefficients
+    return prepared(sgd_prepare_kernel, steps, controls, cache)
 
 
 def _update_flat(

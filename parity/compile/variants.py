@@ -1,21 +1,24 @@
 """Every way in which our kernels are launched: found by launching them, with nothing compiled.
 
 Each launcher is called on small tensors for every dtype combination and layout that it claims and
-for its options; Triton's `jit_cache_hook` is told what would be compiled, and declines.
+for its options, and our optimizer classes take steps; Triton's `jit_cache_hook` is told what would
+be compiled, and declines.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import triton
 from triton.runtime.jit import JITFunction
 
 from parity.case import Recipe
+from parity.compile.optimizers import steps
 from parity.expand import expand
 from parity.operation import Operation, OptionValue
 from parity.registry import Kernel
@@ -37,7 +40,7 @@ class Variant:
         attributes: place of an argument -> what the compiler may assume of it.
         warps: of a program.
         fusion: whether products and sums may be contracted.
-        operations: names of those that launch it.
+        operations: names of those that launch it, and of optimizer classes.
     """
 
     module: str
@@ -124,21 +127,28 @@ def _variant(fn: object, compile: Mapping[str, object]) -> Variant:
     )
 
 
-def variants_of(kernels: Sequence[Kernel]) -> list[Variant]:
-    """Every variant that these kernels launch, sorted by name."""
+def variants_of(kernels: Sequence[Kernel], optimizers: bool = False) -> list[Variant]:
+    """Every variant that these kernels launch, sorted by name.
+
+    `optimizers`: and those that our optimizer classes launch besides.
+    """
     merged: dict[str, Variant] = {}
-    for kernel in kernels:
+    for user, launch in itertools.chain(_operations(kernels), steps() if optimizers else ()):
         with recorded() as found:
-            for dtype in kernel.dtypes:
-                for layout in kernel.layouts or ("",):
-                    _launch(kernel, dtype, layout)
-            if kernel.operation.name == "mixed_step":
-                _launch_compat(kernel)
+            launch()
         for name, one in found.items():
             before = merged.get(name, one)
-            users = before.operations | {kernel.operation.name}
-            merged[name] = replace(one, operations=users)
+            merged[name] = replace(one, operations=before.operations | {user})
     return [merged[name] for name in sorted(merged)]
+
+
+def _operations(kernels: Sequence[Kernel]) -> Iterator[tuple[str, Callable[[], None]]]:
+    for kernel in kernels:
+        name = kernel.operation.name
+        for dtype, layout in itertools.product(kernel.dtypes, kernel.layouts or ("",)):
+            yield name, partial(_launch, kernel, dtype, layout)
+        if name == "mixed_step":
+            yield name, partial(_launch_compat, kernel)
 
 
 def _launch(kernel: Kernel, dtype: str, layout: str) -> None:

@@ -23,7 +23,7 @@ SURVIVORS: dict[str, str] = {
     "fast/kernels/clip.py clip_coefficient_kernel, comparison: k < 1.0 -> k <= 1.0": (
         "they differ at k = 1 alone, where both branches give 1"
     ),
-    "fast/kernels/lamb.py prepare_lamb, comparison: len(steps) > 1 -> len(steps) >= 1": (
+    "fast/kernels/_prepare.py prepared, comparison: len(steps) > 1 -> len(steps) >= 1": (
         "a single counter is then found through a table of one address, with the same bits"
     ),
     "fast/kernels/loss_scale.py update_scale_dynamic_, grid + 1: 1 -> 1 + 1": (

@@ -1,0 +1,35 @@
+"""The launch that advances the step counters and forms the coefficients of a step."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fast.dispatch import Jitted, cdiv, launch
+from fast.kernels._arith import HEADER, LANES
+from fast.tables import TableCache, step_table
+
+
+def prepared(
+    kernel: Jitted,
+    steps: Sequence[Tensor],
+    controls: Sequence[Tensor],
+    cache: TableCache,
+    **options: bool,
+) -> Tensor:
+    """Run a preparing kernel over all step counters; return the coefficient block it wrote."""
+    near = controls[0]
+    size = HEADER.value + 2 * len(steps)
+    coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
+    is_table = len(steps) > 1
+    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
+    launch(
+        kernel,
+        cdiv(len(steps), LANES.value),
+        near,
+        (counters, coefficients, *controls, len(steps)),
+        reaches=steps,
+        IS_TABLE=is_table,
+        **options,
+    )
+    return coefficients
