@@ -1,107 +1,39 @@
-"""The scenario commands: `lockstep`, `train` and `picture`."""
+"""The scenario commands: `lockstep`, `train`, `precision`, `compare` and `picture`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from parity.errors import UsageError
-from scenarios import lockstep, picture, train
+from scenarios import comparison_picture, lockstep, picture, precision, precision_report, train
 from scenarios import trace as traces
-from scenarios.plan import DTYPES, RULES, Plan
-from scenarios.sides import SIDES, engine
+from scenarios.checkpoint import CheckpointUnfit
+from scenarios.options import parser, plan_of
+from scenarios.plan import DTYPES, Plan
+from scenarios.precision import TracesUnfit
+from scenarios.progress import Lines, Reporter, reporter
+from scenarios.sides import engine
 from scenarios.text import TextMissing
-from scenarios.trace import StepRecord, Trace
+from scenarios.trace import Trace, TraceUnreadable
 
-EQUAL, DIFFERS, USAGE = 0, 1, 2
+EQUAL, DIFFERS, USAGE, TOO_LITTLE = 0, 1, 2, 3
 SHOWN = 10  # differences printed before the rest is only counted
-
-HEADING = "step    loss       scale   gradient norm"
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
-    top = argparse.ArgumentParser(
-        prog="scenarios",
-        description="Train a small language model on the standard library's source.",
-        epilog="Exit codes: 0 equal, 1 the sides differ, 2 usage.",
-    )
-    commands = top.add_subparsers(dest="command", required=True)
-    both = commands.add_parser("lockstep", help="put every step through both sides and compare")
-    both.add_argument("--dtype", choices=[*DTYPES, "all"], default="fp16")
-    both.add_argument("--layout", choices=[*lockstep.LAYOUTS, "both"], default="both")
-    add_shared(both, steps=16, window=4)
-    both.set_defaults(act=lockstep_command)
-    one = commands.add_parser("train", help="train with one side and record a trace")
-    one.add_argument("--dtype", choices=list(DTYPES), default="fp16")
-    one.add_argument("--side", choices=SIDES, default="reference")
-    one.add_argument("--out", type=new_file, metavar="FILE", help="write the trace as JSON lines")
-    add_shared(one, steps=300, window=20)
-    one.set_defaults(act=train_command)
-    drawn = commands.add_parser("picture", help="draw a recorded trace")
-    drawn.add_argument("trace", type=Path, help="a file that train --out wrote")
-    drawn.add_argument("picture", type=new_picture, help="the image to write, such as run.png")
-    drawn.set_defaults(act=picture_command)
-    return top
-
-
-def add_shared(command: argparse.ArgumentParser, *, steps: int, window: int) -> None:
-    """Options that every run takes."""
-    command.add_argument("--steps", type=positive, default=steps, help=f"default {steps}")
-    command.add_argument("--seed", type=natural, default=0, help="of weights and batches")
-    command.add_argument("--ranks", type=positive, default=1, help="batches per step, one per rank")
-    command.add_argument("--rule", choices=RULES, default="dynamic", help="loss-scale rule in fp16")
-    command.add_argument(
-        "--window", type=positive, default=window, help="clean steps before the scale grows"
-    )
-    command.add_argument("--picture", type=new_picture, metavar="FILE", help="draw the run")
-
-
-def plan_of(chosen: argparse.Namespace, dtype: str) -> Plan:
-    """The run that the options ask for."""
-    return Plan(
-        dtype=dtype,
-        steps=chosen.steps,
-        seed=chosen.seed,
-        ranks=chosen.ranks,
-        rule=chosen.rule,
-        scale_window=chosen.window,
-    )
-
-
-def positive(word: str) -> int:
-    """A whole number, at least 1."""
-    return at_least(1, word)
-
-
-def natural(word: str) -> int:
-    """A whole number, at least 0."""
-    return at_least(0, word)
-
-
-def new_file(word: str) -> Path:
-    """A file to write, in a folder that exists: found out before the run, not after it."""
-    path = Path(word)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{word!r} should lie in a folder that exists")
-    return path
-
-
-def new_picture(word: str) -> Path:
-    """An image file to write, in a format that can be drawn."""
-    if Path(word).suffix not in picture.SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{word!r} should end in {', '.join(picture.SUFFIXES)}")
-    return new_file(word)
-
-
-def at_least(least: int, word: str) -> int:
-    """The number that a word spells."""
-    if not word.isdecimal() or int(word) < least:
-        raise argparse.ArgumentTypeError(f"{word!r} should be a whole number, at least {least}")
-    return int(word)
+EVERY = 50  # steps between two lines of `precision` to a pipe
+REFUSED = (
+    TextMissing,
+    TraceUnreadable,
+    TracesUnfit,
+    CheckpointUnfit,
+    picture.PictureImpossible,
+    OSError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,22 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = parser().parse_args(argv)
     except SystemExit as left:  # argparse has said why, or printed the help
         return left.code if isinstance(left.code, int) else USAGE
-    act: Callable[[argparse.Namespace], int] = chosen.act
     try:
-        return act(chosen)
+        return COMMANDS[chosen.command](chosen)
     except UsageError as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
         return problem.exit_code
-    except (TextMissing, traces.TraceUnreadable, picture.PictureImpossible, OSError) as problem:
+    except REFUSED as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
         return USAGE
 
 
-def show(record: StepRecord) -> None:
-    """Print one step; flushed, so a pipe sees progress too."""
-    note = "  skipped: the gradients overflowed" if record.skipped else ""
-    line = f"{record.step:4d}  {record.loss:6.4f}  {record.scale:10g}  {record.norm:14.6g}{note}"
-    print(line, flush=True)
+def console() -> Console:
+    """Standard output; wide where nobody looks at its width."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+
+
+def planned(chosen: argparse.Namespace, dtype: str, seed: int | None = None) -> Plan:
+    """The run that the options ask for.
+
+    Raises:
+        UsageError: the options do not go together.
+    """
+    try:
+        return plan_of(chosen, dtype, seed)
+    except ValueError as problem:
+        raise UsageError(str(problem)) from problem
 
 
 def lockstep_command(chosen: argparse.Namespace) -> int:
@@ -138,15 +79,16 @@ def lockstep_command(chosen: argparse.Namespace) -> int:
 
 def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     """Run both sides for one dtype and print the verdict."""
-    start = time.perf_counter()
-    print(f"language_model, {dtype}: reference and fast on every step, engine {engine().name}")
-    print(HEADING, flush=True)
+    start, lines, plan = time.perf_counter(), Lines(), planned(chosen, dtype)
+    label = f"language_model, {dtype}: reference and fast on every step, engine {engine().name}"
+    lines.begin(label, plan.steps)
     report = lockstep.run(
-        plan_of(chosen, dtype),
+        plan,
         layouts=lockstep.LAYOUTS if chosen.layout == "both" else (chosen.layout,),
-        progress=show,
+        progress=lines.step,
     )
-    finish(report.trace, chosen.picture, time.perf_counter() - start)
+    print(summary(report.trace, time.perf_counter() - start))
+    draw([report.trace], chosen.picture)
     print(f"compared {report.compared:,} values of {', '.join(report.operations)}")
     for difference in report.differences[:SHOWN]:
         print(f"DIFFERS {difference}")
@@ -158,28 +100,127 @@ def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
 
 def train_command(chosen: argparse.Namespace) -> int:
     """Train with one side, print the steps, write what was asked for."""
-    start = time.perf_counter()
-    print(f"language_model, {chosen.dtype}, {chosen.side}")
-    print(HEADING, flush=True)
-    trace = train.run(chosen.side, plan_of(chosen, chosen.dtype), progress=show)
-    if chosen.out is not None:
-        traces.write(trace, chosen.out)
-    finish(trace, chosen.picture, time.perf_counter() - start)
+    if chosen.seeds > 1 and (chosen.stop or chosen.save or chosen.resume):
+        raise UsageError("--stop, --save and --resume go with one seed [--seeds]")
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    plans = [planned(chosen, chosen.dtype, seed) for seed in seeds]
+    found: list[Trace] = []
+    screen = console()
+    with reporter(screen) as told:
+        for plan in plans:
+            start = time.perf_counter()
+            told.begin(label_of(plan, chosen.side), plan.steps)
+            found.append(
+                train.run(
+                    chosen.side,
+                    plan,
+                    told.step,
+                    resume=chosen.resume,
+                    stop=chosen.stop,
+                    save=chosen.save,
+                )
+            )
+            screen.print(summary(found[-1], time.perf_counter() - start), soft_wrap=True)
+    record(found, chosen.out)
+    draw(found, chosen.picture)
+    return EQUAL
+
+
+def precision_command(chosen: argparse.Namespace) -> int:
+    """Train every dtype and seed, or read such runs, and judge them."""
+    start, screen = time.perf_counter(), console()
+    if chosen.traces is not None:
+        found = traces.read(chosen.traces)
+    else:
+        with reporter(screen, EVERY) as told:
+            found = train_all(chosen, told)
+        record(found, chosen.out)
+    seconds = time.perf_counter() - start
+    judgement = precision.judge(found)
+    precision_report.show(judgement, screen)
+    if chosen.json is not None:
+        place = "cpu" if found[0].header.side == "reference" else engine().name
+        result = precision_report.as_json(judgement, engine=place, seconds=seconds)
+        chosen.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    draw(found, chosen.picture)
+    if not judgement.learned:
+        return TOO_LITTLE
+    return EQUAL if judgement.reaches else DIFFERS
+
+
+def train_all(chosen: argparse.Namespace, told: Reporter) -> list[Trace]:
+    """Train every run of a judgement, one after the other."""
+    found = []
+    for plan in precision.plans(
+        optimizer=chosen.optimizer,
+        steps=chosen.steps,
+        seeds=chosen.seeds,
+        accumulate=chosen.accumulate,
+        broken=chosen.broken,
+    ):
+        told.begin(label_of(plan, chosen.side), plan.steps)
+        found.append(train.run(chosen.side, plan, told.step))
+    return found
+
+
+def compare_command(chosen: argparse.Namespace) -> int:
+    """Compare two files of traces, run by run; their headers may differ."""
+    left, right = traces.read(chosen.left), traces.read(chosen.right)
+    if len(left) != len(right):
+        print(f"DIFFERS {len(left)} runs and {len(right)} runs")
+        return DIFFERS
+    for index, (ours, theirs) in enumerate(zip(left, right, strict=True)):
+        found = traces.first_difference(ours, theirs)
+        if found is None and ours.held_out != theirs.held_out:
+            found = f"held-out loss: {ours.held_out} and {theirs.held_out}"
+        if found is not None:
+            print(f"DIFFERS run {index + 1} {found}")
+            return DIFFERS
+    print(f"equal: every step of {len(left)} run{'s' if len(left) > 1 else ''}")
     return EQUAL
 
 
 def picture_command(chosen: argparse.Namespace) -> int:
-    """Draw a recorded trace."""
-    picture.draw(traces.read(chosen.trace), chosen.picture)
+    """Draw recorded traces."""
+    draw(traces.read(chosen.trace), chosen.picture)
     return EQUAL
 
 
-def finish(trace: Trace, path: Path | None, seconds: float) -> None:
-    """Print the summary of a run and draw it where a picture was asked for."""
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "lockstep": lockstep_command,
+    "train": train_command,
+    "precision": precision_command,
+    "compare": compare_command,
+    "picture": picture_command,
+}
+
+
+def label_of(plan: Plan, side: str) -> str:
+    """A run in a few words."""
+    name = precision.label_of(plan.dtype, plan.broken)
+    return f"{plan.optimizer} {name}, {side}, seed {plan.seed}"
+
+
+def summary(trace: Trace, seconds: float) -> str:
+    """A run that has ended, in one line."""
     before, after = trace.held_out
-    print(
+    return (
         f"{len(trace.records)} steps, {len(trace.skipped)} skipped, held-out loss {before:.4f} -> "
         f"{after:.4f} nats per byte, {trace.header.parameters:,} parameters, {seconds:.1f} s"
     )
+
+
+def record(found: Sequence[Trace], path: Path | None) -> None:
+    """Write traces, where asked for."""
     if path is not None:
-        picture.draw(trace, path)
+        traces.write(found, path)
+
+
+def draw(found: Sequence[Trace], path: Path | None) -> None:
+    """Draw traces, where asked for: one run by itself, several together."""
+    if path is None:
+        return
+    if len(found) == 1:
+        picture.draw(found[0], path)
+    else:
+        comparison_picture.draw(found, path)

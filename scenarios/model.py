@@ -102,7 +102,7 @@ def attend(x: Tensor, weights: Weights, prefix: str, heads: int) -> Tensor:
         for part in qkv.chunk(3, dim=-1)
     )
     score = (q.float() @ k.float().transpose(-1, -2)) / math.sqrt(width // heads)
-    future = torch.ones(time, time, dtype=torch.bool).triu(1)
+    future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
     share = score.masked_fill(future, -math.inf).softmax(-1).to(x.dtype)
     joined = (share.float() @ v.float()).to(x.dtype).transpose(1, 2).reshape(size, time, width)
     return linear(joined, weights[f"{prefix}.out"], weights[f"{prefix}.out_bias"])

@@ -12,6 +12,8 @@ from scenarios.trace import StepRecord, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 
 class PictureImpossible(RuntimeError):
@@ -22,8 +24,8 @@ SUFFIXES = (".png", ".svg", ".pdf")
 LINE, AVERAGE, SKIP = "#9db7d5", "#1f4e8c", "#c0392b"
 
 
-def draw(trace: Trace, path: Path) -> None:
-    """Draw a trace into an image file; the suffix decides the format.
+def figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches.
 
     Raises:
         PictureImpossible: matplotlib is not installed.
@@ -35,21 +37,41 @@ def draw(trace: Trace, path: Path) -> None:
             "a picture needs matplotlib, which is not installed: pip install matplotlib, "
             "or leave the picture out"
         ) from missing
-    figure = Figure(figsize=(8.0, 8.0), layout="constrained")
-    loss, scale, norm = figure.subplots(3, 1, sharex=True)
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def frame(axes: Axes) -> None:
+    """The house's frame: a light grid below the curves, no box around them."""
+    axes.set_axisbelow(True)
+    axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw(trace: Trace, path: Path) -> None:
+    """Draw a trace into an image file; the suffix decides the format.
+
+    Raises:
+        PictureImpossible: matplotlib is not installed.
+    """
+    drawn = figure(8.0, 8.0)
+    loss, scale, norm = drawn.subplots(3, 1, sharex=True)
     loss.set_title(title(trace), fontsize=10)
     draw_loss(loss, trace)
     draw_scale(scale, trace.records)
     draw_norm(norm, trace.records)
     for axes in (loss, scale, norm):
         mark_skipped(axes, trace.skipped)
-        axes.set_axisbelow(True)
-        axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        frame(axes)
     loss.legend(frameon=False, fontsize=8)
     norm.set_xlabel("step")
-    norm.xaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path, dpi=130)
+    whole_numbers(norm.xaxis)
+    drawn.savefig(path, dpi=130)
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and of those before it, `window` together."""
+    window = max(1, window)
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 def title(trace: Trace) -> str:
@@ -57,8 +79,8 @@ def title(trace: Trace) -> str:
     header = trace.header
     skipped = f"{len(trace.skipped)} of {len(trace.records)} steps skipped"
     return (
-        f"{header.scenario}, {header.side}, {header.dtype}, rule {header.rule}, "
-        f"ranks {header.ranks}, seed {header.seed}: {skipped}"
+        f"{header.scenario}, {header.side}, {header.optimizer}, {header.dtype}, "
+        f"rule {header.rule}, ranks {header.ranks}, seed {header.seed}: {skipped}"
     )
 
 
@@ -69,7 +91,7 @@ def draw_loss(axes: Axes, trace: Trace) -> None:
     axes.plot(steps, values, color=LINE, linewidth=1, label="training loss")
     window = max(1, len(values) // 20)
     if window > 1:
-        smooth = [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
+        smooth = running_mean(values, window)
         axes.plot(steps, smooth, color=AVERAGE, label=f"mean of {window} steps")
     ends = [steps[0] - 1, steps[-1]]
     axes.plot(ends, trace.held_out, "D", color="#2e7d32", markersize=5, label="held-out loss")
@@ -84,14 +106,12 @@ def draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
         where="mid",
         color=AVERAGE,
     )
-    axes.set_yscale("log", base=2)
+    powers_of_two(axes)
     axes.set_ylabel("loss scale")
 
 
 def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
     """Global norm of the unscaled gradients; a step that overflowed has none."""
-    from matplotlib.ticker import LogFormatter
-
     axes.plot(
         [record.step for record in records],
         [record.norm if math.isfinite(record.norm) else math.nan for record in records],
@@ -100,9 +120,7 @@ def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
         markersize=3,
         linewidth=1,
     )
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2.0, 0.5)))
+    logarithmic(axes)
     axes.set_ylabel("gradient norm")
 
 
@@ -111,3 +129,24 @@ def mark_skipped(axes: Axes, steps: list[int]) -> None:
     for index, step in enumerate(steps):
         label = "skipped step" if index == 0 else None
         axes.axvline(step, color=SKIP, linewidth=0.8, alpha=0.7, label=label, zorder=1)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic axis that names its values even where it spans less than a decade."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2.0, 0.5)))
+
+
+def powers_of_two(axes: Axes) -> None:
+    """A logarithmic axis of base 2."""
+    axes.set_yscale("log", base=2)
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))

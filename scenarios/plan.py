@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -10,9 +11,14 @@ from scenarios.model import Shape
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 RULES = ("static", "dynamic", "wrapper", "torch")
+OPTIMIZERS = ("mixed_step", "adam", "lamb")
+# What a run can do wrong on purpose, and the dtype in which it is wrong.
+BROKEN = {"none": "", "no-masters": "bf16", "scale-stuck": "fp16"}
 
 TOO_HIGH = 2.0**20  # overflows fp16 on the first steps, so that a rule has something to do
 STATIC_SCALE = 2.0**12  # never overflows here: a static scale cannot come down
+STUCK = 2.0**24  # overflows fp16 on every step
+LEARNING_RATE = {"mixed_step": 3e-3, "adam": 2e-3, "lamb": 1e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +26,10 @@ class Settings:
     """Hyper-parameters of one run; the scale window is small so that a short run meets growth.
 
     Attributes:
-        lr: learning rate after warm-up.
-        warm_up: steps over which the learning rate rises linearly to `lr`.
+        lr: the highest learning rate.
+        warm_up: steps over which the learning rate rises linearly.
+        steps: over which the learning rate then falls, as half a cosine, to `last` of `lr`.
+        last: the learning rate of the last step, as a share of `lr`.
         max_norm: gradients longer than this are shortened to it.
         rule: the loss-scale rule: "static", "dynamic" (hysteresis), "wrapper" or "torch".
         init_scale: first loss scale.
@@ -31,6 +39,8 @@ class Settings:
 
     lr: float = 3e-3
     warm_up: int = 10
+    steps: int = 16
+    last: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -47,43 +57,93 @@ class Settings:
         if self.warm_up < 1:
             raise ValueError(f"warm_up={self.warm_up}, but should be at least 1 [Settings]")
 
+    def share(self, step: int) -> float:
+        """The learning rate of a step, counted from 1, as a share of `lr`.
+
+        min(1, t / warm_up) * (last + (1 - last) * (1 + cos(pi * t / steps)) / 2), in float64.
+        """
+        fall = (1.0 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2.0
+        return min(1.0, step / self.warm_up) * (self.last + (1.0 - self.last) * fall)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to run; equal plans on one machine give equal bits.
 
     Attributes:
+        optimizer: what takes the step: the operation "mixed_step", or the optimizer classes around
+            "adam" or "lamb".
         dtype: of the model: "fp16" with loss scaling, "bf16" or "fp32" without.
         steps: optimizer steps, skipped ones included.
         seed: of the weights and of every batch.
-        ranks: how many ranks' batches make up a step; they run one after the other, in rank order.
+        ranks: how many ranks' batches make up a step of `mixed_step`; they run one after the
+            other, in rank order.
+        accumulate: micro-batches that make up a step of an optimizer class.
         rule: the loss-scale rule in fp16.
         scale_window: clean steps before the scale grows.
+        held_out: batches of unseen text that a held-out loss is the mean of.
+        broken: what the run does wrong on purpose: "none", "no-masters" (bf16 weights are updated
+            in place, without fp32 masters) or "scale-stuck" (a static fp16 loss scale so high that
+            every step overflows).
         shape: sizes of the model.
     """
 
+    optimizer: str = "mixed_step"
     dtype: str = "fp16"
     steps: int = 16
     seed: int = 0
     ranks: int = 1
+    accumulate: int = 1
     rule: str = "dynamic"
     scale_window: int = 4
+    held_out: int = 8
+    broken: str = "none"
     shape: Shape = field(default_factory=Shape)
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r}, but should be one of {[*DTYPES]} [Plan]")
-        for name in ("steps", "ranks", "scale_window"):
+        for name, known in (
+            ("optimizer", OPTIMIZERS),
+            ("dtype", tuple(DTYPES)),
+            ("rule", RULES),
+            ("broken", tuple(BROKEN)),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}, but should be one of {[*known]} [Plan]"
+                )
+        for name in ("steps", "ranks", "accumulate", "scale_window", "held_out"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but should be at least 1 [Plan]")
-        if self.rule not in RULES:
-            raise ValueError(f"rule={self.rule!r}, but should be one of {RULES} [Plan]")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed}, but should be at least 0 [Plan]")
+        self._require_fitting()
+
+    def _require_fitting(self) -> None:
+        """Refuse what one of the two kinds of steps does not know."""
+        operation = self.optimizer == "mixed_step"
+        alone = "accumulate" if operation else "ranks"
+        if getattr(self, alone) != 1:
+            raise ValueError(
+                f"{alone}={getattr(self, alone)}, but should be 1 with "
+                f"optimizer={self.optimizer!r} [Plan]"
+            )
+        if self.broken != "none" and (operation or self.dtype != BROKEN[self.broken]):
+            raise ValueError(
+                f"broken={self.broken!r}, but that goes with an optimizer class and "
+                f"dtype={BROKEN[self.broken]!r} [Plan]"
+            )
 
     def settings(self) -> Settings:
         """Hyper-parameters: fp16 scales its loss by the rule, bf16 and fp32 do not scale."""
-        if self.dtype == "fp16":
-            first = STATIC_SCALE if self.rule == "static" else TOO_HIGH
-            return Settings(rule=self.rule, init_scale=first, scale_window=self.scale_window)
-        return Settings(rule="static", init_scale=1.0, scale_window=self.scale_window)
+        rule, first = self.rule, STATIC_SCALE if self.rule == "static" else TOO_HIGH
+        if self.broken == "scale-stuck":
+            rule, first = "static", STUCK
+        if self.dtype != "fp16":
+            rule, first = "static", 1.0
+        return Settings(
+            lr=LEARNING_RATE[self.optimizer],
+            steps=self.steps,
+            rule=rule,
+            init_scale=first,
+            scale_window=self.scale_window,
+        )

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import torch
+
 from parity.engines import Engine, engine_named, running
 from scenarios.calls import Answer, fast_answer, reference_answer
 
@@ -37,10 +39,35 @@ def answer_of(side: str) -> Iterator[Answer]:
     Raises:
         ValueError: there is no side of that name.
     """
-    if side not in SIDES:
-        raise ValueError(f"side={side!r}, but should be one of {SIDES} [answer_of]")
+    require_side(side)
     if side == "reference":
         yield reference_answer
         return
     with fast_side() as answer:
         yield answer
+
+
+@contextmanager
+def device_of(side: str) -> Iterator[torch.device]:
+    """Where the optimizer classes of one side step, for the length of a `with` block.
+
+    Raises:
+        ValueError: there is no side of that name.
+    """
+    require_side(side)
+    if side == "reference":
+        yield torch.device("cpu")
+        return
+    place = engine()
+    with running(place):
+        yield place.device
+
+
+def require_side(side: str) -> None:
+    """Refuse a side that there is not.
+
+    Raises:
+        ValueError: there is no side of that name.
+    """
+    if side not in SIDES:
+        raise ValueError(f"side={side!r}, but should be one of {SIDES} [scenarios.sides]")

@@ -1,6 +1,7 @@
 """The record of a run: a header that says where it came from, then one JSON line per step.
 
-Floats are written in hexadecimal, so that a trace read back is the same run to the last bit.
+A file holds one run after the other. Floats are written in hexadecimal, so that a trace read back
+is the same run to the last bit.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
+from torch import Tensor
 
-from scenarios.state import State
-
-SCHEMA = 1
+SCHEMA = 2
 
 
 class TraceUnreadable(ValueError):
@@ -30,13 +30,17 @@ class Header:
     """Where a trace came from. Runs with equal headers on one machine have equal steps."""
 
     side: str
+    optimizer: str
     ranks: int
+    accumulate: int
     dtype: str
     rule: str
     scale_window: int
     steps: int
     seed: int
     batch: int
+    held_out_batches: int
+    broken: str
     parameters: int
     text_sha256: str
     threads: int
@@ -84,7 +88,14 @@ class Trace:
         return [record.step for record in self.records if record.skipped]
 
 
-def digest(state: State) -> str:
+class Entries(Protocol):
+    """Named tensors, such as a `State` or a dict of them."""
+
+    def items(self) -> Iterable[tuple[str, list[Tensor] | Tensor]]:
+        """Name and value of every entry, in an order of their own."""
+
+
+def digest(state: Entries) -> str:
     """SHA-256 over the bytes of every entry of a state, its first 16 hexadecimal digits.
 
     Equal digests mean equal bits, the sign of zero included. NaN payloads would count too; a step
@@ -94,7 +105,7 @@ def digest(state: State) -> str:
     for name, value in state.items():
         sha.update(name.encode())
         for tensor in value if isinstance(value, list) else [value]:
-            flat = tensor.detach().reshape(-1)
+            flat = tensor.detach().cpu().reshape(-1)
             canonical = flat.nan_to_num(math.nan, math.inf, -math.inf)
             sha.update((canonical if name == "norm" else flat).view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()[:16]
@@ -114,44 +125,60 @@ def environment() -> Environment:
     return {
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "machine": platform.machine(),
     }
 
 
-def write(trace: Trace, path: Path) -> None:
-    """Write a trace, one JSON object per line: header, steps, end."""
-    end = {"end": True, "held_out": [value.hex() for value in trace.held_out]}
-    lines = [asdict(trace.header), *(_hexed(record) for record in trace.records), end]
+def write(traces: Sequence[Trace], path: Path) -> None:
+    """Write runs one after the other: each is a header, steps and an end, one object a line."""
+    lines = [line for trace in traces for line in _lines(trace)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def read(path: Path) -> Trace:
+def _lines(trace: Trace) -> list[dict[str, object]]:
+    end = {"end": True, "held_out": [value.hex() for value in trace.held_out]}
+    return [asdict(trace.header), *map(hexed, trace.records), end]
+
+
+def read(path: Path) -> list[Trace]:
     """Read what `write` wrote.
 
     Raises:
-        TraceUnreadable: the file is not a trace of this schema, or it stops before its end.
+        TraceUnreadable: the file holds no traces of this schema, or stops before an end.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
     try:
-        header, *steps, end = (json.loads(line) for line in lines)
-        schema = header["schema"]
-        if schema != SCHEMA:
-            raise ValueError(f"schema={schema}, but should be {SCHEMA}")
-        before, after = (float.fromhex(value) for value in end["held_out"])
-        records = [_unhexed(step) for step in steps]
-        return Trace(header=Header(**header), records=records, held_out=(before, after))
+        traces, lines = [], []
+        for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            lines.append(line)
+            if "end" in line:
+                traces.append(_trace(lines))
+                lines = []
+        if lines or not traces:
+            raise ValueError("it stops before its end")
     except (KeyError, TypeError, ValueError) as problem:
         raise TraceUnreadable(
             f"{path} is no complete trace of schema {SCHEMA}: {problem}"
         ) from problem
+    return traces
 
 
-def _hexed(record: StepRecord) -> dict[str, object]:
+def _trace(lines: list[dict[str, Any]]) -> Trace:
+    header, *steps, end = lines
+    if header["schema"] != SCHEMA:
+        raise ValueError(f"schema={header['schema']}, but should be {SCHEMA}")
+    before, after = (float.fromhex(value) for value in end["held_out"])
+    records = [unhexed(step) for step in steps]
+    return Trace(header=Header(**header), records=records, held_out=(before, after))
+
+
+def hexed(record: StepRecord) -> dict[str, object]:
+    """A step as JSON has it: floats in hexadecimal."""
     return {k: v.hex() if isinstance(v, float) else v for k, v in asdict(record).items()}
 
 
-def _unhexed(line: dict[str, object]) -> StepRecord:
+def unhexed(line: Mapping[str, object]) -> StepRecord:
+    """The step that `hexed` took apart."""
     floats = {entry.name for entry in fields(StepRecord) if entry.type == "float"}
     values = {k: float.fromhex(str(v)) if k in floats else v for k, v in line.items()}
     return StepRecord(**values)  # type: ignore[arg-type]
@@ -160,8 +187,8 @@ def _unhexed(line: dict[str, object]) -> StepRecord:
 def first_difference(left: Trace, right: Trace) -> str | None:
     """Name the first step and field in which two traces differ, or None. NaN equals NaN."""
     for ours, theirs in zip(left.records, right.records, strict=False):
-        for name, value in _hexed(ours).items():
-            other = _hexed(theirs)[name]
+        for name, value in hexed(ours).items():
+            other = hexed(theirs)[name]
             if value != other:
                 return f"step {ours.step} {name}: {value} and {other}"
     if len(left.records) != len(right.records):

@@ -4,27 +4,30 @@
 
 Forward and backward run in the model's dtype (in fp16 they truly overflow at a high loss scale);
 only the step in between belongs to a side, so two runs with the same seed differ only if the two
-sides do.
+sides do. That step is the operation `mixed_step` here, and one of the optimizer classes in
+`scenarios.class_trainer`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from scenarios import calls, model, text, trace
-from scenarios.calls import Answer, Call, Written
-from scenarios.plan import Plan, Settings
-from scenarios.sides import answer_of
+from scenarios import calls, checkpoint, trace
+from scenarios.calls import Answer, Call, Written, reference_answer
+from scenarios.class_trainer import ClassTrainer
+from scenarios.learner import CPU, Learner
+from scenarios.plan import Plan
+from scenarios.sides import answer_of, device_of
 from scenarios.state import State, initial_state, model_weights
 
-BATCH = 8  # windows per rank and step
-HELD_OUT_BATCHES = 8
 Progress = Callable[[trace.StepRecord], None]
 
 
@@ -53,29 +56,28 @@ class Gradients:
     grads: list[Tensor]
 
 
-class Trainer:
-    """The model, its text and its state; every random number comes from generators it owns."""
+class Trainer(Learner):
+    """A run whose step is the operation `mixed_step`.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.settings: Settings = plan.settings()
-        self.shape = plan.shape
-        self.names = list(model.sizes(self.shape))
-        self.text = text.load()
-        weights = model.initial_weights(self.shape, _generator(plan.seed, 0))
-        self.state: State = initial_state(list(weights.values()), plan.dtype, self.settings)
-        self.step = 0
-        self._draws = [_generator(plan.seed, rank + 1) for rank in range(plan.ranks)]
+    Args:
+        plan: what to run.
+        answer: the side that takes the step.
+    """
 
-    @property
-    def parameters(self) -> int:
-        """Number of trained elements."""
-        return sum(weight.numel() for weight in self.state.params)
+    def __init__(self, plan: Plan, answer: Answer = reference_answer) -> None:
+        super().__init__(plan, CPU)
+        self.answer = answer
+        self.names = self.lesson.names
+        self.state: State = initial_state(self.lesson.initial_weights(), plan.dtype, self.settings)
+
+    def weights(self) -> list[Tensor]:
+        """The copies, or the masters where there are none."""
+        return model_weights(self.state)
 
     @property
     def lr(self) -> float:
-        """Learning rate of the step in progress: a linear warm-up, then constant."""
-        return self.settings.lr * min(1.0, self.step / self.settings.warm_up)
+        """Learning rate of the step in progress."""
+        return self.settings.lr * self.settings.share(self.step)
 
     def draw(self) -> list[Gradients]:
         """Begin the next step: draw each rank's windows and take their gradients, in rank order.
@@ -84,31 +86,14 @@ class Trainer:
         ranks' gradients is the gradient of the mean loss.
         """
         self.step += 1
-        share = float(self.state.scale) / len(self._draws)
-        return [self._backward(share, generator) for generator in self._draws]
+        share = float(self.state.scale) / self.plan.ranks
+        return [self._backward(share, rank) for rank in range(self.plan.ranks)]
 
-    def _backward(self, multiplier: float, generator: torch.Generator) -> Gradients:
-        inputs, targets = text.batch(
-            self.text.train, size=BATCH, context=self.shape.context, generator=generator
-        )
-        leaves = [weight.detach().requires_grad_() for weight in model_weights(self.state)]
-        weights = dict(zip(self.names, leaves, strict=True))
-        loss = model.loss(self.shape, weights, inputs, targets)
+    def _backward(self, multiplier: float, rank: int) -> Gradients:
+        leaves = [weight.detach().requires_grad_() for weight in self.weights()]
+        loss = self.lesson.loss(leaves, rank)
         grads = torch.autograd.grad(loss * multiplier, leaves)
         return Gradients(loss=float(loss.detach()), grads=[grad.contiguous() for grad in grads])
-
-    def held_out_loss(self) -> float:
-        """Loss on text that training never sees: always the same windows."""
-        generator = _generator(0, 0)
-        weights = dict(zip(self.names, model_weights(self.state), strict=True))
-        total = 0.0
-        with torch.no_grad():
-            for _ in range(HELD_OUT_BATCHES):
-                inputs, targets = text.batch(
-                    self.text.held_out, size=BATCH, context=self.shape.context, generator=generator
-                )
-                total += float(model.loss(self.shape, weights, inputs, targets))
-        return total / HELD_OUT_BATCHES
 
     def reduce(self, parts: Sequence[Gradients], answer: Answer) -> list[Tensor]:
         """Add the ranks' gradients in rank order, in fp32, and round the sum once.
@@ -125,11 +110,11 @@ class Trainer:
         rounded = [torch.empty_like(grad) for grad in parts[0].grads]
         return calls.tensors(answer(calls.cast_copy(sums, rounded)), "copies")
 
-    def advance(self, answer: Answer) -> trace.StepRecord:
-        """Take one whole step with a side's arithmetic."""
+    def advance(self) -> trace.StepRecord:
+        """Take one whole step with the side's arithmetic."""
         parts = self.draw()
-        grads = self.reduce(parts, answer)
-        return self.apply(answer(self.mixed_step(grads)), parts)
+        grads = self.reduce(parts, self.answer)
+        return self.apply(self.answer(self.mixed_step(grads)), parts)
 
     def mixed_step(self, grads: list[Tensor]) -> Call:
         """The optimizer step for these gradients."""
@@ -149,51 +134,72 @@ class Trainer:
             state=trace.digest(self.state),
         )
 
-    def header(self, side: str) -> trace.Header:
-        """Where a trace of this run comes from."""
-        return trace.Header(
-            side=side,
-            ranks=self.plan.ranks,
-            dtype=self.plan.dtype,
-            rule=self.settings.rule,
-            scale_window=self.settings.scale_window,
-            steps=self.plan.steps,
-            seed=self.plan.seed,
-            batch=BATCH,
-            parameters=self.parameters,
-            text_sha256=self.text.digest,
-            **trace.environment(),
-        )
+    def state_dict(self) -> dict[str, object]:
+        """The state, the draws and the number of steps."""
+        return {
+            "state": dict(self.state.clone().items()),
+            "lesson": self.lesson.state_dict(),
+            "step": self.step,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, object]) -> None:
+        """Go on from where `state_dict` was taken."""
+        self.state = State(**cast(dict[str, Any], saved["state"])).clone()
+        self.lesson.load_state_dict(cast(Mapping[str, Tensor], saved["lesson"]))
+        self.step = cast(int, saved["step"])
 
 
-def run(side: str, plan: Plan, progress: Progress | None = None) -> trace.Trace:
+@contextmanager
+def learner_of(side: str, plan: Plan) -> Iterator[Learner]:
+    """A run on one side, ready for its first step; that side's engine runs inside the block."""
+    if plan.optimizer == "mixed_step":
+        with answer_of(side) as answer:
+            yield Trainer(plan, answer)
+    else:
+        with device_of(side) as device:
+            yield ClassTrainer(plan, side, device)
+
+
+def run(
+    side: str,
+    plan: Plan,
+    progress: Progress | None = None,
+    *,
+    resume: Path | None = None,
+    stop: int | None = None,
+    save: Path | None = None,
+) -> trace.Trace:
     """Train with one side's arithmetic.
 
     Args:
         side: "reference", or "fast" (on the GPU, or replayed on the CPU where there is none).
         plan: what to run.
-        progress: called with every step's record.
+        progress: called with every step's record; not with those before `resume`.
+        resume: a checkpoint to go on from, of either side.
+        stop: stop after this step of the plan, which stays the plan of the whole run.
+        save: a checkpoint to write after the last step.
 
     Returns:
-        The trace; two runs with equal arguments on one machine are equal to the last bit.
+        The trace from the first step on, before `resume` too; two runs with equal arguments on one
+        machine are equal to the last bit, and so are a run and one broken by save and resume.
+
+    Raises:
+        CheckpointUnfit: `resume` holds no run of this plan.
     """
-    with one_thread(), answer_of(side) as answer:
-        trainer = Trainer(plan)
-        before = trainer.held_out_loss()
-        records = []
-        for _ in range(plan.steps):
-            records.append(trainer.advance(answer))
+    with one_thread(), learner_of(side, plan) as learner:
+        header, records = learner.header(side), list[trace.StepRecord]()
+        if resume is None:
+            before = learner.held_out_loss()
+        else:
+            before, records = checkpoint.enter(resume, learner, header)
+        while learner.step < (plan.steps if stop is None else min(stop, plan.steps)):
+            records.append(learner.advance())
             if progress is not None:
                 progress(records[-1])
-        return trace.Trace(
-            header=trainer.header(side),
-            records=records,
-            held_out=(before, trainer.held_out_loss()),
-        )
-
-
-def _generator(seed: int, stream: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1009 + stream)
+        if save is not None:
+            checkpoint.write(save, learner, header, before, records)
+        held_out = (before, learner.held_out_loss())
+        return trace.Trace(header=header, records=records, held_out=held_out)
 
 
 if __name__ == "__main__":

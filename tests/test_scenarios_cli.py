@@ -112,7 +112,8 @@ def test_train_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     out, image = tmp_path / "run.jsonl", tmp_path / "run.png"
     argv = ["train", "--steps", "3", "--out", str(out), "--picture", str(image)]
     assert scenarios.main(argv) == 0
-    assert len(trace.read(out).records) == 3
+    (run,) = trace.read(out)
+    assert len(run.records) == 3
     assert image.read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again.svg"
     assert scenarios.main(["picture", str(out), str(again)]) == 0

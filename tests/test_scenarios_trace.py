@@ -32,13 +32,17 @@ def state() -> State:
 def example() -> Trace:
     header = Header(
         side="reference",
+        optimizer="mixed_step",
         ranks=1,
+        accumulate=1,
         dtype="fp16",
         rule="dynamic",
         scale_window=4,
         steps=2,
         seed=0,
         batch=8,
+        held_out_batches=8,
+        broken="none",
         parameters=3,
         text_sha256="0" * 64,
         **environment(),
@@ -51,12 +55,18 @@ def example() -> Trace:
 
 
 def test_trace_read_back_is_the_same_trace(tmp_path: Path) -> None:
-    write(example(), tmp_path / "t.jsonl")
-    assert read(tmp_path / "t.jsonl") == example()
+    write([example()], tmp_path / "t.jsonl")
+    assert read(tmp_path / "t.jsonl") == [example()]
+
+
+def test_a_file_holds_one_run_after_the_other(tmp_path: Path) -> None:
+    runs = [example(), replace(example(), held_out=(5.5, math.inf))]
+    write(runs, tmp_path / "t.jsonl")
+    assert read(tmp_path / "t.jsonl") == runs
 
 
 def test_trace_file_is_one_line_per_step_with_floats_in_hexadecimal(tmp_path: Path) -> None:
-    write(example(), tmp_path / "t.jsonl")
+    write([example()], tmp_path / "t.jsonl")
     lines = (tmp_path / "t.jsonl").read_text().splitlines()
     assert len(lines) == 4
     assert '"loss": "0x1.999999999999ap-4"' in lines[1]
@@ -69,16 +79,16 @@ def test_trace_knows_its_skipped_steps() -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_trace_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
-    write(example(), tmp_path / "t.jsonl")
+    write([example()], tmp_path / "t.jsonl")
     lines = (tmp_path / "t.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "t.jsonl").write_text("".join(lines[:kept]))
-    with pytest.raises(ValueError, match="is no complete trace of schema 1"):
+    with pytest.raises(ValueError, match="is no complete trace of schema 2"):
         read(tmp_path / "t.jsonl")
 
 
 def test_a_trace_of_another_schema_is_refused(tmp_path: Path) -> None:
-    write(replace(example(), header=replace(example().header, schema=2)), tmp_path / "t.jsonl")
-    with pytest.raises(ValueError, match="schema=2, but should be 1"):
+    write([replace(example(), header=replace(example().header, schema=3))], tmp_path / "t.jsonl")
+    with pytest.raises(ValueError, match="schema=3, but should be 2"):
         read(tmp_path / "t.jsonl")
 
 
