@@ -56,7 +56,7 @@ def load_universal_checkpoint(
     key, masters, states = (
         _flat(optimizer, wholes, folder)
         if isinstance(optimizer, FP16Optimizer)
-        else _unfused(optimizer, wholes, names)
+        else _unfused(optimizer, wholes, names, folder)
     )
     state_dict: StateDict = {
         **saved_scale(optimizer.loss_scaler),
@@ -90,7 +90,10 @@ def _flat(optimizer: FP16Optimizer, wholes: list[dict[str, Parameter]], folder: 
 
 
 def _unfused(
-    optimizer: FP16UnfusedOptimizer, wholes: list[dict[str, Parameter]], names: Mapping[Tensor, str]
+    optimizer: FP16UnfusedOptimizer,
+    wholes: list[dict[str, Parameter]],
+    names: Mapping[Tensor, str],
+    folder: Path,
 ) -> Read:
     """Masters by group, and the state of each; empty parameters have neither."""
     masters: list[object] = []
@@ -98,6 +101,7 @@ def _unfused(
     number = 0
     for group, whole in zip(optimizer.fp16_groups, wholes, strict=True):
         row: list[Tensor] = []
+        step = float(common_step(whole, folder))
         for param in group:
             one = whole.get(names[param])
             if one is None:
@@ -106,7 +110,7 @@ def _unfused(
                 shaped = {key: flat.view(param.shape) for key, flat in one.tensors.items()}
                 row.append(shaped.pop(WEIGHT))
                 if shaped:
-                    states[number] = {"step": torch.tensor(float(one.step)), **shaped}
+                    states[number] = {"step": torch.tensor(step), **shaped}
             number += 1
         masters.append(row)
     return "fp32_groups", masters, states
