@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from parity.replay.access import Chosen, Site
-from parity.replay.dtypes import NUMPY, Array
+from parity.replay.dtypes import NUMPY, Array, stretched
 from parity.replay.errors import UnknownInstruction
 from parity.replay.generic import _WINDOWS, _both, space_of
 from parity.replay.half import half_operation
@@ -117,11 +117,12 @@ class AtomicSite:
         old: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         """Apply to memory; returns the values found there (`old` where the guard is false)."""
-        address = np.broadcast_to(address + address.dtype.type(self.offset), lanes.shape)
+        address = stretched(address + address.dtype.type(self.offset), lanes.shape)
         if guard is not None:
-            if not guard.any():
+            taken = np.count_nonzero(guard)
+            if not taken:
                 return old
-            if guard.all():
+            if taken == guard.size:
                 guard = None
         if self.space:
             return self._in_space(self.space, lanes, address, guard, arguments, old)
@@ -141,7 +142,7 @@ class AtomicSite:
         old: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         site = self.sites[space]
-        data = [np.broadcast_to(a, lanes.shape).reshape(-1) for a in arguments]
+        data = [stretched(a, lanes.shape).reshape(-1) for a in arguments]
         if space == "shared":
             words, flat, index = site.private(lanes, address, guard)
             site.note_private(lanes, flat, index)

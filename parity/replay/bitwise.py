@@ -52,7 +52,7 @@ def _shift(parts: tuple[str, ...], count: int) -> Operation:
             amount = np.minimum(amount, np.uint32(31))
         return np.asarray(function(a, amount.view(dtype)))
 
-    return Operation(shift32 if bits == 32 else shift, (kind, "u32"), (kind,))
+    return Operation(shift32 if bits == 32 else shift, (kind, "u32"), (kind,), plain=function)
 
 
 @opcode("shf")

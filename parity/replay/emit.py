@@ -56,6 +56,7 @@ class Emitter:
         self.specials: set[str] = set()
         self.charges: list[Counter[str]] = []
         self.charged_at: dict[str, str] = {}
+        self.functions: dict[int, str] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
         self.lines: list[str] = []
         self.held: dict[str, set[str]] = {}
@@ -68,7 +69,12 @@ class Emitter:
         self.held = {}
         self.charges.append(Counter())
         last = {name: i for i, ins in enumerate(block.code) for name in (*used(ins), *defined(ins))}
-        for name in sorted(block.live_in):
+        done: dict[int, list[str]] = {}
+        for name, index in last.items():
+            if name not in block.live_out:
+                done.setdefault(index, []).append(name)
+        # What only passes through stays in the list.
+        for name in sorted(block.live_in & last.keys()):
             slot = self.slot(name)
             self.line(f"v{slot} = R[{slot}]")
             if name not in block.live_out:
@@ -77,7 +83,7 @@ class Emitter:
             if instruction is block.branch:
                 break
             self.instruction(instruction)
-            spent = [n for n, i in last.items() if i == index and n not in block.live_out]
+            spent = done.get(index, ())
             if names := [v for n in spent for v in sorted(self.held.pop(n, set()))]:
                 self.line(" = ".join(names) + " = None")
         outcome = self.outcome(block.branch)
@@ -237,12 +243,13 @@ class Emitter:
         if operation.charge:
             self.charges[-1][operation.charge] += 1
             self.charged_at.setdefault(operation.charge, instruction.place)
-        sources = ", ".join(
-            self.source(o, kind) for o, kind in zip(operands, operation.sources, strict=True)
-        )
+        function, kinds = operation.first or operation.function, operation.sources
+        if operation.plain is not None and _below_width(operands[1], kinds[0]):
+            function, kinds = operation.plain, kinds[:1] * 2
+        sources = ", ".join(self.source(o, kind) for o, kind in zip(operands, kinds, strict=True))
         wanted = [t for t in targets if not (isinstance(t, Reg) and t.name == "_")]
         if len(operation.results) == 1 or (operation.first and wanted == targets[:1]):
-            name = self.function_name(operation.first or operation.function)
+            name = self.function_name(function)
             self.assign(targets[0], f"{name}({sources})", operation.results[0], instruction.guard)
             return
         name = self.function_name(operation.function)
@@ -256,7 +263,14 @@ class Emitter:
         if isinstance(function, np.ufunc):
             self.namespace[f"np_{function.__name__}"] = function
             return f"np_{function.__name__}"
-        return self.named("F", function)
+        if id(function) not in self.functions:
+            self.functions[id(function)] = self.named("F", function)
+        return self.functions[id(function)]
+
+
+def _below_width(operand: Operand, kind: str) -> bool:
+    """Whether an operand is a constant that shifts some bits of a type away, and not all."""
+    return isinstance(operand, Imm) and operand.value in range(8 * width(kind))
 
 
 def converted(expression: str, own: str, kind: str) -> str:

@@ -16,7 +16,7 @@ from parity.replay import emit_lift_memory, emit_lift_moves, lift_runtime, shade
 from parity.replay.dtypes import Array, raw, width
 from parity.replay.emit import Emitter
 from parity.replay.errors import NotLiftable
-from parity.replay.flow import Block, defined, family
+from parity.replay.flow import Block, defined, family, used
 from parity.replay.registers import RegisterTypes
 from parity.replay.shade import SIZES, granules
 from parity.replay.syntax import Instruction, Kernel, Mem, Operand, Reg
@@ -98,7 +98,8 @@ class LiftedEmitter(Emitter):
     def block(self, block: Block) -> list[str]:
         """The lines of one block's function; shades come and go with the registers."""
         lines = super().block(block)
-        carried = sorted(name for name in block.live_in if self.has_shade(name))
+        touched = {name for i in block.code for name in (*used(i), *defined(i))}
+        carried = sorted(name for name in block.live_in & touched if self.has_shade(name))
         head = [f"    h{self.slot(n)} = R[{self.shade_slot(n)}]" for n in carried]
         written = {name for i in block.code for name in defined(i)} & block.live_out
         tail = []

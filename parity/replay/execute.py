@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FAIR_TURN = 128
 """After so many steps of one group, or turns of all, the highest program counter runs."""
 
+GROUPS = 64
+"""So many groups of rows are remembered."""
+
 Registers = list[Array | None]
 
 
@@ -45,6 +48,7 @@ class Execution:
         self.turns = 0
         self.overdue = False
         self.waiting = Waiting(program, batch)
+        self.groups: dict[bytes, Lanes] = {}
         for name, slot in program.specials.items():
             self.registers[slot] = special(name, self.everyone)
 
@@ -96,18 +100,14 @@ class Execution:
         behind = int(others.min()) if others.size and not turn else EXIT
         limit = self.steps + FAIR_TURN
         own: Registers = [None] * len(self.registers)
-        held: set[int] = set()
+        # What a later block of this turn needs is needed now, or written on the way there.
+        for slot in self.program.live_in[pc]:
+            value = self.registers[slot]
+            own[slot] = lanes.gather(self.program.undefined[slot] if value is None else value)
         dirty: set[int] = set()
         following: Array | int = pc
         while True:
             block = self._step(pc)
-            for slot in self.program.live_in[pc]:
-                if slot not in held:
-                    value = self.registers[slot]
-                    own[slot] = lanes.gather(
-                        self.program.undefined[slot] if value is None else value
-                    )
-            held = set(self.program.live_out[pc])
             self.runs[pc] += lanes.size
             dirty |= self.program.writes[pc]
             following = successor(block, self.program.functions[pc](own, lanes))
@@ -119,7 +119,7 @@ class Execution:
                 self.overdue = not turn
                 break
             pc = following
-        for slot in dirty & held:
+        for slot in dirty.intersection(self.program.live_out[pc]):
             value = own[slot]
             assert value is not None
             self.registers[slot] = lanes.scatter(
@@ -154,8 +154,17 @@ class Execution:
         if ((per_row == 0) | (per_row == mask.shape[1])).all():
             if per_row.all():
                 return self.everyone
-            return Lanes(self.batch, rows=np.flatnonzero(per_row))
+            return self._rows(np.flatnonzero(per_row))
         return Lanes(self.batch, ids=np.flatnonzero(mask.reshape(-1)))
+
+    def _rows(self, rows: Array) -> Lanes:
+        """These rows with all their threads; a loop's lanes are the same every turn."""
+        key = rows.tobytes()
+        if key not in self.groups:
+            if len(self.groups) == GROUPS:
+                self.groups.clear()
+            self.groups[key] = Lanes(self.batch, rows=rows)
+        return self.groups[key]
 
 
 def successor(block: Block, outcome: Array | None) -> Array | int:
@@ -167,9 +176,10 @@ def successor(block: Block, outcome: Array | None) -> Array | int:
         chosen = np.asarray(table[np.minimum(outcome, len(table) - 1)])
         first = int(chosen.flat[0])
         return first if (chosen == first).all() else chosen
-    if outcome.all():
+    taken = np.count_nonzero(outcome)
+    if taken == outcome.size:
         return block.targets[0]
-    if not outcome.any():
+    if not taken:
         return block.targets[1]
     return np.where(outcome, block.targets[0], block.targets[1])
 

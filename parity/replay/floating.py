@@ -83,7 +83,7 @@ def _paired(function: Callable[..., Array]) -> Callable[..., Array]:
 def canonical32(x: Array) -> Array:
     """Replace every NaN of a float32 array by the canonical 0x7fffffff."""
     nan = np.isnan(x)
-    if not nan.any():
+    if not np.count_nonzero(nan):
         return x
     return np.where(nan, np.uint32(0x7FFFFFFF), x.view(np.uint32)).view(np.float32)
 
@@ -93,7 +93,7 @@ def canonical(x: Array) -> Array:
     if x.dtype == np.float32:
         return canonical32(x)
     nan = np.isnan(x)
-    if not nan.any():
+    if not np.count_nonzero(nan):
         return x
     if x.dtype == np.float16:
         return np.where(nan, np.uint16(0x7FFF), x.view(np.uint16)).view(np.float16)
@@ -244,10 +244,10 @@ def extremum(smaller: bool, propagate: bool) -> Callable[[Array, Array], Array]:
     def function(a: Array, b: Array) -> Array:
         result = np.asarray(spread(a, b))
         # NumPy's fmin and fmax give a NaN for a signalling one, depending on the memory layout.
-        if not propagate and (nan := np.isnan(result)).any():
+        if not propagate and np.count_nonzero(nan := np.isnan(result)):
             result = np.where(nan, np.where(np.isnan(a), b, a), result)
         zeros = (a == 0) & (b == 0)
-        if zeros.any():
+        if np.count_nonzero(zeros):
             signs = np.signbit(a) | np.signbit(b) if smaller else np.signbit(a) & np.signbit(b)
             kind = result.dtype.type
             result = np.where(zeros, np.where(signs, kind(-0.0), kind(0.0)), result)

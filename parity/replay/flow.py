@@ -78,6 +78,12 @@ def uses_carry(instruction: Instruction) -> tuple[bool, bool]:
 
 def defined(instruction: Instruction) -> list[str]:
     """Registers that the instruction writes."""
+    if "defined" not in instruction.notes:
+        instruction.notes["defined"] = _defined(instruction)
+    return instruction.notes["defined"]
+
+
+def _defined(instruction: Instruction) -> list[str]:
     head = family(instruction)
     extra = ["%CC"] if uses_carry(instruction)[1] else []
     if head in BRANCHES or head in STORES or not instruction.operands:
@@ -96,6 +102,12 @@ def used(instruction: Instruction) -> list[str]:
 
     A guarded instruction also reads what it writes: where the guard is false the old value stays.
     """
+    if "used" not in instruction.notes:
+        instruction.notes["used"] = _used(instruction)
+    return instruction.notes["used"]
+
+
+def _used(instruction: Instruction) -> list[str]:
     operands = instruction.operands
     names = [instruction.guard.name] if instruction.guard else []
     written = defined(instruction)

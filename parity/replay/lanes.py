@@ -100,6 +100,8 @@ class Lanes:
             self.thread_index = np.arange(threads)[None, :]
         self.size = self.shape[0] * self.shape[1]
         self.full = rows is None and ids is None
+        # Per memory instruction its last address and guard, and where they lead.
+        self.places: dict[int, tuple[Array, Array | None, Array, Array]] = {}
 
     @functools.cached_property
     def every(self) -> Array:

@@ -317,18 +317,17 @@ def _pointers(program: Program, params: bytes, instruction: Instruction) -> list
 
 
 def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:
-    for runs, census, charges, block in zip(
-        execution.runs, program.census, program.charges, program.blocks, strict=True
-    ):
-        if not runs:
-            continue
-        for opcode, count in census.items():
-            launch.opcodes[opcode] += runs * count
-            launch.classes[class_of(opcode)] += runs * count
-        for name, count in charges.items():
+    totals = np.array(execution.runs, np.int64) @ program.census
+    for opcode, count in zip(program.opcodes, totals.tolist(), strict=True):
+        if count:
+            launch.opcodes[opcode] += count
+            launch.classes[class_of(opcode)] += count
+    for place in program.noted:
+        runs = execution.runs[place]
+        for name, count in program.charges[place].items() if runs else ():
             launch.approximations[name] += runs * count
             launch.approximated_at[name] = program.charged_at[name]
-        launch.barriers += runs if block.waits == "block" else 0
+        launch.barriers += runs if program.blocks[place].waits == "block" else 0
     for (site, index), (threads, moved) in batch.traffic.items():
         traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
         launch.widths[site.kind, site.bytes] += threads

@@ -7,7 +7,6 @@ region. Addresses are real; a region's bytes are reached through a NumPy view of
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,6 +25,18 @@ def span(tensor: torch.Tensor) -> int:
     return (reach + 1) * tensor.element_size()
 
 
+class _Bytes:
+    """Memory at an address, as NumPy asks for it."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.__array_interface__ = {
+            "data": (start, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
 @dataclass
 class Region:
     """A run of bytes that belongs to one tensor (or to several that overlap)."""
@@ -41,8 +52,7 @@ class Region:
     def bytes(self) -> Array:
         """All of the region's bytes, as uint8."""
         if self._bytes is None:
-            raw = (ctypes.c_ubyte * (self.end - self.start)).from_address(self.start)
-            self._bytes = np.frombuffer(memoryview(raw), np.uint8)
+            self._bytes = np.asarray(_Bytes(self.start, self.end - self.start))
         return self._bytes
 
     def words(self, size: int, align: int) -> tuple[Array, int]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from parity.replay.dtypes import NUMPY, Array
 from parity.replay.errors import UnknownInstruction
@@ -26,6 +29,8 @@ class Operation:
             as soon as their bits can be seen.
         charge: Name of the approximate instruction to charge, or "".
         first: Computes the first result alone, where the others are not wanted.
+        plain: Does the same where the second source is a constant below the width of the first,
+            and takes both in the type of the first.
     """
 
     function: Callable[..., Array | tuple[Array, ...]]
@@ -34,6 +39,7 @@ class Operation:
     canonical: bool = False
     charge: str = ""
     first: Callable[..., Array] | None = None
+    plain: np.ufunc | None = None
 
 
 Resolver = Callable[[tuple[str, ...], int], Operation]
@@ -55,6 +61,7 @@ def opcode(*names: str) -> Callable[[Resolver], Resolver]:
     return register
 
 
+@lru_cache(4096)
 def resolve(opcode_text: str, source_count: int) -> Operation:
     """The operation of an opcode with its modifiers.
 

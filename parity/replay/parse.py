@@ -32,6 +32,7 @@ _VARIABLE = re.compile(
     r"(?:=\s*(\{.*?\}|[^;]+))?$",
     re.S,
 )
+_BRACKET = re.compile(r"[{\[(]")
 _NAME = r"[%$_a-zA-Z][\w$%.]*"
 
 
@@ -152,10 +153,11 @@ class _Body:
         self.inline = 0
 
     def read(self, body: str, first_line: int) -> None:
-        position, line = 0, first_line
+        position, line, counted = 0, first_line, 0
         pending: list[str] = []
         while match := self._TOKEN.match(body, position):
-            line = first_line + body.count("\n", 0, match.start(match.lastgroup or 0))
+            start = match.start(match.lastgroup or 0)
+            line, counted = line + body.count("\n", counted, start), start
             position = match.end()
             if match["asm"]:
                 # Some compilers give each line of inline assembly the next source line.
@@ -243,6 +245,8 @@ class _Body:
             return Vec(tuple(self._operand(item) for item in _split(text[1:-1])))
         if text[0] == "[":
             return self._memory(text[1:-1].strip())
+        if text[0] == "%" and "|" not in text:
+            return Reg(self._register(text))
         if text[0] == "!":
             return Reg(self._register(text[1:].strip()), True)
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
@@ -287,6 +291,9 @@ def _integer(text: str) -> int:
 
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets and braces."""
+    if not _BRACKET.search(text):
+        items = text.split(",")
+        return items if items[-1].strip() else items[:-1]
     items, depth, current = [], 0, ""
     for char in text:
         depth += {"{": 1, "[": 1, "(": 1, "}": -1, "]": -1, ")": -1}.get(char, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ Operand = Reg | Imm | Symbol | Mem | Vec
 
 @dataclass
 class Instruction:
-    """One instruction: guard, opcode with its modifiers, operands, where it came from."""
+    """One instruction: guard, opcode with its modifiers, operands, where it came from.
+
+    `notes` keeps what `flow` found out about it.
+    """
 
     opcode: str
     operands: tuple[Operand, ...]
@@ -74,13 +78,14 @@ class Instruction:
     location: Location | None
     text: str
     ptx_line: int
+    notes: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def place(self) -> str:
         """Where the instruction comes from: its source line, or its line of PTX."""
         return str(self.location) if self.location else f"PTX line {self.ptx_line}"
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """The opcode split at its dots, `::` qualifiers kept whole."""
         return tuple(self.opcode.split("."))

@@ -60,8 +60,10 @@ class Program:
         specials: Special registers read, by name.
         live_in, live_out: Slots per block that it reads, and that are needed after it.
         writes: Slots per block that it writes.
-        census: Opcodes per block, without operands.
+        opcodes: Every opcode of the kernel, without operands.
+        census: How often each block holds each of them: one row per block.
         charges: Approximate instructions per block.
+        noted: The blocks that hold approximate instructions or begin with a barrier.
         charged_at: Source line of the first approximate instruction of each name.
         undefined: Per slot, what an unwritten register holds.
         source: The generated Python, for the curious.
@@ -75,8 +77,10 @@ class Program:
     live_in: list[list[int]]
     live_out: list[list[int]]
     writes: list[set[int]]
-    census: list[Counter[str]]
+    opcodes: list[str]
+    census: Array
     charges: list[Counter[str]]
+    noted: list[int]
     charged_at: dict[str, str]
     undefined: list[Array]
     layout: Layout
@@ -137,6 +141,8 @@ def emitted(kernel: Kernel, layout: Layout, emitter: Emitter) -> Program:
     live_out = [emitter.places(block.live_out) for block in blocks]
     writes = [set(emitter.places({r for i in b.code for r in defined(i)})) for b in blocks]
     slots = emitter.slots
+    counts = [Counter(i.opcode for i in block.code) for block in blocks]
+    opcodes = list(dict.fromkeys(opcode for count in counts for opcode in count))
     return Program(
         kernel,
         blocks,
@@ -146,8 +152,10 @@ def emitted(kernel: Kernel, layout: Layout, emitter: Emitter) -> Program:
         live_in,
         live_out,
         writes,
-        [Counter(i.opcode for i in block.code) for block in blocks],
+        opcodes,
+        np.array([[count[opcode] for opcode in opcodes] for count in counts], np.int64),
         emitter.charges,
+        [b.index for b in blocks if b.waits == "block" or emitter.charges[b.index]],
         emitter.charged_at,
         [emitter.empty(register) for register in slots],
         layout,

@@ -15,6 +15,7 @@ from parity.replay.dtypes import UNDEFINED, Array
 from parity.replay.lanes import Lanes
 
 LANE = np.arange(32, dtype=np.uint32)
+_EVERYBODY = np.uint32(0xFFFFFFFF)
 _BITS = (np.uint32(1) << LANE).astype(np.uint32)
 
 
@@ -26,19 +27,26 @@ def shuffle(mode: str, lanes: Lanes, value: Array, b: Array, c: Array) -> tuple[
         an undefined pattern.
     """
     if b.size == 1 and c.size == 1:
-        source, valid = _fixed_source(mode, int(b.flat[0]) & 31, int(c.flat[0]))
+        shift, bound = int(b.flat[0]) & 31, int(c.flat[0])
+        threads = lanes.batch.threads
+        if lanes.ids is None and threads % 32 == 0:
+            places, reached = _fixed_places(mode, shift, bound, threads)
+            # One value for all threads is everybody's, wherever it comes from.
+            moved = value if value.shape[1] == 1 else value.take(places, axis=1)
+            return moved, reached
+        source, valid = _fixed_source(mode, shift, bound)
         values = lanes.warps(value)[..., source]
-        reached = None if lanes.ids is None else lanes.active()[..., source]
+        present = None if lanes.ids is None else lanes.active()[..., source]
         valid = np.broadcast_to(valid, values.shape)
     else:
         source, valid = source_lane(mode, lanes.warps(b) & np.uint32(31), lanes.warps(c), LANE)
         values = np.take_along_axis(lanes.warps(value), source, axis=-1)
-        reached = None
+        present = None
         if lanes.ids is not None:
-            reached = np.take_along_axis(lanes.active(), source, axis=-1)
-    if reached is not None:
+            present = np.take_along_axis(lanes.active(), source, axis=-1)
+    if present is not None:
         pattern = np.uint64(UNDEFINED).astype(value.dtype)
-        values = np.where(reached, values, pattern)
+        values = np.where(present, values, pattern)
     return lanes.unwarp(values), lanes.unwarp(valid)
 
 
@@ -46,6 +54,14 @@ def shuffle(mode: str, lanes: Lanes, value: Array, b: Array, c: Array) -> tuple[
 def _fixed_source(mode: str, b: int, c: int) -> tuple[Array, Array]:
     """`source_lane` where all threads shuffle alike: there are few such patterns."""
     return source_lane(mode, b, c, LANE)
+
+
+@functools.cache
+def _fixed_places(mode: str, b: int, c: int, threads: int) -> tuple[Array, Array]:
+    """The same for all threads of a block: where each reads, and whether that is in range."""
+    source, valid = _fixed_source(mode, b, c)
+    warps = np.arange(0, threads, 32)[:, None]
+    return (warps + source).reshape(-1), np.tile(valid, threads // 32)[None, :]
 
 
 def source_lane(mode: str, b: Array | int, c: Array | int, lane: Array) -> tuple[Array, Array]:
@@ -119,6 +135,9 @@ def elect(lanes: Lanes, mask: Array) -> tuple[Array, Array]:
 def reduce(combine: Callable[..., Array], lanes: Lanes, value: Array, mask: Array) -> Array:
     """redux.sync: an associative function over the participating threads."""
     whole, part = lanes.warps(value), members(lanes, mask)
+    if isinstance(combine, np.ufunc) and bool((part == _EVERYBODY).all()):
+        total = combine.reduce(whole, axis=-1, keepdims=True, dtype=whole.dtype)
+        return lanes.unwarp(np.repeat(total, 32, axis=-1))
     result = np.zeros_like(whole)
     for group in np.unique(part):
         chosen = [lane for lane in range(32) if int(group) >> lane & 1]
