@@ -26,6 +26,10 @@ from fast.scaled_wrapper import ScaledWrapper
 from fast.scalers import LossScale, scaler_of
 from fast.wrapper import Timers, drop_gradients
 
+# What kernels do in one pass has one timer; overflows are found with the norm.
+PHASES = ["compute_norm", "basic_step"]
+PHASES_BY_TORCH = ["compute_norm", "unscale_and_clip", "basic_step", "update_fp16"]
+
 
 class FP16Optimizer(ScaledWrapper):
     """Loss scaling and fp32 master weights for fp16 (or bf16) models, in flat buffers.
@@ -53,7 +57,10 @@ class FP16Optimizer(ScaledWrapper):
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
-        timers: called around "compute_norm" (which finds overflows, too) and "basic_step".
+        timers: called around "compute_norm" (which finds overflows, too, and moves the scale) and
+            "basic_step" (which unscales, clips and writes the model weights, too); around another
+            class inside also "unscale_and_clip" and "update_fp16". `fast.timers` has some that
+            wait for nothing.
         compat: upstream behaviour to reproduce; the default is correct.
 
     Writes model weights, masters, the state of the optimizer inside, and drops gradients. State
@@ -176,17 +183,17 @@ class FP16Optimizer(ScaledWrapper):
         if inside is None:
             self._step_by_torch(params)
         else:
-            with self._timed("basic_step"):
-                self._step.run(
-                    self._gradients(params),
-                    [self._batch(index) for index in range(len(self._groups))],
-                    inside,
-                    self._applied_external(),
-                )
+            self._step.run(
+                self._gradients(params),
+                [self._batch(index) for index in range(len(self._groups))],
+                inside,
+                self._applied_external(),
+                self._timed,
+            )
             self._stepped = True
         drop_gradients(params, set_to_none=True)
         if self.timers is not None:
-            self.timers.log(["basic_step"])
+            self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
     def _batch(self, index: int) -> Batch:
@@ -209,12 +216,13 @@ class FP16Optimizer(ScaledWrapper):
     def _step_by_torch(self, params: list[Tensor]) -> None:
         """Unscale with torch, call the optimizer inside, publish; the host waits."""
         inside = self._held()
-        with self._timed("basic_step"):
+        with self._timed("compute_norm"):
             block = self._step.decide(self._gradients(params), None, self._applied_external())
-            self._stepped = True
-            self._settle()
-            if self._step.control["found_inf"].item():
-                return
+        self._stepped = True
+        self._settle()
+        if self._step.control["found_inf"].item():
+            return
+        with self._timed("unscale_and_clip"):
             factor = block[FACTOR.value]
             for group in self._groups:
                 flat = torch.zeros_like(group.master)
@@ -223,8 +231,10 @@ class FP16Optimizer(ScaledWrapper):
                         piece.copy_(param.grad.reshape(-1)).mul_(factor)
                 group.master.grad = flat
             drop_gradients(params, set_to_none=True)
+        with self._timed("basic_step"):
             inside.step()
-            drop_gradients(self.fp32_groups_flat, set_to_none=True)
+        drop_gradients(self.fp32_groups_flat, set_to_none=True)
+        with self._timed("update_fp16"):
             for group in self._groups:
                 group.publish()
 

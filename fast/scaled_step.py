@@ -10,7 +10,8 @@ Three launches for one group and dtype with Adam, five with LAMB. Each further g
 to form its coefficients, and an update of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -69,6 +70,13 @@ class AdamBlock:
     def hyper(self) -> list[Tensor]:
         """Controls in the order of HYPER."""
         return [self._block[name] for name in HYPER]
+
+
+@contextmanager
+def untimed(name: str) -> Iterator[None]:
+    """Stand in for timers where there are none."""
+    del name
+    yield
 
 
 class ScaledStep:
@@ -185,6 +193,7 @@ class ScaledStep:
         batches: Sequence[Batch],
         optimizer: FusedAdam | FusedLamb,
         external: float | None,
+        timed: Callable[[str], AbstractContextManager[None]] = untimed,
     ) -> None:
         """Take one step, or skip it, with an optimizer whose update is a kernel here.
 
@@ -193,8 +202,17 @@ class ScaledStep:
             batches: one for each group of the optimizer.
             optimizer: whose options are used and whose `step` is not called.
             external: as in `decide`.
+            timed: is entered with the name of each phase, "compute_norm" and "basic_step".
         """
-        first = self.decide(gradients, batches[0], external)
+        with timed("compute_norm"):
+            first = self.decide(gradients, batches[0], external)
+        with timed("basic_step"):
+            self._update(first, batches, optimizer)
+
+    def _update(
+        self, first: Tensor, batches: Sequence[Batch], optimizer: FusedAdam | FusedLamb
+    ) -> None:
+        """Write masters, moments and model weights; `first` are the first group's coefficients."""
         given = [first[FACTOR.value], self.control["found_inf"]]
         blocks = [first]
         prepare = prepare_lamb if isinstance(optimizer, FusedLamb) else prepare_adam

@@ -155,9 +155,11 @@ class Wrapper(torch.optim.Optimizer):
         timer = None if self.timers is None else self.timers(name)
         if timer is not None:
             timer.start()
-        yield
-        if timer is not None:
-            timer.stop()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.stop()
 
     def _bytes(self, **tensors: Iterable[Tensor | None]) -> dict[str, int]:
         """Bytes by kind, the state inside being one."""

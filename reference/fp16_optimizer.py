@@ -67,7 +67,7 @@ class FP16Optimizer(ScaledWrapper):
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
-        timers: called by phase.
+        timers: called by phase; `reference.timers` has some.
         compat: upstream behaviour to reproduce; the default is correct.
 
     Writes model weights, masters, the state of the optimizer inside, and drops gradients.

@@ -108,9 +108,13 @@ class Wrapper(torch.optim.Optimizer):
         if self.timers is None:
             yield
             return
-        self.timers(name).start()
-        yield
-        self.timers(name).stop()
+        timer = self.timers(name)
+        timer.start()
+        try:
+            yield
+        finally:
+            # A phase that fails has ended, too.
+            timer.stop()
 
     def _refuse(self, closure: Callable[[], float] | None) -> None:
         if closure is not None:
