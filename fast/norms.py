@@ -47,15 +47,23 @@ def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
     """
     sums = [_powers(share, power, gradients.model, limbs.device) for share in gradients.shares]
     found = int(limbs[NONFINITE.value])
-    norm = math.fsum(sums) ** (1.0 / power)
+    norm = _sum_of_powers([_sum_of_powers(sums, 1.0)], 1.0 / power)
     norm = math.nan if found >> 32 else math.inf if found else norm
     return torch.tensor(norm, dtype=torch.float64)
+
+
+def _sum_of_powers(magnitudes: Sequence[float], power: float) -> float:
+    """Return the sum of m^power, rounded once; infinity where float64 has no number for it."""
+    try:
+        return math.fsum(m**power for m in magnitudes)
+    except OverflowError:
+        return math.inf
 
 
 def _powers(share: Share, power: float, model: Groups, device: torch.device) -> float:
     """The sum over a share, without what is not finite."""
     wide = [grad.detach().to(torch.float64).abs().view(-1).tolist() for grad in share.tensors]
-    own = math.fsum(m**power for magnitudes in wide for m in magnitudes if math.isfinite(m))
+    own = _sum_of_powers([m for each in wide for m in each if math.isfinite(m)], power)
     total = torch.tensor(own, dtype=torch.float64, device=device)
     if share.experts is not None:
         dist.all_reduce(total, op=dist.ReduceOp.SUM, group=share.experts)

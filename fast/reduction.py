@@ -95,10 +95,16 @@ def _nonfinite(rows: Tensor, kind: str) -> Tensor:
 
 def _divide(limbs: Tensor, count: int) -> None:
     """Divide the sum by a number of ranks, in place, rounded down to a unit of the lowest limb."""
-    if count == 1:
+    digits = limbs[: LIMBS.value]
+    if count & (count - 1) == 0:
+        # What a limb cannot give is a whole number of units of the one below it.
+        shift = count.bit_length() - 1
+        below = (digits[1:] & (count - 1)) << (32 - shift)
+        digits >>= shift
+        digits[:-1] += below
         return
-    rest = torch.zeros_like(limbs[0])
+    rest = torch.zeros_like(digits[0])
     for place in reversed(range(LIMBS.value)):
-        digit = limbs[place] + (rest << 32)
-        limbs[place] = digit // count
-        rest = digit - limbs[place] * count
+        value = digits[place] + (rest << 32)
+        digits[place] = value // count
+        rest = value % count

@@ -2,7 +2,7 @@
 
     p = 2, 1:  (sum |g|^p)^(1/p) from the real sum, rounded once to float64, the root once to fp32
     p = inf:   max |g|
-    other p:   the same in float64, each power rounded; not exact
+    other p:   the same in float64, each power rounded; not exact, and infinite where that is
 
 All gradients enter one sum before the root. Parts that lie on several ranks are added over their
 process groups as integers, so that the number and order of ranks cannot matter.
@@ -84,7 +84,8 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     if norm_type in (1.0, 2.0):
         total = sum(_exact(part, int(norm_type)) for part in parts) / 2**UNIT
         return _rounded(math.sqrt(total) if norm_type == 2.0 else total)
-    return _rounded(math.fsum(_powers(part, norm_type) for part in parts) ** (1.0 / norm_type))
+    total = _sum_of_powers([_powers(part, norm_type) for part in parts], 1.0)
+    return _rounded(_sum_of_powers([total], 1.0 / norm_type))
 
 
 def _rounded(x: float) -> Tensor:
@@ -127,11 +128,21 @@ def _number(limbs: Tensor) -> int:
 
 
 def _powers(part: Part, power: float) -> float:
-    own = math.fsum(value**power for value in _magnitudes(part))
+    own = _sum_of_powers(list(_magnitudes(part)), power)
     total = summed(torch.tensor(own, dtype=torch.float64), part.experts)
     if part.replicas is not None:
         total = summed(total, [part.replicas]) / dist.get_world_size(part.replicas)
     return summed(total, part.groups).item()
+
+
+def _sum_of_powers(values: Sequence[float], power: float) -> float:
+    """In float64, rounded once after each power; what float64 cannot hold is infinite."""
+    # Python raises where IEEE arithmetic gives an infinity.
+    try:
+        powers = [value**power for value in values]
+        return math.fsum(powers)
+    except OverflowError:
+        return math.inf
 
 
 def _magnitudes(part: Part) -> Iterator[float]:

@@ -5,225 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-import fast.compat
-import fast.fp16_optimizer
-import fast.fp16_unfused_optimizer
-import fast.fused_adam
-import fast.fused_lamb
-import fast.scalers
-import reference.compat
-import reference.fp16_optimizer
-import reference.fp16_unfused_optimizer
-import reference.fused_adam
-import reference.fused_lamb
-import reference.scalers
+import fast.collectives
 from parity.host import watched
-from parity.words import bits, moderate
-from tests.test_fast_bf16_ranks import Polite, in_turns
-from tests.test_reference_bf16_ranks import Group, Meeting, simulated
+from tests.mesh import BADS, SIDES, Experts, Mesh, Training, Unreduced, compared, experts, on_mesh
+from tests.test_reference_bf16_ranks import simulated
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
 __all__ = ["simulated"]  # a fixture
-HALF = torch.float16
-T = TypeVar("T")
-SIDES: dict[str, Any] = {"fast": fast, "reference": reference}
-SIZES = (20, 5, 70, 33)
-BADS = (None, math.inf, None, math.nan)
-
-
-@dataclass
-class Mesh:
-    """A rank's place among rows, which hold one model, and columns, which hold the same part.
-
-    Attributes:
-        row: handle of this rank's row.
-        column: of its column.
-        world: all ranks.
-        calls: collectives so far, as (elements, dtype).
-    """
-
-    row: Polite
-    column: Polite
-    world: int
-    calls: list[tuple[int, torch.dtype]]
-
-    def get_model_parallel_group(self) -> Polite:
-        """The row."""
-        return self.row
-
-    def get_data_parallel_group(self) -> Polite:
-        """The column."""
-        return self.column
-
-    def get_tensor_model_parallel_rank(self) -> int:
-        """Place in the row."""
-        return self.row.rank
-
-
-class Counting(Polite):
-    """A handle that notes what is sent."""
-
-    calls: list[tuple[int, torch.dtype]]
-
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Note it."""
-        self.calls.append((tensor.numel(), tensor.dtype))
-        return super().exchange(tensor)
-
-
-def on_mesh(rows: int, columns: int, run: Callable[[Mesh], T]) -> list[T]:
-    """Run a function on every rank of a mesh, one at a time."""
-    meetings = {name: Meeting(columns) for name in range(rows)}
-    crossing = {name: Meeting(rows) for name in range(columns)}
-
-    def one(group: Group | None) -> T:
-        rank = 0 if group is None else group.rank
-        row, column = divmod(rank, columns)
-        mesh = Mesh(
-            row=Counting(meetings[row], column, columns),
-            column=Counting(crossing[column], row, rows),
-            world=rows * columns,
-            calls=[],
-        )
-        for handle in (mesh.row, mesh.column):
-            handle.calls = mesh.calls  # type: ignore[attr-defined]
-        return run(mesh)
-
-    return in_turns(rows * columns, one)
-
-
-class Training:
-    """One rank of one side: what is shared, what is split, a replica, and two experts."""
-
-    def __init__(
-        self,
-        side: str,
-        mesh: Mesh,
-        *,
-        kind: str = "fp16_optimizer",
-        inside: str = "adam",
-        dtype: torch.dtype = HALF,
-        given: Callable[[Mesh], dict[str, Any]] = lambda mesh: {"mpu": mesh},
-        compat: dict[str, bool] | None = None,
-        **options: Any,
-    ) -> None:
-        self.mesh = mesh
-        self.params = [nn.Parameter(moderate(n, slot, dtype)) for slot, n in enumerate(SIZES)]
-        self.mark()
-        groups = [{"params": self.params[:2]}, {"params": self.params[2:], "lr": 0.3}]
-        home = SIDES[side]
-        hyper = {"lr": 0.02, "betas": (0.87, 0.987), "weight_decay": 0.03}
-        inner = home.fused_lamb.FusedLamb if inside == "lamb" else home.fused_adam.FusedAdam
-        wrapper = {
-            "fp16_optimizer": home.fp16_optimizer.__dict__.get("FP16Optimizer"),
-            "fp16_unfused_optimizer": home.fp16_unfused_optimizer.__dict__.get(
-                "FP16UnfusedOptimizer"
-            ),
-        }[kind]
-        assert wrapper is not None
-        made: Any = (
-            torch.optim.SGD(self.params, lr=0.02) if inside == "sgd" else inner(groups, **hyper)
-        )
-        scaler = home.scalers.DynamicLossScale(init_scale=64.0, scale_window=2, delayed_shift=1)
-        self.optimizer = wrapper(
-            made,
-            verbose=False,
-            compat=home.compat.Compat(**(compat or {})),
-            **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
-        )
-
-    def mark(self) -> None:
-        """The second parameter is the same on a row, the third is split over it."""
-        self.params[2].model_parallel = True  # type: ignore[attr-defined]
-
-    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
-        """Gradients of a step; one rank's may hold a number that is not finite."""
-        for place, param in enumerate(self.params):
-            split = 7000 * self.mesh.row.rank if place == 2 else 0
-            param.grad = moderate(param.numel(), 100 * seed + place + split, param.dtype)
-        if bad is not None and self.mesh.row.rank == self.mesh.row.world - 1:
-            grad = self.params[slot].grad
-            assert grad is not None
-            grad[-1] = bad
-
-    def seen(self) -> list[object]:
-        """Weights, masters and their state, and what all ranks have to agree on, at the end."""
-        optimizer = self.optimizer
-        masters = [master for group in optimizer.param_groups for master in group["params"]]
-        state = [optimizer.state.get(master, {}) for master in masters]
-        tensors = [*self.params, *masters, *(torch.as_tensor(v) for s in state for v in s.values())]
-        return [*(bits(tensor.detach()) for tensor in tensors), self.agreed()]
-
-    def agreed(self) -> tuple[str, ...]:
-        """Overflow, norm, scale and the counters of its rule."""
-        optimizer = self.optimizer
-        state = optimizer.loss_scaler.state_dict()
-        told = (optimizer.overflow, optimizer.get_global_norm().hex(), optimizer.loss_scale)
-        return (*map(str, told), *(f"{name}={value}" for name, value in state.items()))
-
-
-def experts(mesh: Mesh) -> dict[str, Any]:
-    """Experts over rows, copies of them over columns."""
-    return {"expert_groups": {"e": mesh.row}, "expert_data_groups": {"e": mesh.column}}
-
-
-class Experts(Training):
-    """The third and the last parameter are experts."""
-
-    def mark(self) -> None:
-        """They say so."""
-        for param in self.params[2:]:
-            param.allreduce, param.group_name = False, "e"  # type: ignore[attr-defined]
-
-    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
-        """Every rank of a row has other experts."""
-        super().fill(seed, bad, slot)
-        grad = moderate(SIZES[3], 100 * seed + 9 * self.mesh.row.rank, self.params[3].dtype)
-        self.params[3].grad = grad
-
-
-def trained(training: Training, slot: int = 2) -> list[object]:
-    """What was seen after each of some steps, with an infinity and a NaN on some ranks."""
-    found = []
-    for seed, bad in enumerate(BADS):
-        training.fill(seed, bad, slot)
-        training.optimizer.step()
-        found.append(training.seen())
-    return [*found, training.agreed()]
-
-
-def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
-    """What the ranks of the fast side agreed on, once both sides have seen the same."""
-    slot = options.pop("slot", 2)
-
-    def run(side: str) -> list[list[object]]:
-        return on_mesh(rows, columns, lambda mesh: trained(cls(side, mesh, **options), slot))
-
-    ours = run("fast")
-    assert ours == run("reference")
-    said = [[step[-1] for step in rank[:-1]] for rank in ours]  # type: ignore[index]
-    assert said == said[:1] * len(said)
-    return said[0]
-
-
-class Unreduced(Training):
-    """Nobody has reduced the gradients over columns: one rank alone may overflow."""
-
-    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
-        """Bad on the last rank of all."""
-        last = self.mesh.column.rank == self.mesh.column.world - 1
-        super().fill(seed, bad if last else None, slot)
-
-
+SORTED = fast.collectives.Ranks.gradients
 KINDS = pytest.mark.parametrize("kind", ["fp16_optimizer", "fp16_unfused_optimizer"])
 
 
@@ -299,19 +96,20 @@ def norms_of_experts(side: str, values: list[float], given: Any, norm_type: floa
     return on_mesh(len(values), 1, run)
 
 
-@pytest.mark.parametrize(
-    ("norm_type", "wanted"),
-    [(1.0, 33 * 3.0), (2.0, math.sqrt(33 * (1 + 4 + 36) / 3)), (math.inf, 6.0)],
-)
+@pytest.mark.parametrize("grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1)])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 def test_the_norm_of_experts_that_differ_is_averaged_over_their_copies(
-    norm_type: float, wanted: float
+    norm_type: float, grads: tuple[float, ...]
 ) -> None:
-    """Sums of powers are: 33 elements of 1, 2 and 6 on three ranks. All ranks clip alike."""
-    found = norms_of_experts("fast", [1.0, 2.0, 6.0], experts, norm_type)
-    assert found == norms_of_experts("reference", [1.0, 2.0, 6.0], experts, norm_type)
-    assert found == [pytest.approx(wanted, rel=1e-6)] * 3
-    alone = norms_of_experts("fast", [1.7] * 3, lambda mesh: {}, norm_type)
-    assert norms_of_experts("fast", [1.7] * 3, experts, norm_type) == alone
+    """Sums of powers are: 33 elements, of another value on each rank. All ranks clip alike."""
+    found = norms_of_experts("fast", list(grads), experts, norm_type)
+    assert found == norms_of_experts("reference", list(grads), experts, norm_type)
+    wanted = max(grads)
+    if norm_type < math.inf:
+        wanted = (33 * sum(g**norm_type for g in grads) / len(grads)) ** (1.0 / norm_type)
+    assert found == [pytest.approx(wanted, rel=1e-3)] * len(grads)
+    alone = norms_of_experts("fast", [1.7] * len(grads), lambda mesh: {}, norm_type)
+    assert norms_of_experts("fast", [1.7] * len(grads), experts, norm_type) == alone
 
 
 @KINDS
@@ -363,7 +161,47 @@ def test_the_error_at_the_floor_comes_on_all_ranks_at_once(side: str) -> None:
     assert on_mesh(1, 2, run) == [("MinimumLossScale", True)] * 2
 
 
-def test_the_comparison_over_ranks_can_say_no() -> None:
-    """Without the model-parallel unit every rank goes its own way."""
+def without(**fields: Any) -> Callable[..., Any]:
+    """Make the fast side forget something of how gradients are sorted."""
+
+    def wrong(self: Any, *args: Any, **options: Any) -> Any:
+        return replace(SORTED(self, *args, **options), **fields)
+
+    return wrong
+
+
+def averaged_by_nobody(self: Any, *args: Any, **options: Any) -> Any:
+    """Experts are added over their copies, as over other experts."""
+    found = SORTED(self, *args, **options)
+    return replace(
+        found, shares=[replace(s, experts=s.replicas, replicas=None) for s in found.shares]
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "options"),
+    [
+        ({"counts_here": lambda param, rank: True}, {}),
+        ({"gradients": without(model=())}, {}),
+        ({"gradients": without(uncounted=())}, {"slot": 0}),
+        ({"expert_name": lambda param: None}, {"cls": Experts, "given": experts}),
+    ],
+    ids=["duplicates", "model", "uncounted", "experts"],
+)
+def test_a_mistake_about_ranks_is_noticed(
+    wrong: dict[str, Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Duplicates count twice, a rank goes its own way, a skip is missed, experts are shared."""
+    for name, value in wrong.items():
+        home = fast.collectives.Ranks if name == "gradients" else fast.collectives
+        monkeypatch.setattr(home, name, value)
     with pytest.raises(AssertionError):
-        compared(1, 2, given=lambda mesh: {})
+        compared(1, 2, **options)
+
+
+def test_experts_that_are_added_over_their_copies_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = norms_of_experts("reference", [1.7] * 2, experts, 2.0)
+    monkeypatch.setattr(fast.collectives.Ranks, "gradients", averaged_by_nobody)
+    assert norms_of_experts("fast", [1.7] * 2, experts, 2.0) != right

@@ -62,7 +62,7 @@ READERS |= {"collectives.py", "norms.py", "scaled_wrapper.py", "bf16_optimizer.p
 SCALAR_ROOT = ("lamb.py", "step_size_of")
 SUMS = {"norms.py", "wrapper.py", "flat_groups.py", "bf16_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
-POWERS = {("norms.py", "norm_of_parts"), ("norms.py", "_powers")}
+POWERS = {("norms.py", "_sum_of_powers")}
 LISTED = {("clip.py", "_squares"), ("norms.py", "_number"), ("norms.py", "_magnitudes")}
 
 

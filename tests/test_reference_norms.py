@@ -105,6 +105,12 @@ def test_specials(norm_type: float) -> None:
     assert math.isnan(norm(inf, nan, one, norm_type=norm_type).item())
 
 
+@pytest.mark.parametrize(("size", "norm_type"), [(1, 12.0), (300, 8.1), (300, 0.005)])
+def test_a_norm_that_float64_cannot_hold_is_infinite(size: int, norm_type: float) -> None:
+    """A power, their sum, or the root of it; Python raises at each of them."""
+    assert norm(torch.full((size,), 1e38), norm_type=norm_type).item() == math.inf
+
+
 @pytest.mark.parametrize("bad", [0.0, -2.0, math.nan])
 def test_a_norm_type_that_is_none_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=r"but should be positive or infinite \[here\]"):

@@ -1,0 +1,217 @@
+"""FP16 optimizers of both sides on a mesh of ranks, which are threads that take turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import fast.compat
+import fast.fp16_optimizer
+import fast.fp16_unfused_optimizer
+import fast.fused_adam
+import fast.fused_lamb
+import fast.scalers
+import reference.compat
+import reference.fp16_optimizer
+import reference.fp16_unfused_optimizer
+import reference.fused_adam
+import reference.fused_lamb
+import reference.scalers
+from parity.words import bits, moderate
+from tests.test_fast_bf16_ranks import Polite, in_turns
+from tests.test_reference_bf16_ranks import Group, Meeting
+
+HALF = torch.float16
+T = TypeVar("T")
+SIDES: dict[str, Any] = {"fast": fast, "reference": reference}
+SIZES = (20, 5, 70, 33)
+BADS = (None, math.inf, None, math.nan)
+
+
+@dataclass
+class Mesh:
+    """A rank's place among rows, which hold one model, and columns, which hold the same part.
+
+    Attributes:
+        row: handle of this rank's row.
+        column: of its column.
+        world: all ranks.
+        calls: collectives so far, as (elements, dtype).
+    """
+
+    row: Polite
+    column: Polite
+    world: int
+    calls: list[tuple[int, torch.dtype]]
+
+    def get_model_parallel_group(self) -> Polite:
+        """The row."""
+        return self.row
+
+    def get_data_parallel_group(self) -> Polite:
+        """The column."""
+        return self.column
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """Place in the row."""
+        return self.row.rank
+
+
+class Counting(Polite):
+    """A handle that notes what is sent."""
+
+    calls: list[tuple[int, torch.dtype]]
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        """Note it."""
+        self.calls.append((tensor.numel(), tensor.dtype))
+        return super().exchange(tensor)
+
+
+def on_mesh(rows: int, columns: int, run: Callable[[Mesh], T]) -> list[T]:
+    """Run a function on every rank of a mesh, one at a time."""
+    meetings = {name: Meeting(columns) for name in range(rows)}
+    crossing = {name: Meeting(rows) for name in range(columns)}
+
+    def one(group: Group | None) -> T:
+        rank = 0 if group is None else group.rank
+        row, column = divmod(rank, columns)
+        mesh = Mesh(
+            row=Counting(meetings[row], column, columns),
+            column=Counting(crossing[column], row, rows),
+            world=rows * columns,
+            calls=[],
+        )
+        for handle in (mesh.row, mesh.column):
+            handle.calls = mesh.calls  # type: ignore[attr-defined]
+        return run(mesh)
+
+    return in_turns(rows * columns, one)
+
+
+class Training:
+    """One rank of one side: what is shared, what is split, a replica, and two experts."""
+
+    def __init__(
+        self,
+        side: str,
+        mesh: Mesh,
+        *,
+        kind: str = "fp16_optimizer",
+        inside: str = "adam",
+        dtype: torch.dtype = HALF,
+        given: Callable[[Mesh], dict[str, Any]] = lambda mesh: {"mpu": mesh},
+        compat: dict[str, bool] | None = None,
+        **options: Any,
+    ) -> None:
+        self.mesh = mesh
+        self.params = [nn.Parameter(moderate(n, slot, dtype)) for slot, n in enumerate(SIZES)]
+        self.mark()
+        groups = [{"params": self.params[:2]}, {"params": self.params[2:], "lr": 0.3}]
+        home = SIDES[side]
+        hyper = {"lr": 0.02, "betas": (0.87, 0.987), "weight_decay": 0.03}
+        inner = home.fused_lamb.FusedLamb if inside == "lamb" else home.fused_adam.FusedAdam
+        wrapper = {
+            "fp16_optimizer": home.fp16_optimizer.__dict__.get("FP16Optimizer"),
+            "fp16_unfused_optimizer": home.fp16_unfused_optimizer.__dict__.get(
+                "FP16UnfusedOptimizer"
+            ),
+        }[kind]
+        assert wrapper is not None
+        made: Any = (
+            torch.optim.SGD(self.params, lr=0.02) if inside == "sgd" else inner(groups, **hyper)
+        )
+        scaler = home.scalers.DynamicLossScale(init_scale=64.0, scale_window=2, delayed_shift=1)
+        self.optimizer = wrapper(
+            made,
+            verbose=False,
+            compat=home.compat.Compat(**(compat or {})),
+            **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
+        )
+
+    def mark(self) -> None:
+        """The second parameter is the same on a row, the third is split over it."""
+        self.params[2].model_parallel = True  # type: ignore[attr-defined]
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Gradients of a step; one rank's may hold a number that is not finite."""
+        for place, param in enumerate(self.params):
+            split = 7000 * self.mesh.row.rank if place == 2 else 0
+            param.grad = moderate(param.numel(), 100 * seed + place + split, param.dtype)
+        if bad is not None and self.mesh.row.rank == self.mesh.row.world - 1:
+            grad = self.params[slot].grad
+            assert grad is not None
+            grad[-1] = bad
+
+    def seen(self) -> list[object]:
+        """Weights, masters and their state, and what all ranks have to agree on, at the end."""
+        optimizer = self.optimizer
+        masters = [master for group in optimizer.param_groups for master in group["params"]]
+        state = [optimizer.state.get(master, {}) for master in masters]
+        tensors = [*self.params, *masters, *(torch.as_tensor(v) for s in state for v in s.values())]
+        return [*(bits(tensor.detach()) for tensor in tensors), self.agreed()]
+
+    def agreed(self) -> tuple[str, ...]:
+        """Overflow, norm, scale and the counters of its rule."""
+        optimizer = self.optimizer
+        state = optimizer.loss_scaler.state_dict()
+        told = (optimizer.overflow, optimizer.get_global_norm().hex(), optimizer.loss_scale)
+        return (*map(str, told), *(f"{name}={value}" for name, value in state.items()))
+
+
+def experts(mesh: Mesh) -> dict[str, Any]:
+    """Experts over rows, copies of them over columns."""
+    return {"expert_groups": {"e": mesh.row}, "expert_data_groups": {"e": mesh.column}}
+
+
+class Experts(Training):
+    """The third and the last parameter are experts."""
+
+    def mark(self) -> None:
+        """They say so."""
+        for param in self.params[2:]:
+            param.allreduce, param.group_name = False, "e"  # type: ignore[attr-defined]
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Every rank of a row has other experts."""
+        super().fill(seed, bad, slot)
+        grad = moderate(SIZES[3], 100 * seed + 9 * self.mesh.row.rank, self.params[3].dtype)
+        self.params[3].grad = grad
+
+
+def trained(training: Training, slot: int = 2) -> list[object]:
+    """What was seen after each of some steps, with an infinity and a NaN on some ranks."""
+    found = []
+    for seed, bad in enumerate(BADS):
+        training.fill(seed, bad, slot)
+        training.optimizer.step()
+        found.append(training.seen())
+    return [*found, training.agreed()]
+
+
+def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
+    """What the ranks of the fast side agreed on, once both sides have seen the same."""
+    slot = options.pop("slot", 2)
+
+    def run(side: str) -> list[list[object]]:
+        return on_mesh(rows, columns, lambda mesh: trained(cls(side, mesh, **options), slot))
+
+    ours = run("fast")
+    assert ours == run("reference")
+    said = [[step[-1] for step in rank[:-1]] for rank in ours]  # type: ignore[index]
+    assert said == said[:1] * len(said)
+    return said[0]
+
+
+class Unreduced(Training):
+    """Nobody has reduced the gradients over columns: one rank alone may overflow."""
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Bad on the last rank of all."""
+        last = self.mesh.column.rank == self.mesh.column.world - 1
+        super().fill(seed, bad if last else None, slot)
