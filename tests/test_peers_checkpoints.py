@@ -7,12 +7,14 @@ our classes, needs files alone: tests/test_checkpoints_foreign.py.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import fast.bf16_optimizer
@@ -33,6 +35,10 @@ pytestmark = [
         importlib.util.find_spec("deepspeed") is None,
         reason="DeepSpeed is not installed; make peers installs it",
     ),
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="DeepSpeed takes one process group and port; make peers runs this alone",
+    ),
 ]
 HALF, BRAIN = torch.float16, torch.bfloat16
 CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
@@ -45,6 +51,17 @@ CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
 }
 ADAMS = {"fast": fast.fused_adam.FusedAdam, "reference": reference.fused_adam.FusedAdam}
 KINDS = pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group_of_its_own() -> Iterator[None]:
+    """Leave no process group behind."""
+    kept = dict(os.environ)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(kept)
 
 
 def parameters(kind: str, value: float) -> list[nn.Parameter]:
