@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from parity.errors import EXIT_USAGE, UsageError
+from parity.processes import start_server
 
 app = typer.Typer(
     add_completion=False,
@@ -67,6 +68,8 @@ def run(
 ) -> None:
     """Judge our own kernels."""
     _prepare(engine)
+    if not (op or kernel or dtype or law or jobs):
+        start_server()
     from parity.command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
@@ -228,11 +231,14 @@ def peers(
     record: Annotated[
         bool, typer.Option("--record", help="Write what is observed and docs/peers.md anew.")
     ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Run the ten edges beside DeepSpeed, and nothing else.")
+    ] = False,
 ) -> None:
     """Judge other projects' optimizers, scalers and norms; see docs/peers.md."""
-    from parity.peers_command import judge_peers
+    from parity.peers_command import judge_peers, show_edges
 
-    raise typer.Exit(judge_peers(package, record))
+    raise typer.Exit(show_edges(record) if edges else judge_peers(package, record))
 
 
 ledger_app = typer.Typer(no_args_is_help=True, help="Compare what ran, and what has to run.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from parity.peers.edge_page import edge_lines
 from parity.peers.findings import FINDINGS, Finding
 from parity.peers.observe import Observation
 from parity.peers.record import live, recorded
@@ -38,6 +39,7 @@ def page() -> str:
         *map(_finding, FINDINGS),
     ]
     lines += _live()
+    lines += edge_lines()
     lines += ["\n## Subjects\n", "| peer | operation | dtype | laws kept | broken | worst | held |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
     by_name: dict[str, list[Observation]] = {}

@@ -8,6 +8,7 @@ step counters too, but for one subject that shows torch's own, which are fp32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -70,63 +71,66 @@ def narrow_moments(kind: type[torch.optim.Optimizer], call: AdamCall, **flags: b
 DECAYS = (0.013, 0.31, 1.7, 0.0)  # a negative one is refused
 ALWAYS = {"bias_correction": (True,), "weight_decay": DECAYS}
 NO_FACTOR = {**ALWAYS, "factor": (1.0,)}
+adamw = partial(peer, SHELF, "adamw_step", package="torch", pinned=ALWAYS)
+pure_adamw = partial(peer, SHELF, "adamw_step", package="torch", dtypes=PURE, pinned=NO_FACTOR)
+adam = partial(peer, SHELF, "adam_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adamw(dtypes=MASTERS)
 def torch_adamw_loop(call: AdamCall) -> None:
     """torch.optim.AdamW(foreach=False): one tensor at a time."""
     adam_with(torch.optim.AdamW, call, foreach=False)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adamw(dtypes=MASTERS)
 def torch_adamw_foreach(call: AdamCall) -> None:
     """torch.optim.AdamW(foreach=True)."""
     adam_with(torch.optim.AdamW, call, foreach=True)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adamw(dtypes=MASTERS)
 def torch_adamw_fused(call: AdamCall) -> None:
     """torch.optim.AdamW(fused=True)."""
     adam_with(torch.optim.AdamW, call, fused=True)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=("fp32",), pinned=ALWAYS)
+@adamw(dtypes=("fp32",))
 def torch_adamw_counter(call: AdamCall) -> None:
     """torch.optim.AdamW(fused=True) with its own step counters."""
     adam_with(torch.optim.AdamW, call, own_counter=True, fused=True)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=MASTERS, pinned=ALWAYS, needs=NO_GPU)
+@adamw(dtypes=MASTERS, needs=NO_GPU)
 def torch_adamw_capturable(call: AdamCall) -> None:
     """torch.optim.AdamW(capturable=True)."""
     adam_with(torch.optim.AdamW, call, capturable=True)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=PURE, pinned=NO_FACTOR)
+@pure_adamw()
 def torch_adamw_fused_pure(call: AdamCall) -> None:
     """torch.optim.AdamW(fused=True) on 16-bit parameters, with the 16-bit moments it makes."""
     narrow_moments(torch.optim.AdamW, call, fused=True)
 
 
-@peer(SHELF, "adamw_step", package="torch", dtypes=PURE, pinned=NO_FACTOR)
+@pure_adamw()
 def torch_adamw_loop_pure(call: AdamCall) -> None:
     """torch.optim.AdamW(foreach=False) on 16-bit parameters, with the 16-bit moments it makes."""
     narrow_moments(torch.optim.AdamW, call, foreach=False)
 
 
-@peer(SHELF, "adam_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adam()
 def torch_adam_loop(call: AdamCall) -> None:
     """torch.optim.Adam(foreach=False): one tensor at a time."""
     adam_with(torch.optim.Adam, call, foreach=False)
 
 
-@peer(SHELF, "adam_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adam()
 def torch_adam_foreach(call: AdamCall) -> None:
     """torch.optim.Adam(foreach=True)."""
     adam_with(torch.optim.Adam, call, foreach=True)
 
 
-@peer(SHELF, "adam_step", package="torch", dtypes=MASTERS, pinned=ALWAYS)
+@adam()
 def torch_adam_fused(call: AdamCall) -> None:
     """torch.optim.Adam(fused=True)."""
     adam_with(torch.optim.Adam, call, fused=True)
@@ -162,21 +166,22 @@ def sgd_with(call: SgdCall, **flags: bool) -> None:
 MOMENTUM = {"momentum": (0.85,), "nesterov": (False,), "weight_decay": DECAYS}
 # Nesterov momentum with dampening is refused.
 NESTEROV = {**MOMENTUM, "nesterov": (True,), "dampening": (0.0,)}
+sgd = partial(peer, SHELF, "sgd_step", package="torch", dtypes=MASTERS)
 
 
-@peer(SHELF, "sgd_step", package="torch", dtypes=MASTERS, pinned=MOMENTUM)
+@sgd(pinned=MOMENTUM)
 def torch_sgd_loop(call: SgdCall) -> None:
     """torch.optim.SGD(momentum=0.85, foreach=False)."""
     sgd_with(call, foreach=False)
 
 
-@peer(SHELF, "sgd_step", package="torch", dtypes=MASTERS, pinned=MOMENTUM)
+@sgd(pinned=MOMENTUM)
 def torch_sgd_fused(call: SgdCall) -> None:
     """torch.optim.SGD(momentum=0.85, fused=True)."""
     sgd_with(call, fused=True)
 
 
-@peer(SHELF, "sgd_step", package="torch", dtypes=MASTERS, pinned=NESTEROV)
+@sgd(pinned=NESTEROV)
 def torch_sgd_nesterov(call: SgdCall) -> None:
     """torch.optim.SGD(momentum=0.85, nesterov=True, foreach=True)."""
     sgd_with(call, foreach=True)
