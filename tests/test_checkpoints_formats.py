@@ -36,7 +36,8 @@ def test_whole_scales_and_no_clip_norm_are_taken(side: str, kind: str) -> None:
 @BOTH
 @WRAPPERS
 def test_a_static_scale_has_three_keys(side: str, kind: str) -> None:
-    static: dict[str, Any] = {"dynamic_loss_scale": False, "dynamic_loss_args": None, "static_loss_scale": 4.0}
+    static: dict[str, Any] = {"dynamic_loss_scale": False, "static_loss_scale": 4.0}
+    static |= {"dynamic_loss_args": None}
     state = saved(kind, **static)
     assert {"cur_scale", "cur_iter", "dynamic_loss_scale"} <= state.keys()
     assert not {"last_overflow_iter", "scale_factor", "scale_window"} & state.keys()
