@@ -38,28 +38,30 @@ class Mesh:
     """A rank's place among rows, which hold one model, and columns, which hold the same part.
 
     Attributes:
-        row: handle of this rank's row.
+        row: process group of this rank's row.
         column: of its column.
-        world: all ranks.
+        place: number of the column and of the row that cross here.
+        shape: number of rows and of columns.
         calls: collectives so far, as (elements, dtype).
     """
 
-    row: Polite
-    column: Polite
-    world: int
+    row: Any
+    column: Any
+    place: tuple[int, int]
+    shape: tuple[int, int]
     calls: list[tuple[int, torch.dtype]]
 
-    def get_model_parallel_group(self) -> Polite:
+    def get_model_parallel_group(self) -> Any:
         """The row."""
         return self.row
 
-    def get_data_parallel_group(self) -> Polite:
+    def get_data_parallel_group(self) -> Any:
         """The column."""
         return self.column
 
     def get_tensor_model_parallel_rank(self) -> int:
         """Place in the row."""
-        return self.row.rank
+        return self.place[0]
 
 
 class Counting(Polite):
@@ -73,22 +75,39 @@ class Counting(Polite):
         return super().exchange(tensor)
 
 
-def on_mesh(rows: int, columns: int, run: Callable[[Mesh], T]) -> list[T]:
+class Simulated:
+    """Process groups of a mesh, simulated."""
+
+    def __init__(self) -> None:
+        self.meetings: dict[str, Meeting] = {}
+
+    def __call__(self, name: str, rank: int, world: int, calls: list[Any]) -> Any:
+        """One rank's handle."""
+        meeting = self.meetings.setdefault(name, Meeting(world))
+        handle = Counting(meeting, rank, world)
+        handle.calls = calls
+        return handle
+
+
+def on_mesh(
+    rows: int,
+    columns: int,
+    run: Callable[[Mesh], T],
+    groups: Callable[[], Callable[[str, int, int, list[Any]], Any]] = Simulated,
+) -> list[T]:
     """Run a function on every rank of a mesh, one at a time."""
-    meetings = {name: Meeting(columns) for name in range(rows)}
-    crossing = {name: Meeting(rows) for name in range(columns)}
+    made = groups()
 
     def one(group: Group | None) -> T:
-        rank = 0 if group is None else group.rank
-        row, column = divmod(rank, columns)
+        row, column = divmod(0 if group is None else group.rank, columns)
+        calls: list[Any] = []
         mesh = Mesh(
-            row=Counting(meetings[row], column, columns),
-            column=Counting(crossing[column], row, rows),
-            world=rows * columns,
-            calls=[],
+            row=made(f"row {row}", column, columns, calls),
+            column=made(f"column {column}", row, rows, calls),
+            place=(column, row),
+            shape=(rows, columns),
+            calls=calls,
         )
-        for handle in (mesh.row, mesh.column):
-            handle.calls = mesh.calls  # type: ignore[attr-defined]
         return run(mesh)
 
     return in_turns(rows * columns, one)
@@ -141,9 +160,9 @@ class Training:
     def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
         """Gradients of a step; one rank's may hold a number that is not finite."""
         for place, param in enumerate(self.params):
-            split = 7000 * self.mesh.row.rank if place == 2 else 0
+            split = 7000 * self.mesh.place[0] if place == 2 else 0
             param.grad = moderate(param.numel(), 100 * seed + place + split, param.dtype)
-        if bad is not None and self.mesh.row.rank == self.mesh.row.world - 1:
+        if bad is not None and self.mesh.place[0] == self.mesh.shape[1] - 1:
             grad = self.params[slot].grad
             assert grad is not None
             grad[-1] = bad
@@ -180,7 +199,7 @@ class Experts(Training):
     def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
         """Every rank of a row has other experts."""
         super().fill(seed, bad, slot)
-        grad = moderate(SIZES[3], 100 * seed + 9 * self.mesh.row.rank, self.params[3].dtype)
+        grad = moderate(SIZES[3], 100 * seed + 9 * self.mesh.place[0], self.params[3].dtype)
         self.params[3].grad = grad
 
 
@@ -196,10 +215,13 @@ def trained(training: Training, slot: int = 2) -> list[object]:
 
 def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
     """What the ranks of the fast side agreed on, once both sides have seen the same."""
-    slot = options.pop("slot", 2)
+    slot, groups = options.pop("slot", 2), options.pop("groups", Simulated)
 
     def run(side: str) -> list[list[object]]:
-        return on_mesh(rows, columns, lambda mesh: trained(cls(side, mesh, **options), slot))
+        def one(mesh: Mesh) -> list[object]:
+            return trained(cls(side, mesh, **options), slot)
+
+        return on_mesh(rows, columns, one, groups if side == "fast" else Simulated)
 
     ours = run("fast")
     assert ours == run("reference")
@@ -213,5 +235,5 @@ class Unreduced(Training):
 
     def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
         """Bad on the last rank of all."""
-        last = self.mesh.column.rank == self.mesh.column.world - 1
+        last = self.mesh.place[1] == self.mesh.shape[0] - 1
         super().fill(seed, bad if last else None, slot)

@@ -88,7 +88,7 @@ def norms_of_experts(side: str, values: list[float], given: Any, norm_type: floa
         training = Experts(side, mesh, given=given, norm_type=norm_type)
         for param in training.params:
             param.grad = torch.zeros_like(param)
-        training.params[3].grad = torch.full_like(training.params[3], values[mesh.column.rank])
+        training.params[3].grad = torch.full_like(training.params[3], values[mesh.place[1]])
         training.optimizer.step()
         norm: float = training.optimizer.get_global_norm()
         return norm * 64.0
