@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from scenarios.picture import figure, frame, logarithmic, powers_of_two, running_mean, whole_numbers
+from scenarios.picture import figure, frame, from_zero, powers_of_two, running_mean, whole_numbers
 from scenarios.precision import Row, rows_of
 from scenarios.trace import Trace
 
@@ -47,6 +47,9 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
     for axes, panel in zip(drawn.subplots(len(panels) // 2, 2).flat, panels, strict=True):
         panel(axes)
         frame(axes)
+        if axes.get_legend_handles_labels()[0]:
+            legend_above(axes)
+    drawn.align_ylabels()
     drawn.savefig(path, dpi=130)
 
 
@@ -56,9 +59,16 @@ def title(rows: Sequence[Row]) -> str:
     seeds = max(len(row.traces) for row in rows)
     what = {"adam": "AdamW", "lamb": "LAMB"}.get(header.optimizer, header.optimizer)
     return (
-        f"{header.scenario}, {what}, {header.side} side: {' and '.join(r.label for r in rows)}, "
+        f"{header.scenario}, {what}, {header.side} side: {', '.join(r.label for r in rows)}; "
         f"{seeds} seed{'s' if seeds > 1 else ''}, {header.parameters:,} parameters"
     )
+
+
+def legend_above(axes: Axes) -> None:
+    """A legend in one line above what is drawn, which makes room for it."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.16 * (high - low))
+    axes.legend(frameon=False, fontsize=8, loc="upper center", ncols=4, borderaxespad=0.1)
 
 
 def colour(row: Row) -> str:
@@ -94,7 +104,7 @@ def draw_loss(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot(steps_of(row), mean, color=colour(row), ls=STYLES[look], label=row.label)
     axes.set_title("training loss: mean and range of seeds", loc="left", fontsize=9)
     axes.set_ylabel("nats per byte")
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel("step")
 
 
 def draw_difference(axes: Axes, baseline: Row, others: Sequence[Row]) -> None:
@@ -102,7 +112,7 @@ def draw_difference(axes: Axes, baseline: Row, others: Sequence[Row]) -> None:
     plain = smoothed(baseline)
     noise = [stdev(values) for values in across(plain)]
     low = [-value for value in noise]
-    axes.fill_between(steps_of(baseline), low, noise, color=BAND, label="fp32: ± 1 sd of seeds")
+    axes.fill_between(steps_of(baseline), low, noise, color=BAND, label="± 1 sd of fp32's seeds")
     ends = []
     for row in others:
         pairs = zip(smoothed(row), plain, strict=True)
@@ -117,17 +127,20 @@ def draw_difference(axes: Axes, baseline: Row, others: Sequence[Row]) -> None:
     axes.set_ylim(-reach, reach)
     axes.set_title("training loss minus fp32's, same seed", loc="left", fontsize=9)
     axes.set_ylabel("nats per byte")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set_xlabel("step")
 
 
 def draw_norm(axes: Axes, rows: Sequence[Row]) -> None:
     """Norm of the unscaled gradients, median of seeds; a step that overflowed has none."""
+    medians: list[float] = []
     for row in rows:
         norms = [[record.norm for record in trace.records] for trace in row.traces]
         finite = [[norm for norm in values if math.isfinite(norm)] for values in across(norms)]
         median = [sorted(values)[len(values) // 2] if values else math.nan for values in finite]
-        axes.plot(steps_of(row), median, color=colour(row), linewidth=0.9, label=row.label)
-    logarithmic(axes)
+        style = STYLES[row.traces[0].header.dtype]
+        axes.plot(steps_of(row), median, color=colour(row), ls=style, lw=1.0, label=row.label)
+        medians += median
+    from_zero(axes, medians)
     axes.set_title("gradient norm before clipping: median of seeds", loc="left", fontsize=9)
     axes.set_ylabel("norm")
     axes.set_xlabel("step")
@@ -136,7 +149,7 @@ def draw_norm(axes: Axes, rows: Sequence[Row]) -> None:
 def draw_held_out(axes: Axes, baseline: Row, rows: Sequence[Row]) -> None:
     """Loss on unseen text after the last step: every seed, their mean, and fp32's noise."""
     low, high = baseline.mean - baseline.spread, baseline.mean + baseline.spread
-    axes.axhspan(low, high, color=BAND, label="fp32: mean ± 1 sd of seeds")
+    axes.axhspan(low, high, color=BAND, label="mean ± 1 sd of fp32's seeds")
     for losses in zip(*(row.losses for row in rows), strict=True):
         axes.plot(range(len(rows)), losses, color="#999999", linewidth=0.7, zorder=1)
     for place, row in enumerate(rows):
@@ -146,12 +159,12 @@ def draw_held_out(axes: Axes, baseline: Row, rows: Sequence[Row]) -> None:
     axes.set_xlim(-0.5, len(rows) - 0.5)
     axes.set_title("held-out loss after the last step: seeds and mean", loc="left", fontsize=9)
     axes.set_ylabel("nats per byte")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def draw_scale(axes: Axes, rows: Sequence[Row]) -> None:
-    """The loss scale that each step's gradients carried, by seed."""
-    for row in rows:
+    """The loss scale that each step's gradients carried, by seed; without those that have none."""
+    scaled = [row for row in rows if any(r.scale != 1.0 for t in row.traces for r in t.records)]
+    for row in scaled or rows:
         for index, trace in enumerate(row.traces):
             axes.step(
                 steps_of(row),
@@ -162,7 +175,9 @@ def draw_scale(axes: Axes, rows: Sequence[Row]) -> None:
                 alpha=1.0 if index == 0 else 0.5,
             )
     powers_of_two(axes)
-    axes.set_title("loss scale: every seed", loc="left", fontsize=9)
+    plain = " and ".join(row.label for row in rows if row not in scaled)
+    without = f" ({plain}: none)" if plain and scaled else ""
+    axes.set_title(f"loss scale: every seed{without}", loc="left", fontsize=9)
     axes.set_ylabel("scale")
     axes.set_xlabel("step")
 
@@ -172,8 +187,9 @@ def draw_skipped(axes: Axes, rows: Sequence[Row]) -> None:
     for row in rows:
         for index, trace in enumerate(row.traces):
             taken = [sum(step <= record.step for step in trace.skipped) for record in trace.records]
-            alpha = 1.0 if index == 0 else 0.5
-            axes.step(steps_of(row), taken, where="mid", color=colour(row), lw=1.1, alpha=alpha)
+            alpha, label = (1.0, row.label) if index == 0 else (0.5, "")
+            (line,) = axes.step(steps_of(row), taken, where="mid", color=colour(row), lw=1.2)
+            line.set(linestyle=STYLES[trace.header.dtype], alpha=alpha, label=label)
     whole_numbers(axes.yaxis)
     axes.set_title("skipped steps so far: every seed", loc="left", fontsize=9)
     axes.set_ylabel("steps")

@@ -65,6 +65,7 @@ def draw(trace: Trace, path: Path) -> None:
     loss.legend(frameon=False, fontsize=8)
     norm.set_xlabel("step")
     whole_numbers(norm.xaxis)
+    drawn.align_ylabels()
     drawn.savefig(path, dpi=130)
 
 
@@ -112,15 +113,10 @@ def draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
 
 def draw_norm(axes: Axes, records: Sequence[StepRecord]) -> None:
     """Global norm of the unscaled gradients; a step that overflowed has none."""
-    axes.plot(
-        [record.step for record in records],
-        [record.norm if math.isfinite(record.norm) else math.nan for record in records],
-        color=AVERAGE,
-        marker=".",
-        markersize=3,
-        linewidth=1,
-    )
-    logarithmic(axes)
+    norms = [record.norm if math.isfinite(record.norm) else math.nan for record in records]
+    steps = [record.step for record in records]
+    axes.plot(steps, norms, color=AVERAGE, marker=".", markersize=3, linewidth=1)
+    from_zero(axes, norms)
     axes.set_ylabel("gradient norm")
 
 
@@ -131,18 +127,23 @@ def mark_skipped(axes: Axes, steps: list[int]) -> None:
         axes.axvline(step, color=SKIP, linewidth=0.8, alpha=0.7, label=label, zorder=1)
 
 
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic axis that names its values even where it spans less than a decade."""
-    from matplotlib.ticker import LogFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())
-    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2.0, 0.5)))
+def from_zero(axes: Axes, values: Sequence[float]) -> None:
+    """An axis from zero on, or a logarithmic one where positive values span more than 30 times."""
+    known = [value for value in values if value > 0.0]
+    if known and max(known) > 30.0 * min(known):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
 
 
 def powers_of_two(axes: Axes) -> None:
-    """A logarithmic axis of base 2."""
+    """A logarithmic axis of base 2 with at least an octave to either side of what is drawn."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_yscale("log", base=2)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 2.0, high * 2.0)
+    axes.yaxis.set_major_locator(LogLocator(base=2.0, numticks=9))
 
 
 def whole_numbers(axis: Axis) -> None:

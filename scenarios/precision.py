@@ -23,8 +23,8 @@ from scenarios.model import Shape
 from scenarios.plan import BROKEN, Plan
 from scenarios.trace import Trace
 
-# Fast steps on replay take time by the element: of this size a run takes about a minute.
-SHAPE = Shape(context=32, width=34, heads=2, layers=2)
+# Fast steps on replay take time by the element; this size learns enough to tell the dtypes apart.
+SHAPE = Shape(context=32, width=34, heads=2, layers=1)
 STEPS, SEEDS, WINDOW = 300, 3, 40
 HELD_OUT = 64  # batches: 16,384 bytes
 LEARNED = 20.0
@@ -128,7 +128,7 @@ def plans(
     seeds: int = SEEDS,
     accumulate: int = 1,
     broken: str = "none",
-    shape: Shape = SHAPE,
+    shape: Shape | None = None,
 ) -> list[Plan]:
     """The runs of a judgement: every seed in fp32, then in fp16, then in bf16.
 
@@ -138,7 +138,7 @@ def plans(
         seeds: 0, 1, ...
         accumulate: micro-batches for each step.
         broken: run fp32 and this instead of fp16 and bf16; it should not reach fp32.
-        shape: sizes of the model.
+        shape: sizes of the model; None takes `SHAPE`.
     """
     others = (
         [("fp16", "none"), ("bf16", "none")] if broken == "none" else [(BROKEN[broken], broken)]
@@ -154,7 +154,7 @@ def plans(
             scale_window=WINDOW,
             held_out=HELD_OUT,
             broken=fault,
-            shape=shape,
+            shape=SHAPE if shape is None else shape,
         )
         for dtype, fault in [("fp32", "none"), *others]
         for seed in range(seeds)

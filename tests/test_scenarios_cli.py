@@ -82,6 +82,14 @@ def test_all_dtypes_are_run_one_after_the_other(
         ["train", "--out", "no/such/folder/run.jsonl"],
         ["train", "--picture", "no/such/folder/run.png"],
         ["train", "--picture", "run.tiff"],
+        ["train", "--seeds", "2", "--stop", "1"],
+        ["train", "--ranks", "2"],
+        ["train", "--optimizer", "mixed_step", "--accumulate", "2"],
+        ["train", "--resume", "absent.pt"],
+        ["train", "--broken", "no-masters", "--dtype", "fp16"],
+        ["precision", "--seeds", "1"],
+        ["precision", "--traces", "absent.jsonl"],
+        ["compare", "absent.jsonl", "absent.jsonl"],
         ["picture", "absent.jsonl", "x.png"],
         ["picture", __file__, "x.png"],
     ],
@@ -118,6 +126,32 @@ def test_train_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     again = tmp_path / "again.svg"
     assert scenarios.main(["picture", str(out), str(again)]) == 0
     assert b"<svg" in again.read_bytes()
+
+
+def test_a_run_broken_in_two_is_found_equal_to_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, halves, saved = (str(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.pt"))
+    run = ["train", "--steps", "4", "--dtype", "fp32"]
+    assert scenarios.main([*run, "--out", whole]) == 0
+    assert scenarios.main([*run, "--stop", "2", "--save", saved]) == 0
+    assert scenarios.main([*run, "--resume", saved, "--out", halves]) == 0
+    assert scenarios.main(["compare", whole, halves]) == 0
+    assert capsys.readouterr().out.endswith("equal: every step of 1 run\n")
+
+
+def test_compare_names_the_first_difference_and_exits_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    run = ["train", "--dtype", "fp32", "--steps", "1", "--optimizer", "mixed_step"]
+    assert scenarios.main([*run, "--out", str(first)]) == 0
+    text = first.read_text()
+    second.write_text(text.replace('"norm": "0x1', '"norm": "0x2'))
+    assert scenarios.main(["compare", str(first), str(second)]) == 1
+    assert "DIFFERS run 1 step 1 norm: " in capsys.readouterr().out
+    second.write_text(text + text)
+    assert scenarios.main(["compare", str(first), str(second)]) == 1
 
 
 def test_without_matplotlib_a_picture_is_refused_in_one_sentence(
