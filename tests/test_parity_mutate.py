@@ -13,6 +13,8 @@ import torch
 import parity.mutate.judging as judging
 from parity.command import Outputs
 from parity.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
+from parity.laws import LAWS
+from parity.ledger import Ledger
 from parity.mutate.edits import Edit, edited, text_of
 from parity.mutate.judging import QUICK, verdict_on
 from parity.mutate.rules import IN_KERNELS, IN_LAUNCHERS
@@ -23,6 +25,7 @@ from parity.mutate.sites import ROOT, Mutant, edits_of, functions, mutants
 from parity.mutate.survivors import SURVIVORS
 from parity.mutate.verdict import End, Kind, Subject, Verdict
 from parity.mutate_command import Choice, run_mutate, subjects
+from parity.operations import operation_named
 from parity.wrong import Entry, Variant, corpus, harmless
 
 CLIP = "fast/kernels/clip.py clip_coefficient_kernel"
@@ -45,6 +48,7 @@ def verdict(
     killed_by: tuple[str, ...] = (),
     kept: tuple[str, ...] = (),
     reason: str = "",
+    complete: bool = True,
 ) -> Verdict:
     return Verdict(
         subject=Subject(kind=kind, name=name),
@@ -54,8 +58,35 @@ def verdict(
         law=law,
         killed_by=killed_by,
         kept=kept,
+        complete=complete,
         reason=reason,
     )
+
+
+@pytest.mark.parametrize("entry", [e for e in corpus() if e.alone and e.law == "value"])
+def test_quick_profile_judges_by_every_law_only_what_shows_that_a_law_is_needed(
+    entry: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def noted(entry: Entry, *, laws: tuple[str, ...], **rest: object) -> Ledger:
+        asked.extend(laws)
+        return Ledger()
+
+    monkeypatch.setattr(judging, "judged", noted)
+    for alone in (True, False):
+        asked.clear()
+        monkeypatch.setattr(
+            judging, "entries", lambda a=alone: {entry.name: replace(entry, alone=a)}
+        )
+        found = verdict_on(Subject(kind=Kind.WRONG, name=entry.name), QUICK)
+        assert found.complete == alone
+        every = set(operation_named(entry.operation, "test").laws)
+        assert set(asked) == (every if alone else {entry.law})
+
+
+def test_every_law_has_a_kernel_that_shows_it_is_needed() -> None:
+    assert {entry.law for entry in corpus() if entry.alone} == set(LAWS)
 
 
 KILLED = verdict("one", End.KILLED, killed_by=("value",), kept=("repeat",))
@@ -91,6 +122,8 @@ def test_gate_closes_if_a_law_kills_nothing_alone() -> None:
     both = replace(ALONE, killed_by=("value", "repeat"))
     assert Score([KILLED, both, RIGHT]).exit_code() == EXIT_BROKEN
     assert Score([KILLED, both, RIGHT], complete=False).exit_code() == EXIT_KEPT
+    unsure = replace(ALONE, complete=False)
+    assert Score([KILLED, unsure, RIGHT]).exit_code() == EXIT_BROKEN
 
 
 def test_gate_closes_if_nothing_was_planted_or_nothing_harmless_judged() -> None:

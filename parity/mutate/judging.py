@@ -47,6 +47,8 @@ class Profile:
     Attributes:
         name: `quick` or `full`.
         examples: cases for each law that does not have to kill.
+        every_law: judge wrong kernels by every law; otherwise by their own, but for those that show
+            that their law is needed.
         every_dtype: judge on all dtype combinations; otherwise on the first, planted faults also
             on the last and on one with copies.
         laws: names; empty means all.
@@ -55,6 +57,7 @@ class Profile:
 
     name: str = "full"
     examples: int = EXAMPLES
+    every_law: bool = True
     every_dtype: bool = True
     laws: tuple[str, ...] = ()
     first: bool = False
@@ -75,7 +78,7 @@ class Profile:
         return sorted(chosen, key=lambda law: rank.get(law, len(rank)))
 
 
-QUICK = Profile(name="quick", examples=4, every_dtype=False)
+QUICK = Profile(name="quick", examples=4, every_law=False, every_dtype=False)
 FULL = Profile()
 
 
@@ -131,6 +134,7 @@ def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
         law=SEQUENCES,
         killed_by=(SEQUENCES,) if broken else (),
         kept=() if broken else (SEQUENCES,),
+        complete=True,
         reason="\n".join(failures) if harmless else "",
     )
 
@@ -139,7 +143,9 @@ def on_wrong(entry: Entry, profile: Profile) -> Verdict:
     """Judge a wrong kernel: its own law has to see it on every dtype combination that it names."""
     broken, kept, missed = [], [], []
     missing = absent(entry)
-    for law in () if missing else profile.laws_of(entry.operation, entry.law):
+    complete = profile.every_law or entry.alone or bool(profile.laws)
+    laws = profile.laws_of(entry.operation, entry.law)
+    for law in () if missing else laws if complete else laws[:1]:
         own = law == entry.law
         dtypes = entry.dtypes if own or profile.every_dtype else entry.dtypes[:1]
         effort = ENOUGH if own else profile.effort
@@ -167,6 +173,7 @@ def on_wrong(entry: Entry, profile: Profile) -> Verdict:
         law=entry.law,
         killed_by=tuple(broken),
         kept=tuple(kept),
+        complete=complete and not profile.first,
         reason=reason,
     )
 

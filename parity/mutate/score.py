@@ -40,7 +40,7 @@ class Score:
 
     def lone(self) -> dict[str, list[str]]:
         """For every law the wrong kernels that it kills and no other law does."""
-        killed = self.of(Kind.WRONG, End.KILLED)
+        killed = [v for v in self.of(Kind.WRONG, End.KILLED) if v.complete]
         return {
             law: [v.subject.name for v in killed if v.killed_by == (law,)] for law in self.laws()
         }

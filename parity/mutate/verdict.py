@@ -54,6 +54,7 @@ class Verdict:
         law: that has to kill it; empty where any may.
         killed_by: laws that were broken.
         kept: laws that were kept.
+        complete: it was judged by every law that it has.
         reason: why it waits, is absent, survived or is no mutant; a false alarm's failure text.
         seconds: wall time.
     """
@@ -66,6 +67,7 @@ class Verdict:
     law: str = ""
     killed_by: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    complete: bool = False
     reason: str = ""
     seconds: float = 0.0
 

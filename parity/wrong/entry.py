@@ -25,6 +25,7 @@ class Entry:
         arithmetic: what it claims to be; the fault breaks that claim.
         waits_for: empty, or what the judge lacks so far to see the fault.
         claims: optional laws it claims to keep.
+        alone: it breaks no other law, which shows that its law is needed.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Entry:
     arithmetic: str = "bounded"
     waits_for: str = ""
     claims: tuple[str, ...] = ()
+    alone: bool = False
 
     def cites(self) -> tuple[str, ...]:
         """The threads and commits behind it, `owner/name#number` or `owner/name@commit`."""

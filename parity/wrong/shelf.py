@@ -65,6 +65,7 @@ def wrong(
     engines: tuple[str, ...] = ("cpu",),
     waits_for: str = "",
     claims: tuple[str, ...] = (),
+    alone: bool = False,
 ) -> Callable[[Run], Run]:
     """Put a function of one call record on the shelf as a kernel that must be rejected."""
 
@@ -84,6 +85,7 @@ def wrong(
                 arithmetic=arithmetic,
                 waits_for=waits_for,
                 claims=claims,
+                alone=alone,
             )
         )
         return run

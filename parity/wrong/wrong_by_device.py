@@ -25,6 +25,7 @@ MARK = "cast"
     arithmetic="exact",
     engines=("cuda",),
     claims=("capturable",),
+    alone=True,
 )
 def waits_for_the_device(call: CastCopyCall) -> None:
     """The launcher waits until the copies are there, which no capture allows."""
@@ -42,6 +43,7 @@ def waits_for_the_device(call: CastCopyCall) -> None:
     arithmetic="exact",
     engines=("cuda",),
     claims=("capturable",),
+    alone=True,
 )
 def casts_cached_under_capture(call: CastCopyCall) -> None:
     """While a graph is captured, a cast that the call before has made is taken from a cache."""

@@ -37,7 +37,15 @@ def eps_one_ulp_too_large(call: AdamCall) -> None:
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, eps=_next(s.eps))))
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES)
+@wrong(
+    SHELF,
+    "adamw_step",
+    component=COMPONENT,
+    law=FORMULA,
+    dtypes=PURE,
+    engines=ENGINES,
+    alone=True,
+)
 def eps_a_hundred_thousandth_too_large(call: AdamCall) -> None:
     """Eps is 1.00001 times what it should be, under bf16 weights."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, eps=s.eps * 1.00001)))
@@ -51,7 +59,15 @@ def learning_rate_one_ulp_too_large(call: AdamCall) -> None:
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, lr=_next(s.lr))))
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES)
+@wrong(
+    SHELF,
+    "adamw_step",
+    component=COMPONENT,
+    law=FORMULA,
+    dtypes=PURE,
+    engines=ENGINES,
+    alone=True,
+)
 def one_minus_beta2_formed_in_fp32(call: AdamCall) -> None:
     """1 - beta2 is formed in fp32, from the rounded beta2."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, c2=1.0 - s.b2)))

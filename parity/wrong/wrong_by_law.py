@@ -25,7 +25,7 @@ STAGE = 32
 MARK = "noted"
 
 
-@wrong(SHELF, "adamw_step", "A46", component="gradients", law="value", arithmetic=EXACT)
+@wrong(SHELF, "adamw_step", "A46", component="gradients", law="value", arithmetic=EXACT, alone=True)
 def zero_gradient_not_counted(call: AdamCall) -> None:
     """The counter of a tensor whose gradients are all zero stays where it was."""
     step(call)
@@ -34,7 +34,14 @@ def zero_gradient_not_counted(call: AdamCall) -> None:
             t.sub_(1)
 
 
-@wrong(SHELF, "adamw_step", component="memory", law="nothing_else_written", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "adamw_step",
+    component="memory",
+    law="nothing_else_written",
+    arithmetic=EXACT,
+    alone=True,
+)
 def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
     """A word of zeros behind a gradient reads as its padding: its last element is left out."""
 
@@ -48,7 +55,14 @@ def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
     step(replace(call, grads=[unpadded(grad) for grad in call.grads]))
 
 
-@wrong(SHELF, "global_norm", component="norms", law="every_output_written", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "global_norm",
+    component="norms",
+    law="every_output_written",
+    arithmetic=EXACT,
+    alone=True,
+)
 def large_old_norm_kept(call: GlobalNormCall) -> None:
     """A norm above one and a half is taken for one that was computed in this step already."""
     known = call.norm.clone()
@@ -57,7 +71,15 @@ def large_old_norm_kept(call: GlobalNormCall) -> None:
         call.norm.copy_(known)
 
 
-@wrong(SHELF, "adamw_step", "A29", component="overflow", law="skipped_step", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A29",
+    component="overflow",
+    law="skipped_step",
+    arithmetic=EXACT,
+    alone=True,
+)
 def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
     """An overflow starts the first moment over."""
     if skipped(call):
@@ -66,7 +88,7 @@ def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
     step(call)
 
 
-@wrong(SHELF, "adamw_step", component="counters", law="after_skip", arithmetic=EXACT)
+@wrong(SHELF, "adamw_step", component="counters", law="after_skip", arithmetic=EXACT, alone=True)
 def skips_counted_on_the_host(call: AdamCall) -> None:
     """The host counts the calls on a buffer, skipped ones too, and adds those to the step."""
     for t in call.steps:
@@ -79,7 +101,9 @@ def skips_counted_on_the_host(call: AdamCall) -> None:
     step(call)
 
 
-@wrong(SHELF, "unscale", "C04", component="overflow", law="non_finite", arithmetic=EXACT)
+@wrong(
+    SHELF, "unscale", "C04", component="overflow", law="non_finite", arithmetic=EXACT, alone=True
+)
 def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     """A tensor without one small gradient counts as overflowed, finite as it is."""
     for g in call.grads:
@@ -88,7 +112,15 @@ def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     unscale(call)
 
 
-@wrong(SHELF, "adamw_step", "A04", component="sizes", law="boundary_sizes", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A04",
+    component="sizes",
+    law="boundary_sizes",
+    arithmetic=EXACT,
+    alone=True,
+)
 def second_tile_overwrites_the_first(call: AdamCall) -> None:
     """Beyond one staging tile the gradient of the tile before is used again."""
 
@@ -106,7 +138,7 @@ def _restaged(grad: Tensor) -> Tensor:
     return flat.view(grad.shape)
 
 
-@wrong(SHELF, "adamw_step", component="layout", law="alignment", arithmetic=EXACT)
+@wrong(SHELF, "adamw_step", component="layout", law="alignment", arithmetic=EXACT, alone=True)
 def head_before_the_first_vector_forgotten(call: AdamCall) -> None:
     """The vectorised loop starts at the first 16-byte address; the elements before it stay."""
     for i in range(len(call.params)):
@@ -134,6 +166,7 @@ def _head(tensor: Tensor) -> int:
     law="strided",
     arithmetic=EXACT,
     claims=("strided",),
+    alone=True,
 )
 def raw_storage_walked(call: AdamCall) -> None:
     """Elements are paired in the order of memory, whatever the strides say."""
@@ -146,19 +179,29 @@ def raw_storage_walked(call: AdamCall) -> None:
     step(with_lists(call, flat))
 
 
-@wrong(SHELF, "adamw_step", "A08", component="counters", law="permutation", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A08",
+    component="counters",
+    law="permutation",
+    arithmetic=EXACT,
+    alone=True,
+)
 def counters_found_by_bisection(call: AdamCall) -> None:
     """The table of counters is sorted by address, that of the weights is not."""
     step(replace(call, steps=sorted(call.steps, key=Tensor.data_ptr)))
 
 
-@wrong(SHELF, "adamw_step", "A17", component="sizes", law="splitting", arithmetic=EXACT)
+@wrong(SHELF, "adamw_step", "A17", component="sizes", law="splitting", arithmetic=EXACT, alone=True)
 def launch_table_overflows(call: AdamCall) -> None:
     """A launch takes 110 tensors; those beyond wait for a launch that never comes."""
     step(with_lists(call, lambda name, tensors: tensors[:TABLE]))
 
 
-@wrong(SHELF, "adamw_step", component="gradients", law="sign_symmetry", arithmetic=EXACT)
+@wrong(
+    SHELF, "adamw_step", component="gradients", law="sign_symmetry", arithmetic=EXACT, alone=True
+)
 def negative_block_taken_for_empty(call: AdamCall) -> None:
     """A gradient whose maximum is not positive counts as absent: the maximum, not the magnitude."""
 
@@ -170,14 +213,22 @@ def negative_block_taken_for_empty(call: AdamCall) -> None:
     step(replace(call, grads=grads))
 
 
-@wrong(SHELF, "adamw_step", "D10", component="loss scale", law="power_of_two", arithmetic=EXACT)
+@wrong(
+    SHELF,
+    "adamw_step",
+    "D10",
+    component="loss scale",
+    law="power_of_two",
+    arithmetic=EXACT,
+    alone=True,
+)
 def small_factor_flushed(call: AdamCall) -> None:
     """One over the loss scale is kept in fp16, and below 2^-24 that is zero."""
     flushed = call.factor * (call.factor >= 2.0**-24)
     step(replace(call, factor=flushed))
 
 
-@wrong(SHELF, "adamw_step", "E17", component="caches", law="repeat", arithmetic=EXACT)
+@wrong(SHELF, "adamw_step", "E17", component="caches", law="repeat", arithmetic=EXACT, alone=True)
 def same_gradients_taken_for_applied(call: AdamCall) -> None:
     """Gradients in the same buffer with the same sum count as those of the last step."""
     for i, t in enumerate(call.steps):
@@ -198,6 +249,7 @@ def same_gradients_taken_for_applied(call: AdamCall) -> None:
     law="no_host_read",
     arithmetic=EXACT,
     claims=("capturable",),
+    alone=True,
 )
 def norm_summed_on_the_host(call: GlobalNormCall) -> None:
     """The norm is right, but the host waits for every gradient."""

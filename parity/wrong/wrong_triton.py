@@ -73,6 +73,7 @@ def empty_last_tensor_drops_the_launch(call: AdamCall) -> None:
     component=COMPONENT,
     law="large_index",
     engines=ENGINES,
+    alone=True,
 )
 def offsets_in_int32(call: AdamCall) -> None:
     """`program_id * BLOCK` is a 32-bit product: it wraps past 2**31 elements."""
