@@ -1,7 +1,8 @@
 """Whole training runs put through both sides.
 
-A small language model is trained on real text in mixed precision; on every step the same
-parameters and gradients go through the reference and the fast side and are compared bit for bit.
+A small language model is trained on real text in mixed precision: with every step put through the
+reference and the fast side and compared bit for bit, or around either side's optimizer classes, as
+users train, with fp16 and bf16 judged against fp32.
 
 Import the modules by name (`scenarios.train`, `scenarios.lockstep`, ...); this package itself holds
 only the door that the command line uses.
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one scenario command (`lockstep`, `train` or `picture`) and return its exit code.
+    """Run one scenario command (`lockstep`, `train`, `precision`, ...) and return its exit code.
 
     Args:
         argv: the words after the program's name; None takes those of the process.
 
     Returns:
-        0 when both sides agree (or the run ended), 1 when they differ, 2 for a wrong request.
+        0 when all is equal (or the run ended), 1 when the sides differ or a dtype does not reach
+        fp32's loss, 2 for a wrong request, 3 when too little ran to tell.
     """
     # Imported here: `python -m scenarios.lockstep` imports this package before it runs the module.
     from scenarios.cli import main as command

@@ -1,7 +1,8 @@
 """Real text that every machine has: the source of Python's own standard library.
 
 The modules are named here, so nothing depends on what else is installed; the text still differs
-between Python versions, so its digest travels with every trace.
+between Python versions, so its digest travels with every trace. It is read where Python was
+installed and never copied; its licence is Python's own (the Python Software Foundation's).
 """
 
 from __future__ import annotations

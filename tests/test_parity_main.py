@@ -22,7 +22,7 @@ def command(*argv: str) -> int:
 def test_scenario_list_names_the_scenario_commands(capsys: Capture) -> None:
     assert command("scenario", "list") == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("lockstep", "train", "picture"))
+    assert all(word in out for word in ("lockstep", "train", "precision", "compare", "picture"))
 
 
 def test_scenario_run_hands_its_words_on(tmp_path: Path, capsys: Capture) -> None:

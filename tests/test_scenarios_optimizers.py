@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from scenarios import train
+from parity.engines import engine_named
+from scenarios import sides, train
 from scenarios.checkpoint import CheckpointUnfit
 from scenarios.lesson import Lesson
 from scenarios.model import Shape
 from scenarios.optimizers import stepper_of
 from scenarios.plan import DTYPES, Plan
+from scenarios.precision import SHAPE
 from scenarios.trace import first_difference
 
 TINY = Shape(context=8, width=6, layers=1)
@@ -24,6 +26,13 @@ KINDS = [
     ("lamb", "bf16", "FP16UnfusedOptimizer"),
     ("lamb", "fp32", "FusedLamb"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own arithmetic differs between CPU and GPU; only steps are equal to the bit."""
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(sides, "engine", lambda: engine_named("replay"))
 
 
 def plan(optimizer: str, dtype: str, **more: object) -> Plan:
@@ -67,6 +76,16 @@ def test_the_fast_side_goes_on_from_its_own_and_from_the_references_file(
         train.run(side, asked, stop=3, save=tmp_path / side)
         ended = train.run("fast", asked, resume=tmp_path / side)
         assert first_difference(whole, ended) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("optimizer", "dtype"), [kind[:2] for kind in KINDS])
+def test_the_classes_train_on_a_gpu(optimizer: str, dtype: str) -> None:
+    with sides.device_of("fast") as device:
+        assert device.type == "cuda"
+    asked = plan(optimizer, dtype, steps=60, accumulate=1, shape=SHAPE)
+    before, after = train.run("fast", asked).held_out
+    assert after < before - 0.5
 
 
 def test_the_operation_is_taken_up_again_too(tmp_path: Path) -> None:
