@@ -10,6 +10,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -46,9 +48,24 @@ def engine_named(name: str) -> Engine:
         missing = "no CUDA GPU here"
     elif name in ("replay", "interpret") and find_spec("triton") is None:
         missing = "triton is not installed"
+    elif name == "replay":
+        missing = untested_triton()
     elif name == "interpret" and os.environ.get("TRITON_INTERPRET") != "1":
         missing = "TRITON_INTERPRET=1 has to be set before kernels are imported"
     return Engine(name, device, missing)
+
+
+@cache
+def untested_triton() -> str:
+    """Why replay refuses the Triton that is installed; empty if it does not."""
+    from parity.replay.driver import check_version
+    from parity.replay.errors import UnsupportedTriton
+
+    try:
+        check_version(version("triton"))
+    except UnsupportedTriton as error:
+        return str(error).removesuffix(".")
+    return ""
 
 
 def require(name: str) -> None:
@@ -56,8 +73,11 @@ def require(name: str) -> None:
 
     Raises:
         NoDeviceError: with exit code 4.
+        UsageError: replay was not tested with the Triton that is installed.
     """
     engine = engine_named(name)
+    if name == "replay" and (untested := find_spec("triton") and untested_triton()):
+        raise UsageError(untested)
     if engine.missing:
         raise NoDeviceError(f"engine {name} was asked for, but {engine.missing} [--engine]")
 
@@ -121,7 +141,7 @@ def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
 @contextlib.contextmanager
 def running(engine: Engine) -> Iterator[None]:
     """Make an engine ready for the calls inside the block."""
-    if engine.name != "replay":
+    if engine.name != "replay" or engine.missing:
         yield
         return
     import parity.replay

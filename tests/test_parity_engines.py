@@ -9,11 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import parity.engines
 from parity.engines import (
     engine_for,
     engine_named,
     live_subnormals,
+    require,
     require_live_subnormals,
+    running,
+    untested_triton,
     uses_triton,
 )
 from parity.errors import UsageError
@@ -90,3 +94,21 @@ def test_flushed_subnormals_are_seen() -> None:
 
 def test_an_object_without_globals_uses_no_triton() -> None:
     assert not uses_triton(SimpleNamespace(__call__=None))  # type: ignore[arg-type]
+
+
+def test_replay_of_an_untested_triton_is_missing_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton  # here alone: kernels of a module that knows it are taken for Triton's
+
+    monkeypatch.setattr(parity.engines, "version", lambda package: "3.5.1")
+    untested_triton.cache_clear()
+    try:
+        engine = engine_named("replay")
+        assert engine.missing.startswith("Triton is 3.5.1, but replay was tested with")
+        with pytest.raises(UsageError, match="Triton is 3.5.1"):
+            require("replay")
+        # Nothing is switched on, so that cells say why they were skipped.
+        before = triton.runtime.driver._active
+        with running(engine):
+            assert triton.runtime.driver._active is before
+    finally:
+        untested_triton.cache_clear()

@@ -109,7 +109,7 @@ def _row(probe: Probe, result: Result, got: list[int], exactly: bool) -> Row:
         if wanted is None:
             continue
         row.cases += 1
-        if same(result.kind, found, wanted):
+        if found == wanted or same(result.kind, found, wanted):
             continue
         if operands is not None and near(result, int(operands[index]), found, wanted):
             continue
