@@ -26,8 +26,11 @@ setup:  ## .venv with the pinned versions, or with what is installed where there
 
 parity:  ## judge every kernel of ours against the reference, then train on real text through both
 	@$(READY)
-	$(PY) -m parity run
-	$(PY) -m scenarios lockstep
+	@echo "$(PY) -m parity run; beside it $(PY) -m scenarios lockstep"; \
+	said=$$(mktemp); $(PY) -m scenarios lockstep >$$said 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; $(PY) -m parity run; judged=$$?; \
+	wait $$beside; trained=$$?; cat $$said; rm $$said; \
+	if [ $$judged -ne 0 ]; then exit $$judged; fi; exit $$trained
 
 test:  ## all tests that need no GPU
 	@$(READY) --need pytest

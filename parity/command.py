@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -18,12 +20,14 @@ from parity.engines import require, require_live_subnormals
 from parity.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from parity.ledger import Cell, Ledger, Status
 from parity.operations import operations
-from parity.parallel import Source, beside, run
+from parity.parallel import Source, run
+from parity.processes import beside
 from parity.registry import Kernel, kernels
 from parity.report import as_json, as_junit, write
 from parity.rows import register_house
 from parity.session import Selection, Task
 from parity.table import print_failures, print_table
+from parity.traffic import print_traffic, traffic_of
 from parity.twins.registry import Twin, twins
 from parity.twins.rows import register_our_optimizers
 from parity.twins.session import (
@@ -46,6 +50,11 @@ class Outputs:
     json: str | None = None
     junitxml: str | None = None
     jobs: int | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether there may be processes beside the workers: nobody counts them, no GPU is here."""
+        return self.jobs is None and not torch.cuda.is_available()
 
     @property
     def screen(self) -> Console:
@@ -90,17 +99,17 @@ def judge_house(
     register_house()
     register_our_optimizers()
     how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
-    ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
+    everything = chosen == Selection() and outputs.shared
+    asked = beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
+    with asked as traffic:
+        ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
+        counts = traffic() if ledger.with_status(Status.PASSED) else []
     lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
     for line in lacking:
         outputs.screen.print(line, highlight=False)
     if lacking and ledger.exit_code() == EXIT_KEPT:
         return EXIT_TOO_LITTLE
-    if not ledger.with_status(Status.PASSED):
-        return ledger.exit_code()
-    from parity.traffic import print_traffic
-
-    print_traffic(outputs.screen, chosen)
+    print_traffic(outputs.screen, counts)
     return ledger.exit_code()
 
 
@@ -138,8 +147,7 @@ def judge(
     # Whole optimizers take longest: the tests drive ours through more.
     share = how.examples // 3 if how.spread else how.examples
     effort = effort_of(max(1, share), how.seed, how.repros)
-    alone = outputs.jobs is not None or torch.cuda.is_available()
-    if source.file is None and chosen_twins(chosen, optimizers) and not alone:
+    if source.file is None and chosen_twins(chosen, optimizers) and outputs.shared:
         with beside(house_sequences, chosen, effort) as sequences:
             ledger = _with_progress(source, known, chosen, how, outputs)
             ledger = with_twins(ledger, sequences())

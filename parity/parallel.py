@@ -6,27 +6,23 @@ one kernel with one dtype combination, so that what is compiled once serves all 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
 
 import torch
 
 from parity.cells import Effort
 from parity.checker import load
 from parity.ledger import Cell, Ledger, Status
+from parity.processes import fresh_processes
 from parity.registry import Kernel, kernels
 from parity.rows import register_house
 from parity.session import Progress, Selection, Session, Task, silent, tasks
 
 WORTH_IT = 50
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +108,6 @@ def run(
     return ledger.sorted()
 
 
-@contextmanager
-def beside(
-    call: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
-) -> Iterator[Callable[[], Result]]:
-    """Run a call in a process of its own; inside the context, a function that waits for it."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        yield pool.submit(call, *args, **kwargs).result
-
-
 def _work(task: Task) -> int:
     """A measure of how long a row takes: how much its operation has to draw and to compare."""
     operation = task.kernel.operation
@@ -140,9 +126,9 @@ Start = tuple[Source, Selection, Effort]
 
 
 def _pool(count: int, start: Start) -> ProcessPoolExecutor:
-    # Not fork: torch's threads and a CUDA context do not survive it.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, mp_context=context, initializer=_start, initargs=start)
+    return ProcessPoolExecutor(
+        count, mp_context=fresh_processes(), initializer=_start, initargs=start
+    )
 
 
 def _judged(

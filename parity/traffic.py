@@ -12,6 +12,7 @@ from rich.table import Table
 from parity.errors import UsageError
 from parity.operation import LAYOUTS
 from parity.registry import kernels
+from parity.rows import register_house
 from parity.session import Selection
 from parity.traffic_count import Count, counted
 from parity.traffic_design import REST, REST_AT
@@ -21,8 +22,9 @@ SCHEMA = 1
 MARK = {"read": "r", "write": "w", "atomic": "a"}
 
 
-def print_traffic(screen: Console, chosen: Selection) -> None:
-    """Print the short table that `parity run` ends with, for the selected operations."""
+def traffic_of(chosen: Selection) -> list[Count] | str:
+    """What `parity run` ends with, for the selected operations; why nothing can be counted."""
+    register_house()
     wanted = [
         (kernel, dtype)
         for operation, dtype in MEASURED
@@ -30,14 +32,20 @@ def print_traffic(screen: Console, chosen: Selection) -> None:
         if kernel.name == f"triton.{operation}"
         and (not chosen.operations or operation in chosen.operations)
     ]
-    if not wanted or chosen.names or chosen.laws:
-        return
+    if chosen.names or chosen.laws:
+        return []
     try:
-        counts = [c for kernel, dtype in wanted for c in counted(kernel, dtype, LAYOUTS[0])]
+        return [c for kernel, dtype in wanted for c in counted(kernel, dtype, LAYOUTS[0])]
     except (ImportError, UsageError) as error:
-        screen.print(f"bytes per parameter: not counted, {error}", highlight=False)
-        return
-    screen.print(bytes_table(counts))
+        return str(error)
+
+
+def print_traffic(screen: Console, counts: Sequence[Count] | str) -> None:
+    """Print the short table, or why there is none."""
+    if isinstance(counts, str):
+        screen.print(f"bytes per parameter: not counted, {counts}", highlight=False)
+    elif counts:
+        screen.print(bytes_table(counts))
 
 
 def bytes_table(counts: Sequence[Count]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import cast
 
 import torch
@@ -12,10 +13,16 @@ from torch.nn import Parameter
 from parity.twins.observe import Observation, Walk
 
 Value = bool | int | float | str
-# What torch's base class and its schedulers keep on an optimizer for themselves.
-MACHINERY = frozenset({"step", "_opt_called"}) | (
-    vars(torch.optim.SGD([torch.zeros(1)])).keys() - {"defaults", "state", "param_groups"}
-)
+
+
+@cache
+def machinery() -> frozenset[str]:
+    """What torch's base class and its schedulers keep on an optimizer for themselves.
+
+    Found out when it is needed: torch's first optimizer loads its compiler, which takes seconds.
+    """
+    plain = vars(torch.optim.SGD([torch.zeros(1)])).keys()
+    return frozenset({"step", "_opt_called"}) | (plain - {"defaults", "state", "param_groups"})
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def observe(
         private: attributes of the optimizer that are its own business.
         overlap: count memory as shared only where bytes are.
     """
-    hidden = frozenset(f"optimizer.{name}" for name in (*MACHINERY, *private))
+    hidden = frozenset(f"optimizer.{name}" for name in (*machinery(), *private))
     walk = Walk(home=world.device, skipped=hidden, overlap=overlap)
     walk.root("params", world.params)
     walk.root("grads", [param.grad for param in world.params])
