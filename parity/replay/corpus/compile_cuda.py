@@ -1,6 +1,6 @@
 """Compile the CUDA C++ part of the corpus with the NVRTC that this process sees.
 
-python -m parity.replay.corpus.compile_cuda OUT.json
+python -m parity.replay.corpus.compile_cuda OUT.json KEPT.jsonl
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from parity.replay import nvrtc
 from parity.replay.corpus.case import CASES, Case
+from parity.replay.corpus.kept import Job, Row, rows
 from parity.replay.corpus.kernels import load
 from parity.replay.corpus.text import normalised
 
-Row = dict[str, object]
 SOURCES = Path(__file__).parent / "cuda"
 
 
@@ -48,24 +49,27 @@ def compiled(case: Case, sm: int) -> Row:
     }
 
 
-def all_compiled() -> Iterator[Row]:
+def jobs() -> Iterator[Job]:
     """Every CUDA C++ kernel for every target."""
     load()
     for case in CASES.values():
         if case.source:
+            text = (SOURCES / case.source).read_text()
             for sm in case.sms:
-                yield compiled(case, sm)
+                decides = f"{case.name} {case.kernel} {sm} {flags(case)} {case.options} {text}"
+                yield decides, partial(compiled, case, sm)
 
 
-def main(out: str) -> None:
-    """Write all rows, and which tools made them."""
-    rows = list(all_compiled())
+def main(out: str, kept: str) -> None:
+    """Write all rows, how many were made, and which tools made them."""
+    found, made = rows(jobs(), Path(kept))
     tools = {
         "nvrtc": nvrtc.version(),
         "command": "nvrtcCompileProgram --gpu-architecture=compute_SM --generate-line-info",
     }
-    Path(out).write_text(json.dumps({"tools": {f"nvrtc-{nvrtc.version()}": tools}, "rows": rows}))
+    document = {"tools": {f"nvrtc-{nvrtc.version()}": tools}, "rows": found, "made": made}
+    Path(out).write_text(json.dumps(document))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

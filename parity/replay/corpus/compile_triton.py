@@ -1,17 +1,17 @@
 """Compile the Triton part of the corpus with the Triton that this process sees.
 
-    python -m parity.replay.corpus.compile_triton OUT.json
+    python -m parity.replay.corpus.compile_triton OUT.json KEPT.jsonl
 
 Runs in a process of its own, with one version of Triton first on the path; needs no GPU.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import triton
@@ -19,10 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from parity.replay.corpus.case import CASES, Case
+from parity.replay.corpus.kept import Job, Row, rows
 from parity.replay.corpus.kernels import load
 from parity.replay.corpus.text import normalised
-
-Row = dict[str, object]
 
 
 def compiled(case: Case, sm: int) -> Row:
@@ -57,13 +56,16 @@ def compiled(case: Case, sm: int) -> Row:
     }
 
 
-def all_compiled() -> Iterator[Row]:
+def jobs() -> Iterator[Job]:
     """Every Triton kernel for every target."""
     load()
     for case in CASES.values():
         if not case.source:
+            # Triton's own key: the source of the kernel and of all it calls, and their lines.
+            code = str(case.kernel.cache_key)  # type: ignore[attr-defined]
             for sm in case.sms:
-                yield compiled(case, sm)
+                how = (case.signature, case.constants, case.options, case.unaligned)
+                yield f"{case.name} {sm} {code} {how}", partial(compiled, case, sm)
 
 
 def assembler() -> str:
@@ -73,22 +75,17 @@ def assembler() -> str:
     return said.partition("release ")[2].partition("\n")[0]
 
 
-def source_hash(case: Case) -> str:
-    """SHA-256 of a jitted function's source."""
-    return hashlib.sha256(case.kernel.src.encode()).hexdigest()  # type: ignore[attr-defined]
-
-
-def main(out: str) -> None:
-    """Write all rows, and which tools made them."""
-    rows = list(all_compiled())
+def main(out: str, kept: str) -> None:
+    """Write all rows, how many were made, and which tools made them."""
+    found, made = rows(jobs(), Path(kept))
     name = f"triton-{triton.__version__}"
     tools = {
         "triton": triton.__version__,
         "ptxas": assembler(),
         "command": 'triton.compile(ASTSource(...), target=GPUTarget("cuda", sm, 32))',
     }
-    Path(out).write_text(json.dumps({"tools": {name: tools}, "rows": rows}))
+    Path(out).write_text(json.dumps({"tools": {name: tools}, "rows": found, "made": made}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

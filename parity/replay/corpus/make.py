@@ -2,7 +2,9 @@
 
     python -m parity.replay.corpus make [--environments .corpus-venv]
 
-Needs a package registry the first time; afterwards the folders are found and used again.
+Needs a package registry the first time; afterwards the folders are found and used again. Texts that
+were made before are in the folder of their compiler: an interrupted run goes on where it was, and a
+new kernel costs its own texts alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from parity.replay.corpus.case import CASES, Case
 from parity.replay.corpus.kernels import load
@@ -24,6 +27,7 @@ from parity.replay.corpus.store import DATA, Corpus, Entry, write
 
 ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENTS = ROOT / ".corpus-venv"
+KEPT = "texts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def install(compiler: Compiler, environments: Path) -> Path:
     folder = environments / compiler.name
     done = folder / "complete"
     if not done.exists():
+        print(f"{compiler.name}: installing {' '.join(compiler.packages)}", flush=True)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
         subprocess.run([*pip, "--target", str(folder), *compiler.packages], check=True)
         done.touch()
@@ -80,10 +85,15 @@ def compile_all(compiler: Compiler, environments: Path) -> dict[str, object]:
             environment["LD_LIBRARY_PATH"] = str(folder / compiler.libraries)
         module = f"parity.replay.corpus.{compiler.module}"
         subprocess.run(
-            [sys.executable, "-m", module, str(out)], env=environment, cwd=ROOT, check=True
+            [sys.executable, "-m", module, str(out), str(folder / KEPT)],
+            env=environment,
+            cwd=ROOT,
+            check=True,
         )
-        made: dict[str, object] = json.loads(out.read_text())
-    return made
+        found: dict[str, object] = json.loads(out.read_text())
+    rows = cast(list[object], found["rows"])
+    print(f"{compiler.name}: {len(rows)} texts, {found['made']} of them made now", flush=True)
+    return found
 
 
 def source_text(case: Case) -> str:
