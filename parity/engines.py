@@ -6,14 +6,16 @@ evaluated on the CPU.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from types import ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 
 import torch
 
@@ -121,21 +123,59 @@ def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
 
 
 def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
-    """Whether a function can reach a Triton kernel through its globals or closure."""
-    names: dict[str, object] = dict(getattr(function, "__globals__", {}))
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):
-            names[f"cell {len(names)}"] = cell.cell_contents
-    for value in names.values():
+    """Whether a function can reach a Triton kernel through the names in its code or its closure.
+
+    What else stands in the same file does not matter.
+    """
+    for value in _named(function):
         if type(value).__module__.startswith("triton.runtime"):
             return True
         if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("triton", "fast"):
             return True
-        if depth and callable(value) and hasattr(value, "__closure__") and value is not function:
-            home = getattr(value, "__module__", "") or ""
-            if home.startswith("fast") or (value.__closure__ and uses_triton(value, depth - 1)):
+        for inner in _functions_of(value) if depth else ():
+            if inner is function or (inner.__module__ or "").startswith("torch"):
+                continue
+            if (inner.__module__ or "").startswith("fast") or uses_triton(inner, depth - 1):
                 return True
     return False
+
+
+def _named(function: Callable[..., object]) -> list[object]:
+    """What the names in a function's code stand for, one attribute deep, and its closure."""
+    code, found = getattr(function, "__code__", None), list[object]()
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    names = set(_names(code)) if code is not None else set()
+    known = {**vars(builtins), **getattr(function, "__globals__", {})}
+    values = [known[name] for name in sorted(names & known.keys())]
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    own = [m for m in modules if m.__name__.split(".")[0] != "torch"]
+    return [
+        *found,
+        *values,
+        *(vars(m)[name] for m in own for name in sorted(names & vars(m).keys())),
+    ]
+
+
+def _functions_of(value: object) -> list[FunctionType]:
+    """A function, what a partial or bound method calls, and the methods of a class or instance."""
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        return [value]
+    owner = value if isinstance(value, type) else type(value)
+    return [row for row in vars(owner).values() if isinstance(row, FunctionType)]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names in a code object and in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,45 @@ def test_a_triton_kernel_runs_on_the_gpu_or_on_replay() -> None:
     kernel = replace(PLAIN, function=with_triton())
     assert uses_triton(kernel.function)
     assert engine_for(kernel).name == ("cuda" if torch.cuda.is_available() else "replay")
+
+
+SOURCE = """
+import functools
+import torch
+import triton
+
+@triton.jit
+def kernel(p):
+    pass
+
+def launch(p):
+    kernel[(1,)](p)
+
+class Stepper:
+    def step(self, p):
+        launch(p)
+
+STEPPER = Stepper()
+later = functools.partial(launch)
+
+def through_a_function(p): launch(p)
+def through_a_class(p): Stepper().step(p)
+def through_an_instance(p): STEPPER.step(p)
+def through_a_partial(p): later(p)
+def through_a_lambda(p): (lambda: launch(p))()
+def beside_it(p): torch.nn.functional.relu(p)
+"""
+
+
+def test_what_a_function_names_decides_and_not_what_stands_beside_it() -> None:
+    module: dict[str, Any] = {"__name__": "somewhere"}
+    lines = {n: f"{line}\n" for n, line in enumerate(SOURCE.splitlines())}
+    linecache.cache["<somewhere>"] = (len(SOURCE), None, list(lines.values()), "<somewhere>")
+    exec(compile(SOURCE, "<somewhere>", "exec"), module)
+    for name, function in module.items():
+        if name.startswith("through"):
+            assert uses_triton(function), name
+    assert not uses_triton(module["beside_it"])
 
 
 def test_declared_engines_win() -> None:
