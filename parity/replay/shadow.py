@@ -213,9 +213,17 @@ class Shadow:
         if site.kind != "write":
             missing = unwritten.unread(bytes_).any(axis=1)
             if missing.any():
-                self._unread(site, lanes, int(flat[int(np.argmax(missing))]), "global memory")
+                first = int(np.argmax(missing))
+                what = self._place(int(addresses[first]))
+                self._unread(site, lanes, int(flat[first]), what)
         if site.kind != "read":
             unwritten.write(bytes_.reshape(-1))
+
+    def _place(self, address: int) -> str:
+        region = self.batch.regions.find(address, address + 1)
+        if region is None:
+            return f"global memory at address {address:#x}"
+        return f"{region.label} at byte offset {address - region.start}"
 
     def _unread(self, site: Site, lanes: Lanes, flat: int, what: str) -> NoReturn:
         raise UninitialisedRead(
