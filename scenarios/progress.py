@@ -17,8 +17,8 @@ HEADING = "step    loss       scale   gradient norm"
 class Reporter(Protocol):
     """Told of every run and every step."""
 
-    def begin(self, label: str, steps: int, taken: int = 0) -> None:
-        """A run of so many steps begins, or goes on after `taken` of them."""
+    def begin(self, label: str, steps: int) -> None:
+        """A run whose plan has so many steps begins, or goes on."""
 
     def step(self, record: StepRecord) -> None:
         """A step was taken or skipped."""
@@ -35,11 +35,10 @@ class Lines:
         self.every = every
         self._steps = self._skipped = 0
 
-    def begin(self, label: str, steps: int, taken: int = 0) -> None:
+    def begin(self, label: str, steps: int) -> None:
         """Print what is run, and the heading of the columns."""
         self._steps, self._skipped = steps, 0
-        after = f", on from step {taken + 1}" if taken else ""
-        print(f"{label}{after}\n{HEADING}", flush=True)
+        print(f"{label}\n{HEADING}", flush=True)
 
     def step(self, record: StepRecord) -> None:
         """Print the step, if it is its turn."""
@@ -65,10 +64,10 @@ class Live:
         self._task = progress.add_task("", visible=False, says="")
         self._skipped = 0
 
-    def begin(self, label: str, steps: int, taken: int = 0) -> None:
+    def begin(self, label: str, steps: int) -> None:
         """Add a line."""
         self._skipped = 0
-        self._task = self._progress.add_task(label, total=steps, completed=taken, says="")
+        self._task = self._progress.add_task(label, total=steps, says="")
 
     def step(self, record: StepRecord) -> None:
         """Redraw the line of the run."""
