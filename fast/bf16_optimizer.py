@@ -11,7 +11,6 @@ Ranks of a group have to hold equal accumulators when a step begins; their calle
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import cast, overload
@@ -33,9 +32,11 @@ from fast.bf16_groups import (
 from fast.bf16_step import PartitionedStep, kind_of
 from fast.bf16_whole import WholeTensors
 from fast.collectives import (
+    NOWHERE,
     ExpertGroups,
     Gradients,
     ModelParallelUnit,
+    Place,
     Ranks,
     counts_here,
     expert_name,
@@ -255,17 +256,15 @@ class BF16Optimizer(Wrapper):
 
     def _gradients(self) -> Gradients:
         """Accumulated gradients by what they count for, in as few views as can be."""
-
-        def runs(wanted: Callable[[Tensor], bool]) -> list[Tensor]:
-            found: list[Tensor] = []
-            for group in self.groups:
-                rows = zip(group.params, group.has_gradient, strict=True)
-                found += group.runs([has and wanted(param) for param, has in rows])
-            return found
-
-        # Only the norm decides whether a step is skipped.
         ranks = Ranks(mpu=self.mpu, experts=self.expert_groups)
-        return replace(ranks.gradients(self._params(), runs), uncounted=())
+        at: dict[Place, list[Tensor]] = {}
+        for group in self.groups:
+            places = ranks.places(group.params)
+            # Only the norm decides whether a step is skipped: what does not count is left out.
+            for place in {*places} - {NOWHERE}:
+                rows = zip(places, group.has_gradient, strict=True)
+                at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
+        return ranks.gradients(at)
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""

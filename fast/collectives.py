@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +69,22 @@ def counts_here(param: Tensor, tensor_rank: int) -> bool:
     return first_or_split and not getattr(param, "ds_pipe_replicated", False)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a gradient counts: under the name of a group of experts, with what is shared, or not.
+
+    Attributes:
+        name: of the experts; None for what is shared.
+        counts: in the norm.
+    """
+
+    name: str | None = None
+    counts: bool = True
+
+
+SHARED, NOWHERE = Place(), Place(counts=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """Gradients whose sum is formed over the same ranks.
@@ -122,44 +138,44 @@ class Ranks:
     experts: ExpertGroups = field(default_factory=dict)
     replicas: ExpertGroups = field(default_factory=dict)
 
-    def gradients(
-        self,
-        params: Iterable[Tensor],
-        of: Callable[[Callable[[Tensor], bool]], list[Tensor]],
-        *,
-        without_experts: bool = False,
-    ) -> Gradients:
-        """Sort gradients by what they count for.
+    def places(self, params: Iterable[Tensor], *, without_experts: bool = False) -> list[Place]:
+        """Where the gradient of each parameter counts.
 
         Args:
-            params: all.
-            of: gives the gradients of the parameters that a predicate holds for.
+            params: in the caller's order.
             without_experts: experts do not count.
         """
         rank = tensor_parallel_rank(self.mpu)
+        known: dict[str | None, Place] = {name: Place(name) for name in self._names()}
+        found = []
+        for param in params:
+            if not counts_here(param, rank) or (without_experts and is_expert(param)):
+                found.append(NOWHERE)
+            else:
+                # An expert of no group is on this rank alone, like what is shared.
+                found.append(known.get(expert_name(param), SHARED) if known else SHARED)
+        return found
 
-        def counts(param: Tensor) -> bool:
-            return counts_here(param, rank) and not (without_experts and is_expert(param))
-
-        def under(name: str | None) -> list[Tensor]:
-            return of(lambda param: counts(param) and expert_name(param) == name)
-
+    def gradients(self, at: Mapping[Place, Sequence[Tensor]]) -> Gradients:
+        """All gradients, given those at each place."""
         # All ranks have to meet collectives in one order: every known name has its share.
-        present = {str(expert_name(param)) for param in params if is_expert(param)}
         experts = [
             Share(
-                tensors=under(name),
+                tensors=at.get(Place(name), ()),
                 experts=self.experts.get(name),
                 replicas=self.replicas.get(name),
             )
-            for name in sorted({*self.experts, *self.replicas, *present})
+            for name in self._names()
         ]
         return Gradients(
-            shares=[Share(tensors=under(None)), *experts],
-            uncounted=of(lambda param: not counts(param)),
+            shares=[Share(tensors=at.get(SHARED, ())), *experts],
+            uncounted=at.get(NOWHERE, ()),
             unreduced=self._unreduced(),
             model=[] if self.mpu is None else [self.mpu.get_model_parallel_group()],
         )
+
+    def _names(self) -> list[str]:
+        return sorted({*self.experts, *self.replicas})
 
     def _unreduced(self) -> Groups:
         if self.engine is None or self.engine.enable_backward_allreduce:

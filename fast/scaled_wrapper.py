@@ -5,13 +5,13 @@ the state dicts wait for it; `backward` and `step` do not.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit, Ranks
+from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit, Place, Ranks
 from fast.compat import Compat
 from fast.fused_adam import FusedAdam
 from fast.fused_lamb import FusedLamb
@@ -75,18 +75,18 @@ class ScaledWrapper(Wrapper):
 
     def _gradients(self, params: Sequence[Tensor], *, without_experts: bool = False) -> Gradients:
         """Gradients that are there, contiguous, by what they count for."""
-        held = {param: param.grad.contiguous() for param in params if param.grad is not None}
-
-        def of(wanted: Callable[[Tensor], bool]) -> list[Tensor]:
-            return [grad for param, grad in held.items() if wanted(param)]
-
         ranks = Ranks(
             mpu=self.mpu,
             engine=self.deepspeed,
             experts=self.expert_groups,
             replicas=self.expert_data_groups,
         )
-        return ranks.gradients(params, of, without_experts=without_experts)
+        at: dict[Place, list[Tensor]] = {}
+        places = ranks.places(params, without_experts=without_experts)
+        for param, place in zip(params, places, strict=True):
+            if param.grad is not None:
+                at.setdefault(place, []).append(param.grad.contiguous())
+        return ranks.gradients(at)
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""

@@ -50,16 +50,17 @@ def gradient_parts(
         params: one per gradient, whose marks say where it belongs.
         grads: of this rank.
         model_groups: for all gradients.
-        expert_groups: by name; an expert whose name is not there is on this rank alone.
-        expert_data_groups: by name; an expert whose name is not there has no copy elsewhere.
+        expert_groups: by name.
+        expert_data_groups: by name; an expert whose name is in neither is on this rank alone.
     """
     named: dict[str | None, list[Tensor]] = {None: []}
     for param, grad in zip(params, grads, strict=True):
         name = str(getattr(param, "group_name", "")) if is_moe_param(param) else None
-        named.setdefault(name, []).append(grad)
-    parts = [Part(tensors=named.pop(None), groups=model_groups)]
-    # Collectives must be met in one order on all ranks, so every known name has its part.
-    for name in sorted({*expert_groups, *expert_data_groups, *map(str, named)}):
+        known = name in expert_groups or name in expert_data_groups
+        named.setdefault(name if known else None, []).append(grad)
+    parts = [Part(tensors=named[None], groups=model_groups)]
+    # Collectives must be met in one order on all ranks: every known name has its part, no other.
+    for name in sorted({*expert_groups, *expert_data_groups}):
         parts.append(
             Part(
                 tensors=named.get(name, []),

@@ -237,3 +237,13 @@ class Unreduced(Training):
         """Bad on the last rank of all."""
         last = self.mesh.place[1] == self.mesh.shape[0] - 1
         super().fill(seed, bad if last else None, slot)
+
+
+class Idle(Training):
+    """The first rank of a row has no gradients at all."""
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Only on the others."""
+        super().fill(seed, bad, slot)
+        for param in self.params if self.mesh.place[0] == 0 else []:
+            param.grad = None

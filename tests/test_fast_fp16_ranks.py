@@ -14,7 +14,18 @@ import torch
 
 import fast.collectives
 from parity.host import watched
-from tests.mesh import BADS, SIDES, Experts, Mesh, Training, Unreduced, compared, experts, on_mesh
+from tests.mesh import (
+    BADS,
+    SIDES,
+    Experts,
+    Idle,
+    Mesh,
+    Training,
+    Unreduced,
+    compared,
+    experts,
+    on_mesh,
+)
 from tests.test_reference_bf16_ranks import simulated
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
@@ -67,8 +78,12 @@ def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_typ
 
 
 def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
-    engine = SimpleNamespace(enable_backward_allreduce=False)
-    said = compared(2, 1, cls=Unreduced, given=lambda mesh: {"mpu": mesh, "deepspeed": engine})
+    said = compared(2, 1, cls=Unreduced, given=lambda mesh: {"mpu": mesh, **engine(mesh, False)})
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+
+
+def test_a_rank_without_any_gradient_agrees_like_the_others() -> None:
+    said = compared(1, 2, cls=Idle)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
@@ -178,25 +193,61 @@ def averaged_by_nobody(self: Any, *args: Any, **options: Any) -> Any:
     )
 
 
+def over_the_wrong_ranks(self: Any, *args: Any, **options: Any) -> Any:
+    """The model's sums are added over those that hold the same part of it."""
+    column = self.mpu.get_data_parallel_group()
+    return replace(SORTED(self, *args, **options), model=[column])
+
+
+def over_the_world(self: Any, *args: Any, **options: Any) -> Any:
+    """Without a model-parallel unit, sums are added over all ranks."""
+    return replace(SORTED(self, *args, **options), model=[self.engine.world])
+
+
+def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
+    """An engine that reduces gradients over columns, or does not."""
+    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
+    return {"deepspeed": handle}
+
+
 @pytest.mark.parametrize(
-    ("wrong", "options"),
+    ("name", "wrong", "world", "options"),
     [
-        ({"counts_here": lambda param, rank: True}, {}),
-        ({"gradients": without(model=())}, {}),
-        ({"gradients": without(uncounted=())}, {"slot": 0}),
-        ({"expert_name": lambda param: None}, {"cls": Experts, "given": experts}),
+        ("counts_here", lambda param, rank: True, (1, 2), {}),
+        ("expert_name", lambda param: "", (1, 2), {"cls": Experts, "given": experts}),
+        ("gradients", without(model=()), (1, 2), {}),
+        ("gradients", without(uncounted=()), (1, 2), {"slot": 0}),
+        (
+            "gradients",
+            without(unreduced=()),
+            (2, 1),
+            {"cls": Unreduced, "given": lambda mesh: {"mpu": mesh, **engine(mesh, False)}},
+        ),
+        ("gradients", over_the_wrong_ranks, (2, 2), {}),
+        ("gradients", over_the_world, (2, 1), {"given": lambda mesh: engine(mesh, True)}),
     ],
-    ids=["duplicates", "model", "uncounted", "experts"],
+    ids=[
+        "duplicates count",
+        "experts are shared",
+        "this rank alone",
+        "skip missed",
+        "not agreed",
+        "wrong ranks",
+        "no group means world",
+    ],
 )
 def test_a_mistake_about_ranks_is_noticed(
-    wrong: dict[str, Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    wrong: Any,
+    world: tuple[int, int],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Duplicates count twice, a rank goes its own way, a skip is missed, experts are shared."""
-    for name, value in wrong.items():
-        home = fast.collectives.Ranks if name == "gradients" else fast.collectives
-        monkeypatch.setattr(home, name, value)
+    """Each has been shipped by some project, as docs/bugs.md tells: B17, C02, C13, E07, E14."""
+    home: Any = fast.collectives.Ranks if name == "gradients" else fast.collectives
+    monkeypatch.setattr(home, name, wrong)
     with pytest.raises(AssertionError):
-        compared(1, 2, **options)
+        compared(*world, **options)
 
 
 def test_experts_that_are_added_over_their_copies_are_noticed(
