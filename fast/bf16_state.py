@@ -21,6 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fast.agreement import everywhere
 from fast.bf16_groups import PartitionedGroup
 from fast.errors import in_words
 from fast.fitting import require_dict_of_optimizer, state_inside
@@ -87,8 +88,17 @@ def checked(
         states: the state of the optimizer inside is asked for, too.
 
     Raises:
-        ValueError: something does not fit.
+        ValueError: something does not fit, here or on another rank.
     """
+    return everywhere(lambda: _own(groups, inside, entries, states), groups)
+
+
+def _own(
+    groups: Sequence[PartitionedGroup],
+    inside: torch.optim.Optimizer,
+    entries: Sequence[StateDict],
+    states: bool,
+) -> Loaded:
     if not (isinstance(entries, list | tuple) and len(entries)):
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
     worlds = [group.world for group in groups]

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fast.agreement import everywhere
 from fast.bf16_groups import PartitionedGroup
 from fast.bf16_state import Loaded
 from fast.checkpoint import read_checkpoint, read_number
@@ -43,8 +44,14 @@ def read(
 
     Raises:
         ValueError: a file is missing or broken, a parameter has another number of elements, states
-            or steps differ within a group, or groups do not match.
+            or steps differ within a group, or groups do not match; here or on another rank.
     """
+    return everywhere(lambda: _own(groups, inside, folder, states), groups)
+
+
+def _own(
+    groups: Sequence[PartitionedGroup], inside: torch.optim.Optimizer, folder: Path, states: bool
+) -> Loaded:
     options = saved_options(folder, len(groups))
     masters = []
     held: dict[int, StateDict] = {}

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from reference.agreement import on_all_ranks
 from reference.bf16_groups import PartitionedGroup
 from reference.checkpoint import matching_tensors, require_keys
 from reference.errors import shown
@@ -79,8 +80,21 @@ def checked(
         states: the state of the optimizer inside is asked for, too.
 
     Raises:
-        ValueError: something does not fit.
+        ValueError: something does not fit, here or on another rank.
     """
+    return on_all_ranks(
+        lambda: _checked(groups, optimizer, entries, states),
+        [group.process_group for group in groups],
+    )
+
+
+def _checked(
+    groups: Sequence[PartitionedGroup],
+    optimizer: torch.optim.Optimizer,
+    entries: Sequence[StateDict],
+    states: bool,
+) -> Loaded:
+    """The same, on this rank."""
     if not isinstance(entries, list | tuple) or not entries:
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
     worlds = [group.world for group in groups]

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from reference.agreement import on_all_ranks
 from reference.bf16_groups import PartitionedGroup
 from reference.bf16_state import Loaded
 from reference.checkpoint import read_checkpoint, read_number
@@ -57,8 +58,21 @@ def read(
 
     Raises:
         ValueError: a file is missing or broken, a parameter has another number of elements, states
-            or steps differ within a group, or groups do not match.
+            or steps differ within a group, or groups do not match; here or on another rank.
     """
+    return on_all_ranks(
+        lambda: _read(groups, optimizer, folder, states),
+        [group.process_group for group in groups],
+    )
+
+
+def _read(
+    groups: Sequence[PartitionedGroup],
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    states: bool,
+) -> Loaded:
+    """The same, on this rank."""
     options = group_options(folder, len(groups))
     masters, held = [], dict[int, dict[str, object]]()
     for number, group in enumerate(groups):

@@ -259,6 +259,13 @@ def test_a_short_partition_is_extended_and_a_long_one_is_refused() -> None:
         optimizer.load_state_dict([long])
 
 
+def first_master(entry: StateDict) -> Tensor:
+    masters = entry[MASTERS]
+    assert isinstance(masters, list)
+    found: Tensor = masters[0]
+    return found
+
+
 WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
     "no list": (lambda e: {}, "states should be a list with one entry per rank"),
     "nothing": (lambda e: [], "states should be a list with one entry per rank"),
@@ -275,8 +282,8 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
         "should be the state dict",
     ),
     "zero": (lambda e: [{**e, "zero_stage": 1}], "state has zero_stage, as that of a ZeRO opti"),
-    "cut": (lambda e: [{**e, MASTERS: [e[MASTERS][0][:-3]]}], "elements, but should have"),
-    "half": (lambda e: [{**e, MASTERS: [e[MASTERS][0].half()]}], "is torch.float16, but should"),
+    "cut": (lambda e: [{**e, MASTERS: [first_master(e)[:-3]]}], "elements, but should have"),
+    "half": (lambda e: [{**e, MASTERS: [first_master(e).half()]}], "is torch.float16, but should"),
     "moved": (
         lambda e: [{**e, "param_slice_mappings": [{"p0": {"numel": 1, "start": 7}}]}],
         "p0 lies at {'numel': 1, 'start': 7}, but should lie at",
