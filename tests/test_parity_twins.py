@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +12,15 @@ from hypothesis import settings
 from torch import Tensor
 
 from parity.errors import UsageError
-from parity.ledger import Status
 from parity.registry import registrations
-from parity.twins import OptimizerRules, Twin, World, action, register_optimizer
+from parity.twins import OptimizerRules, World, action, register_optimizer
 from parity.twins.drive import Side, run, sequence
 from parity.twins.fills import REGIMES, filled
 from parity.twins.judge import TwinEffort, judge_twin, twin_engine
 from parity.twins.observe import Walk, differences
-from parity.twins.registry import DTYPES, REFERENCES, RULES, borrowed_twins, twins, undriven
-from parity.twins.rows import register_our_optimizers
+from parity.twins.registry import REFERENCES, RULES, borrowed_twins, undriven
 from parity.twins.rules import AdamRules
+from parity.twins.world import read
 from parity.wrong.harmless_optimizers import HARMLESS_OPTIMIZERS
 from parity.wrong.optimizers import Optimizer, judged_optimizer, twin_of
 from parity.wrong.wrong_optimizers import WRONG_OPTIMIZERS, CountsWithoutGradient, SharedCounter
@@ -35,39 +30,6 @@ ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 # The long profile asks for as many sequences as for examples; the gate makes do with a sample.
 LONG = settings().max_examples >= 2000
-SAMPLE = settings().max_examples if LONG else 8
-OURS = (
-    "fast.FusedAdam",
-    "fast.FusedLamb",
-    "fast.FP16Optimizer",
-    "fast.FP16UnfusedOptimizer",
-)
-
-
-@pytest.fixture
-def ours() -> Iterator[dict[str, Twin]]:
-    with borrowed_twins():
-        register_our_optimizers()
-        register_our_optimizers()
-        yield {twin.name: twin for twin in twins()}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", OURS)
-def test_our_optimizers_keep_step_with_the_reference(
-    ours: dict[str, Twin], name: str, dtype: str
-) -> None:
-    # A wrapper's sequence takes a second on replay; `parity run` asks for more of them.
-    sample = SAMPLE if LONG or name.startswith("fast.Fused") else 3
-    effort = TwinEffort(sequences=sample, seed=1, repros=None)
-    cell = judge_twin(ours[name], dtype, twin_engine(ours[name]), effort)
-    assert cell.status is Status.PASSED, cell.failure
-    assert cell.sequences == sample
-    assert cell.calls > 6 * sample
-
-
-def test_every_optimizer_of_ours_is_in_the_list(ours: dict[str, Twin]) -> None:
-    assert set(ours) == {*OURS, "fast.BF16Optimizer"}
 
 
 @pytest.mark.parametrize("row", WRONG_OPTIMIZERS, ids=lambda row: row.name)
@@ -111,6 +73,31 @@ def test_a_new_public_method_without_an_action_is_named() -> None:
             """Drive it."""
 
     assert undriven(Longer, Driven()) == []
+
+
+def test_a_new_property_that_can_be_assigned_is_named() -> None:
+    class Longer(FusedAdam):
+        @property
+        def scale(self) -> float:
+            """New."""
+            return 1.0
+
+        @scale.setter
+        def scale(self, value: float) -> None:
+            """Assign it."""
+
+    assert undriven(Longer, AdamRules()) == ["scale"]
+
+
+def test_a_property_that_raises_is_seen_like_a_value() -> None:
+    class Broken:
+        @property
+        def state(self) -> int:
+            """Raise."""
+            raise RuntimeError("gone")
+
+    assert read(Broken(), "state") == "raises RuntimeError: gone"
+    assert read(torch.zeros(1), "ndim") == 1
 
 
 def test_actions_say_which_methods_they_really_call() -> None:
@@ -258,7 +245,7 @@ def test_gradients_have_the_bits_of_their_regime(regime: str, dtype: torch.dtype
         assert bool((values.abs() > torch.finfo(dtype).max / 2).any())
 
 
-def test_a_failure_is_shrunk_and_reproduces_alone(tmp_path: Path) -> None:
+def test_a_failure_is_shrunk(tmp_path: Path) -> None:
     with borrowed_twins():
         twin = twin_of(Optimizer(cls=CountsWithoutGradient, says=""))
     effort = TwinEffort(sequences=40, repros=str(tmp_path))
@@ -266,22 +253,7 @@ def test_a_failure_is_shrunk_and_reproduces_alone(tmp_path: Path) -> None:
     actions = [line for line in cell.failure.splitlines() if line.startswith("  " + " " * 9)]
     assert len(actions) <= 5, cell.failure
     assert "seed 0, sequence" in cell.failure
-    # With a right class in the place of the wrong one, the same file has nothing to say.
-    text = Path(cell.repro).read_text()
-    right = tmp_path / "right.py"
-    right.write_text("from reference.fused_adam import FusedAdam as CountsWithoutGradient\n")
-    (tmp_path / "other.py").write_text(text.replace(repr(str(twin.file)), repr(str(right))))
-    for file, code in ((cell.repro, 1), (tmp_path / "other.py", 0)):
-        done = subprocess.run(
-            [sys.executable, str(file)],
-            cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr
+    assert Path(cell.repro).parent == tmp_path
 
 
 def test_the_same_sequence_can_be_run_again() -> None:

@@ -14,7 +14,8 @@ from fast.fp16_optimizer import FP16Optimizer
 from fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from fast.fused_lamb import FusedLamb
 from fast.moments import StateDict
-from parity.twins.drive import Side, sequence
+from parity.engines import running
+from parity.twins.drive import Side, run, sequence
 from parity.twins.fp16_rules import FP16Rules
 from parity.twins.fp16_unfused_rules import FP16UnfusedRules
 from parity.twins.judge import TwinEffort, judge_twin, twin_engine
@@ -128,6 +129,9 @@ def test_a_wrong_optimizer_is_rejected(cls: type[torch.optim.Optimizer]) -> None
     cell = judge_twin(found[0], "fp16", twin_engine(found[0]), effort)
     assert "breaks `sequences`" in cell.failure
     assert "Error" not in cell.failure, f"rejected for the wrong reason: {cell.failure}"
+    acts = sequence(right.rules, effort.seed, "fp16", cell.sequences - 1)
+    with running(twin_engine(right)):
+        assert run(right, "fp16", "cpu", acts) is None, "the right one is rejected as well"
 
 
 def test_sequences_reach_every_action_and_are_rarely_refused() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch.nn import Parameter
 
 from parity.twins.actions import Action, action
 from parity.twins.fills import REGIMES, Dice, filled
-from parity.twins.rules import SEEDS, Group, OptimizerRules, like, parameters
+from parity.twins.rules import SEEDS, Group, OptimizerRules, like, parameters, side_of
 from parity.twins.world import Act, Value, World
-from reference.bf16_optimizer import BF16Optimizer
+
+if TYPE_CHECKING:
+    from reference.bf16_optimizer import BF16Optimizer
 
 NUMBERS = range(12)
 TURNS = ("bf16", "fp32", "fp16")
@@ -22,7 +25,7 @@ Entry = dict[str, object]
 
 
 def _of(world: World) -> BF16Optimizer:
-    return cast(BF16Optimizer, world.optimizer)
+    return cast("BF16Optimizer", world.optimizer)
 
 
 def wrapped(
@@ -31,22 +34,13 @@ def wrapped(
     options: Mapping[str, object],
 ) -> object:
     """An optimizer around a fresh `FusedAdam` of its own side."""
-    from fast.compat import Compat as FastCompat
-    from fast.fused_adam import FusedAdam as FastAdam
-    from reference.compat import Compat
-    from reference.fused_adam import FusedAdam
-
-    fast = any(kind.__module__.startswith("fast.") for kind in getattr(cls, "__mro__", ()))
-    given = dict(options)
+    side, given = side_of(cls), dict(options)
     mode, keep = bool(given.pop("adam_w_mode")), bool(given.pop("keep"))
     params = [param for group in groups for param in cast(Sequence[Tensor], group["params"])]
     names = {param: f"p{at}" for at, param in enumerate(params)}
-    if fast:
-        inside: object = FastAdam([dict(group) for group in groups], adam_w_mode=mode)
-        compat: object = FastCompat(keep_masters_on_load=keep)
-    else:
-        inside = FusedAdam([dict(group) for group in groups], adam_w_mode=mode)
-        compat = Compat(keep_masters_on_load=keep)
+    adam = import_module(f"{side}.fused_adam").FusedAdam
+    inside = adam([dict(group) for group in groups], adam_w_mode=mode)
+    compat = import_module(f"{side}.compat").Compat(keep_masters_on_load=keep)
     return cls(inside, param_names=names, compat=compat, **given)
 
 

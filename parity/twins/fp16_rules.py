@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from parity.twins.actions import Action, action
 from parity.twins.fills import Dice, filled
 from parity.twins.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
-from parity.twins.rules import SEEDS, OptimizerRules, like, parameters
+from parity.twins.rules import SEEDS, OptimizerRules, like, parameters, side_of
 from parity.twins.world import Act, Value, World
 
 Group = dict[str, object]
@@ -94,11 +94,6 @@ class FP16Rules(OptimizerRules):
 
     hyper = ADAM
     recipes: Mapping[str, Recipe] = RECIPES
-    exempt = {
-        **OptimizerRules.exempt,
-        "sync_hyperparameters": "of captured graphs; the reference has none",
-    }
-    refusal = {"params": [], "lr": 0.1}
 
     def __init__(self, wide: bool = False) -> None:
         self.wide = wide
@@ -258,7 +253,7 @@ class FP16Rules(OptimizerRules):
         """Put an external scale in force; 0 ends it."""
         scaled(world).override_loss_scale(scale or None)
 
-    @action(scale=(32.0, 2.0**24, -1.0))
+    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, -1.0))
     def assign_scale(self, world: World, scale: float) -> None:
         """Assign the scaler's scale."""
         scaled(world).loss_scale = scale
@@ -338,12 +333,6 @@ def mark(param: Parameter, attributes: Mapping[str, object]) -> None:
     """Say that a parameter is an expert's, or a replica whose gradient does not count."""
     for name, value in attributes.items():
         setattr(param, name, value)
-
-
-def side_of(cls: Callable[..., object]) -> str:
-    """The package that a class, or the class that it derives from, belongs to."""
-    homes = [kind.__module__.partition(".")[0] for kind in cast(type, cls).__mro__]
-    return next(home for home in homes if home in ("reference", "fast"))
 
 
 def _groups_of(world: World) -> list[list[Tensor]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
@@ -79,6 +80,9 @@ class Walk:
             self.leaves[path] = Leaf(f"{type(value).__name__} {value!r}")
         elif isinstance(value, set | frozenset):
             self.leaves[path] = Leaf(f"set {sorted(map(repr, value))}")
+        elif isinstance(value, RemovableHandle):
+            # Its number counts every hook of the process.
+            self.leaves[path] = Leaf("hook")
         elif callable(value):
             self.leaves[path] = Leaf("callable")
         else:

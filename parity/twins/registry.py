@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from parity.errors import UsageError
-from parity.twins.actions import Rules, public_methods
+from parity.twins.actions import Rules, public_methods, public_properties
 from parity.twins.bf16_rules import BF16Rules
 from parity.twins.fp16_rules import FP16Rules
 from parity.twins.fp16_unfused_rules import FP16UnfusedRules
 from parity.twins.lamb_rules import LambRules
 from parity.twins.rules import AdamRules, OptimizerRules
+from parity.twins.scaler_rules import ScalerRules
 from reference.bf16_optimizer import BF16Optimizer
 from reference.fp16_optimizer import FP16Optimizer
 from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from reference.fused_adam import FusedAdam
 from reference.fused_lamb import FusedLamb
+from reference.scalers import DynamicLossScale, StaticLossScale
 
 ARITHMETICS = ("bounded", "exact")
 DTYPES = ("fp16", "bf16", "fp32", "mixed")
@@ -32,6 +34,8 @@ REFERENCES: Mapping[str, type] = {
     "BF16Optimizer": BF16Optimizer,
     "FP16Optimizer": FP16Optimizer,
     "FP16UnfusedOptimizer": FP16UnfusedOptimizer,
+    "DynamicLossScale": DynamicLossScale,
+    "StaticLossScale": StaticLossScale,
 }
 RULES: Mapping[type, Rules] = {
     FusedAdam: AdamRules(),
@@ -39,6 +43,8 @@ RULES: Mapping[type, Rules] = {
     BF16Optimizer: BF16Rules(),
     FP16Optimizer: FP16Rules(),
     FP16UnfusedOptimizer: FP16UnfusedRules(),
+    DynamicLossScale: ScalerRules(),
+    StaticLossScale: ScalerRules(),
 }
 Class = TypeVar("Class", bound=type)
 
@@ -159,7 +165,9 @@ def _check(twin: Twin) -> None:
     _one_of("engines", twin.engines, ENGINES, where)
     if not twin.dtypes:
         raise UsageError(f"dtypes is empty, but should name at least one [{where}]")
-    lacking = sorted(public_methods(twin.reference) - public_methods(twin.subject))
+    lacking = sorted(
+        public_methods(twin.reference) - public_methods(twin.subject) - twin.rules.exempt.keys()
+    )
     if lacking:
         raise UsageError(
             f"{twin.subject.__name__} lacks {lacking[0]}, but should have every public method of "
@@ -169,7 +177,8 @@ def _check(twin: Twin) -> None:
     if idle:
         raise UsageError(
             f"no action of {type(twin.rules).__name__} drives {idle[0]}, but every public method "
-            f"of {twin.reference.__name__} should have one, or a reason in `exempt` [{where}]"
+            f"and property that can be assigned of {twin.reference.__name__} should have one, or "
+            f"a reason in `exempt` [{where}]"
         )
     if twin.arithmetic == "bounded" and type(twin.rules).contracts is Rules.contracts:
         raise UsageError(
@@ -179,8 +188,12 @@ def _check(twin: Twin) -> None:
 
 
 def undriven(cls: type, rules: Rules) -> list[str]:
-    """Public methods of a reference class that no action drives."""
-    return sorted(public_methods(cls) - rules.driven() - rules.exempt.keys())
+    """Public methods and assignable properties of a reference class that no action drives.
+
+    What a property reads is compared after every action anyway.
+    """
+    assigned = {name for name in public_properties(cls) if getattr(cls, name).fset is not None}
+    return sorted((public_methods(cls) | assigned) - rules.driven() - rules.exempt.keys())
 
 
 def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:

@@ -1,13 +1,14 @@
 """Write a failing sequence as one stand-alone Python file.
 
 The file carries the modules that build, act and observe, what the reference showed at the end, and
-for bounded twins what the subject took over on the way. It needs torch, the user's file, and
-nothing of ours.
+for bounded twins what the subject took over on the way. It needs torch and the user's file; a
+wrapper also needs the optimizer inside and the scaler, which come from this project's folder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
@@ -19,7 +20,8 @@ from parity.twins.drive import Mismatch
 from parity.twins.registry import Twin
 from parity.twins.world import Act
 
-CARRIED = ("observe", "world", "fills", "actions", "rules")
+BASE = ("parity.twins.rules",)
+IMPORT = re.compile(r"^from (parity\.twins\.\w+) import", re.MULTILINE)
 
 
 def write_repro(
@@ -56,7 +58,7 @@ def repro_text(
         "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(engine),
         "DTYPE": repr(dtype),
-        "RULES": repr(type(twin.rules).__name__),
+        "RULES": repr((type(twin.rules).__module__, type(twin.rules).__name__)),
         "PRIVATE": repr(twin.private),
         "OVERLAP": repr(twin.flat),
         "PROPERTIES": repr(public_properties(twin.reference)),
@@ -64,7 +66,7 @@ def repro_text(
         "WANTED": _table(wanted),
         "RESETS": repr(resets),
         "ACCEPTED": repr(_accepted(mismatch)),
-        "SOURCES": _table({f"parity.twins.{name}": _source(name) for name in CARRIED}),
+        "SOURCES": _table({name: _source(name) for name in carried(type(twin.rules))}),
     }
     for mark, text in filled.items():
         template = template.replace(f"@{mark}@", text, 1)
@@ -79,9 +81,24 @@ def _accepted(mismatch: Mismatch) -> tuple[str, str, str, list[int]] | None:
     return mismatch.difference.path.rpartition("[")[0], digits(low), digits(high), places
 
 
+def carried(rules: type) -> list[str]:
+    """Modules that a rule set needs, each behind those that it imports."""
+    homes = [kind.__module__ for kind in rules.__mro__]
+    found: list[str] = []
+    for name in (*BASE, *(home for home in homes[::-1] if home.startswith("parity.twins."))):
+        _collect(name, found)
+    return found
+
+
+def _collect(name: str, found: list[str]) -> None:
+    if name not in found:
+        for needed in IMPORT.findall(_source(name)):
+            _collect(needed, found)
+        found.append(name)
+
+
 def _source(name: str) -> str:
-    file = import_module(f"parity.twins.{name}").__file__
-    return Path(str(file)).read_text()
+    return Path(str(import_module(name).__file__)).read_text()
 
 
 def digits(tensor: torch.Tensor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity.twins.registry import DTYPES, register_optimizer, twins
-from parity.twins.rules import AdamRules
+from parity.twins.rules import TensorAdamRules
 
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
@@ -13,12 +13,6 @@ SCALED = (
 )
 
 
-class OurAdamRules(AdamRules):
-    """Ours take numbers as 0-dim tensors, too."""
-
-    tensor_hyper = True
-
-
 def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
     from fast.bf16_optimizer import BF16Optimizer
@@ -26,6 +20,7 @@ def register_our_optimizers() -> None:
     from fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
     from fast.fused_adam import FusedAdam
     from fast.fused_lamb import FusedLamb
+    from fast.scalers import DynamicLossScale, StaticLossScale
 
     if any(twin.name == "fast.FusedAdam" for twin in twins()):
         return
@@ -34,7 +29,7 @@ def register_our_optimizers() -> None:
         reference="FusedAdam",
         arithmetic="exact",
         dtypes=DTYPES,
-        rules=OurAdamRules(),
+        rules=TensorAdamRules(),
         private=("_blocks", "_cache"),
         engines=("cuda", "replay"),
     )(FusedAdam)
@@ -73,3 +68,13 @@ def register_our_optimizers() -> None:
         private=SCALED,
         engines=("cuda", "replay"),
     )(FP16UnfusedOptimizer)
+    for scaler in (DynamicLossScale, StaticLossScale):
+        register_optimizer(
+            f"fast.{scaler.__name__}",
+            reference=scaler.__name__,
+            arithmetic="exact",
+            dtypes=DTYPES,
+            # What it remembers is seen through its state dict, read after every action.
+            private=("_block", "_counters", "compat", "rule", "scaling", "state"),
+            engines=("cuda", "replay"),
+        )(scaler)

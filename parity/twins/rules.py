@@ -32,7 +32,11 @@ class OptimizerRules(Rules):
         tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
     """
 
-    exempt: Mapping[str, str] = {"profile_hook_step": "torch's wrapper of step, put on by torch"}
+    exempt: Mapping[str, str] = {
+        "profile_hook_step": "torch's wrapper of step, put on by torch",
+        "param_groups": "assigned by torch's base class, which `load` has it do",
+        "state": "assigned by torch's base class, which `load` has it do",
+    }
     hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 0.0)}
     options: Mapping[str, Sequence[object]] = {}
     tensor_hyper: bool = False
@@ -297,6 +301,12 @@ def like(param: Parameter) -> Parameter:
     return copied
 
 
+def side_of(cls: Callable[..., object]) -> str:
+    """The package a class derives from; what it is built of comes from there, or else from ours."""
+    homes = [kind.__module__.partition(".")[0] for kind in cast(type, cls).__mro__]
+    return next((home for home in homes if home in ("reference", "fast")), "reference")
+
+
 class _Initializing(Protocol):
     def initialize_states(self) -> None:
         """Make all state."""
@@ -330,3 +340,9 @@ class AdamRules(OptimizerRules):
         from parity.twins.contracts import adam_contracts
 
         return adam_contracts(world)
+
+
+class TensorAdamRules(AdamRules):
+    """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
+
+    tensor_hyper = True

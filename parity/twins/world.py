@@ -106,9 +106,17 @@ def observe(
     walk.root("grads", [param.grad for param in world.params])
     walk.root("optimizer", world.optimizer)
     for name in properties:
-        walk.root(f"optimizer.{name}", getattr(world.optimizer, name))
+        walk.root(f"optimizer.{name}", read(world.optimizer, name))
     walk.root("kept", world.kept)
     walk.root("events", world.events)
     walk.root("more", world.more)
     walk.root("outcome", dict(outcome))
     return walk.leaves
+
+
+def read(optimizer: object, name: str) -> object:
+    """A property's value; what it raises is seen like a value."""
+    try:
+        return getattr(optimizer, name)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}"

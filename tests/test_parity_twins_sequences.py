@@ -1,0 +1,60 @@
+"""Our optimizers and the reference, driven by the same random sequences of actions.
+
+The gate draws the same sequences in every run; the long profile draws anew, more, and builds the
+wrappers of every combination of options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import SystemRandom
+
+import pytest
+from hypothesis import settings
+
+from parity.ledger import Status
+from parity.twins.fp16_rules import FP16Rules
+from parity.twins.judge import TwinEffort, judge_twin, twin_engine
+from parity.twins.registry import DTYPES, Twin, borrowed_twins, twins
+from parity.twins.rows import register_our_optimizers
+
+LONG = settings().max_examples >= 2000
+SEQUENCES = settings().max_examples if LONG else 150
+# Twins whose other dtypes are judged already, and those with little inside.
+FEW = 24
+OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
+SCALERS = ("DynamicLossScale", "StaticLossScale")
+SEED = SystemRandom().randrange(2**31) if LONG else 1
+
+
+@pytest.fixture
+def ours() -> Iterator[dict[str, Twin]]:
+    with borrowed_twins():
+        register_our_optimizers()
+        register_our_optimizers()
+        yield {twin.name: twin for twin in twins()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *SCALERS])
+def test_ours_keeps_step_with_the_reference(ours: dict[str, Twin], name: str, dtype: str) -> None:
+    twin = ours[f"fast.{name}"]
+    if LONG and isinstance(twin.rules, FP16Rules):
+        twin = replace(twin, rules=type(twin.rules)(wide=True))
+    many = LONG or (name in OPTIMIZERS and dtype != "mixed")
+    effort = TwinEffort(sequences=SEQUENCES if many else FEW, seed=SEED, repros=None)
+    cell = judge_twin(twin, dtype, twin_engine(twin), effort)
+    assert cell.status is Status.PASSED, cell.failure
+    assert cell.sequences == effort.sequences
+    # Twelve actions and the construction, on average.
+    assert abs(cell.calls / cell.sequences - 13) < 1.5
+
+
+def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:
+    assert set(ours) == {f"fast.{name}" for name in (*OPTIMIZERS, *SCALERS)}
+
+
+def test_a_wrapper_may_be_built_of_every_combination() -> None:
+    few, many = FP16Rules().actions()["build"], FP16Rules(wide=True).actions()["build"]
+    assert set(few.choices["recipe"]) < set(many.choices["recipe"])
