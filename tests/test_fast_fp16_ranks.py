@@ -52,6 +52,11 @@ def test_every_norm_of_a_model_over_ranks_equals_the_reference(kind: str, norm_t
     compared(1, 2, kind=kind, norm_type=norm_type)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_models_of_other_dtypes_step_over_ranks_like_the_reference(dtype: torch.dtype) -> None:
+    compared(1, 2, dtype=dtype, given=lambda mesh: {"mpu": mesh, **experts(mesh)}, cls=Experts)
+
+
 @KINDS
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf, 3.0])
 def test_experts_on_different_ranks_step_like_the_reference(kind: str, norm_type: float) -> None:
