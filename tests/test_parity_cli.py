@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,6 +45,15 @@ def test_a_right_kernel_is_0_and_the_table_names_every_law(capsys: Capture) -> N
     assert "all laws kept in 9 cells" in out
     assert "mine" in out
     assert "\x1b" not in out
+
+
+def test_the_first_verdict_comes_before_all_others_with_its_time(capsys: Capture) -> None:
+    assert parity("check", written(GOOD), "--quick", "--jobs", "1") == 0
+    out = capsys.readouterr().out
+    first = re.search(r"^first verdict after (\d+) s: mine bf16 value: passed$", out, re.MULTILINE)
+    assert first is not None
+    assert int(first[1]) <= 20
+    assert out.index("first verdict") < out.index("all laws kept in")
 
 
 def test_a_wrong_kernel_is_1_with_failure_text_and_repro(capsys: Capture) -> None:
