@@ -55,13 +55,18 @@ def _loaded(path: Path) -> object:
         with torch.serialization.safe_globals(list(ALLOWED)):
             whole: object = torch.load(path, map_location="cpu", weights_only=True)
     except BROKEN as error:
-        text = str(error).strip() or type(error).__name__
-        code = re.search(r"GLOBAL (\S+)", text)
-        # torch's own sentence advises to trust the file.
-        reason = (
-            f"it names code, {code[1]}" if code else f"reading it failed: {text.split(chr(10))[0]}"
-        )
+        reason = _reason(str(error).strip() or type(error).__name__)
         raise ValueError(
             f"{path.name} should be a whole file of tensors and plain values, but {reason}"
         ) from error
     return whole
+
+
+def _reason(text: str) -> str:
+    """What torch says, without its advice to trust the file."""
+    code = re.search(r"GLOBAL (\S+)", text)
+    if code is not None:
+        return f"it names code, {code.group(1)}"
+    _, _, unpickler = text.partition("WeightsUnpickler error: ")
+    first, *_ = re.split(r"\. |\n", unpickler or text, maxsplit=1)
+    return f"reading it failed: {first.strip()[:150]}"

@@ -89,8 +89,9 @@ def _complaint(error: Exception) -> str:
     code = re.search(r"GLOBAL (\S+)", str(error))
     if code is not None:
         return f"names code: {code[1]}"
-    lines = str(error).strip().splitlines()
-    return f"cannot be read: {lines[0] if lines else type(error).__name__}"
+    said = re.search(r"WeightsUnpickler error: (.+)", str(error))
+    lines = (said[1] if said else str(error)).strip().splitlines() or [type(error).__name__]
+    return f"cannot be read: {lines[0].split('. ')[0][:150].strip()}"
 
 
 def require_keys(state_dict: Mapping[str, object], keys: Sequence[str], where: str) -> None:

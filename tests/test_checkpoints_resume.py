@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import random
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,33 @@ def test_state_of_another_optimizer_inside_may_be_left_out(side: str, kind: str)
     assert not run.optimizer.state
     for one, other in zip(source.params, run.params, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("module", [fast.checkpoint, reference.checkpoint])
+def test_whatever_happens_to_a_file_is_one_short_sentence(module: object, tmp_path: Path) -> None:
+    """Bytes changed, lost and put in, in both formats of torch; some leave a file that reads."""
+    read = module.read_checkpoint  # type: ignore[attr-defined]
+    dice = random.Random(5)
+    state = started("reference", "flat").optimizer.state_dict()
+    contents = []
+    for zipped in (True, False):
+        stream = io.BytesIO()
+        torch.save(state, stream, _use_new_zipfile_serialization=zipped)
+        contents.append(stream.getvalue())
+    said: list[str] = []
+    for number in range(80):
+        changed = bytearray(contents[number % 2])
+        for _ in range(dice.choice((1, 2, 8))):
+            at, by = dice.randrange(len(changed)), dice.randrange(1, 40)
+            part = (b"", dice.randbytes(by), dice.randbytes(1))[number % 3]
+            changed[at : at + (0 if number % 3 == 1 else by)] = part
+        (tmp_path / "state.pt").write_bytes(changed)
+        try:
+            read(tmp_path / "state.pt")
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 60
+    assert [one for one in said if "\n" in one or len(one) > 260] == []
 
 
 @pytest.mark.parametrize("module", [fast.checkpoint, reference.checkpoint])
