@@ -8,6 +8,7 @@ the highest counter is given a turn, so that a loop which waits for another thre
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -134,12 +135,10 @@ class Execution:
 
     def _choose(self, counters: Array) -> tuple[int, Array]:
         """The next group: its program counter and its threads."""
-        places = [int(p) for p in np.unique(counters) if p != EXIT]
         self.turns += 1
-        if self.overdue or self.turns % FAIR_TURN == 0:
-            places.reverse()
+        highest_first = self.overdue or self.turns % FAIR_TURN == 0
         self.overdue = False
-        for pc in places:
+        for pc in _highest(counters) if highest_first else _lowest(counters):
             mask = counters == pc
             if self.program.blocks[pc].waits:
                 mask &= self.waiting.ready(pc, counters, self.registers)
@@ -165,6 +164,19 @@ class Execution:
                 self.groups.clear()
             self.groups[key] = Lanes(self.batch, rows=rows)
         return self.groups[key]
+
+
+def _lowest(counters: Array) -> Iterator[int]:
+    """Program counters of unfinished threads, ascending; mostly nobody asks for a second one."""
+    pc = int(counters.min())
+    while pc != EXIT:
+        yield pc
+        pc = int(counters.min(initial=EXIT, where=counters > pc))
+
+
+def _highest(counters: Array) -> Iterator[int]:
+    """The same, descending."""
+    return (int(pc) for pc in np.unique(counters)[::-1] if pc != EXIT)
 
 
 def successor(block: Block, outcome: Array | None) -> Array | int:

@@ -92,6 +92,12 @@ def members(lanes: Lanes, mask: Array) -> Array:
     return active & lanes.warps(mask)
 
 
+def _all_take_part(lanes: Lanes, mask: Array) -> bool:
+    """Whether every warp is here with all its threads, and every mask names them all."""
+    whole_warps = lanes.ids is None and lanes.batch.threads % 32 == 0
+    return whole_warps and not np.count_nonzero(mask != _EVERYBODY)
+
+
 def ballot_bits(flags: Array) -> Array:
     """One bit per true lane, in every lane of the warp."""
     bits = np.where(flags, _BITS, np.uint32(0)).sum(axis=-1, keepdims=True, dtype=np.uint32)
@@ -134,10 +140,11 @@ def elect(lanes: Lanes, mask: Array) -> tuple[Array, Array]:
 
 def reduce(combine: Callable[..., Array], lanes: Lanes, value: Array, mask: Array) -> Array:
     """redux.sync: an associative function over the participating threads."""
-    whole, part = lanes.warps(value), members(lanes, mask)
-    if isinstance(combine, np.ufunc) and bool((part == _EVERYBODY).all()):
+    whole = lanes.warps(value)
+    if isinstance(combine, np.ufunc) and _all_take_part(lanes, mask):
         total = combine.reduce(whole, axis=-1, keepdims=True, dtype=whole.dtype)
         return lanes.unwarp(np.repeat(total, 32, axis=-1))
+    part = members(lanes, mask)
     result = np.zeros_like(whole)
     for group in np.unique(part):
         chosen = [lane for lane in range(32) if int(group) >> lane & 1]
