@@ -1,4 +1,4 @@
-"""An interrupted run of the corpus maker goes on where it was, and makes nothing twice."""
+"""An interrupted run of the corpus maker goes on where it was, and makes nothing twice or wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from parity.replay.corpus.kept import Job, Row, rows
+from parity.replay.corpus.make import check_compiler
 
 
 def jobs(names: str, made: list[str], breaks_at: str = "") -> list[Job]:
@@ -42,3 +43,9 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
         assert count == wanted
         assert [row["text"] for row in found] == ["A", "B"]
     assert made == ["a", "b", "b"]
+
+
+def test_texts_of_another_compiler_are_refused() -> None:
+    check_compiler("nvrtc-12.9", {"tools": {"nvrtc-12.9": {}}})
+    with pytest.raises(RuntimeError, match=r"with nvrtc-13\.5, but should be with nvrtc-12\.9"):
+        check_compiler("nvrtc-12.9", {"tools": {"nvrtc-13.5": {}}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from subprocess import CalledProcessError
 from time import perf_counter
 from typing import Annotated
 
@@ -26,7 +27,11 @@ def make(
     from parity.replay.corpus.make import ENVIRONMENTS
     from parity.replay.corpus.make import make as made
 
-    corpus = made(environments or ENVIRONMENTS)
+    try:
+        corpus = made(environments or ENVIRONMENTS)
+    except (CalledProcessError, RuntimeError) as error:
+        print(f"corpus: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
     print(f"{len(corpus.entries)} compilations, {len(corpus.distinct())} distinct texts.")
 
 

@@ -5,7 +5,9 @@ python -m parity.replay.corpus.compile_cuda OUT.json KEPT.jsonl
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -60,8 +62,16 @@ def jobs() -> Iterator[Job]:
                 yield decides, partial(compiled, case, sm)
 
 
+def preload() -> None:
+    """Load the NVRTC that is meant before its bindings look for one: they prefer the newest."""
+    for folder in os.environ["LD_LIBRARY_PATH"].split(os.pathsep):
+        for library in sorted(Path(folder).glob("libnvrtc.so.*")):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
 def main(out: str, kept: str) -> None:
     """Write all rows, how many were made, and which tools made them."""
+    preload()
     found, made = rows(jobs(), Path(kept))
     tools = {
         "nvrtc": nvrtc.version(),

@@ -91,9 +91,21 @@ def compile_all(compiler: Compiler, environments: Path) -> dict[str, object]:
             check=True,
         )
         found: dict[str, object] = json.loads(out.read_text())
+    check_compiler(compiler.name, found)
     rows = cast(list[object], found["rows"])
     print(f"{compiler.name}: {len(rows)} texts, {found['made']} of them made now", flush=True)
     return found
+
+
+def check_compiler(name: str, found: dict[str, object]) -> None:
+    """Refuse what another compiler made, for instance one of the set-up's own.
+
+    Raises:
+        RuntimeError: naming both.
+    """
+    tools = sorted(cast(dict[str, object], found["tools"]))
+    if tools != [name]:
+        raise RuntimeError(f"compiled with {', '.join(tools)}, but should be with {name} [corpus]")
 
 
 def source_text(case: Case) -> str:
