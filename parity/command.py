@@ -41,6 +41,8 @@ from parity.twins.session import (
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 cards together.
 HOUSE_EXAMPLES = 6
+# Columns where there is no terminal: the table of our own kernels with every law.
+PIPED = 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Outputs:
     @property
     def screen(self) -> Console:
         """The console for people: standard error where JSON takes standard output."""
-        return Console(stderr=self.json == "-", width=None if sys.stdout.isatty() else 150)
+        return Console(stderr=self.json == "-", width=None if sys.stdout.isatty() else PIPED)
 
 
 Flag = Sequence[str] | None
@@ -210,7 +212,7 @@ def print_list() -> None:
     """`parity list`."""
     register_house()
     register_our_optimizers()
-    screen = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
     by_operation: dict[str, list[Kernel]] = {}
     for kernel in kernels():
         by_operation.setdefault(kernel.operation.name, []).append(kernel)
