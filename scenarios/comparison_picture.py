@@ -50,7 +50,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         if axes.get_legend_handles_labels()[0]:
             legend_above(axes)
     drawn.align_ylabels()
-    drawn.savefig(path, dpi=130)
+    drawn.savefig(path, dpi=110)
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -190,6 +190,7 @@ def draw_skipped(axes: Axes, rows: Sequence[Row]) -> None:
             alpha, label = (1.0, row.label) if index == 0 else (0.5, "")
             (line,) = axes.step(steps_of(row), taken, where="mid", color=colour(row), lw=1.2)
             line.set(linestyle=STYLES[trace.header.dtype], alpha=alpha, label=label)
+    axes.set_ylim(top=max(1.0, axes.get_ylim()[1]))
     whole_numbers(axes.yaxis)
     axes.set_title("skipped steps so far: every seed", loc="left", fontsize=9)
     axes.set_ylabel("steps")
