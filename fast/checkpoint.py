@@ -1,11 +1,12 @@
 """Checkpoint files, read so that they can run no code.
 
-`torch.load` with `weights_only=True` makes tensors and plain values alone. One class that
-DeepSpeed's files name is allowed besides, and something harmless is made instead of it.
+`torch.load` with `weights_only=True` makes tensors and plain values alone. A few classes that
+DeepSpeed's files name are allowed besides, and something harmless is made instead of them.
 """
 
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,17 @@ from torch import Tensor
 
 from fast.fragments import FragmentAddress
 
-ALLOWED = [(FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address")]
+
+class ScalerRecord:
+    """Attributes of a scaler that DeepSpeed has saved as an object; it does nothing."""
+
+
+SCALERS = "deepspeed.runtime.fp16.loss_scaler"
+ALLOWED: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
+    (FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    *((ScalerRecord, f"{SCALERS}.{name}") for name in ("LossScaler", "DynamicLossScaler")),
+]
 BROKEN = (
     *(RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, AssertionError, EOFError, pickle.UnpicklingError),

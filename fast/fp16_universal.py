@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fast.bf16_universal import Whole, dict_inside, read_group, saved_options
+from fast.checkpoint import ScalerRecord, read_checkpoint
 from fast.fp16_optimizer import FP16Optimizer
 from fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from fast.moments import StateDict
 from fast.saved import FLAT, UNFUSED, scale_to_save
+from fast.scalers import LossScale
 
 
 def load_universal_checkpoint(
@@ -22,8 +24,9 @@ def load_universal_checkpoint(
 ) -> None:
     """Load masters, states, steps and hyper-parameters by parameter name, and publish the masters.
 
-    The loss scale, its counters and the clip norm stay as they are: the format has none. Waits for
-    the device.
+    A dynamic scale goes on from that of the file, counters included, where the file has one: those
+    of ZeRO on fp16. Otherwise the loss scale stays as it is, and the clip norm always. The device
+    is waited for.
 
     Args:
         optimizer: written, with its model weights.
@@ -59,13 +62,25 @@ def load_universal_checkpoint(
         loaded = dict_inside(inside, states, options, folder)
     optimizer.load_state_dict(
         {
-            **scale_to_save(optimizer.loss_scaler),
+            **_resumed(optimizer.loss_scaler, folder),
             "clip_grad": optimizer.clip_grad,
             "optimizer_state_dict": loaded,
             FLAT if flat else UNFUSED: masters,
         },
         load_optimizer_states=load_optimizer_states,
     )
+
+
+def _resumed(scaler: LossScale, folder: Path) -> dict[str, object]:
+    """What a scaler remembers, or what that of the file does; both have to be dynamic."""
+    now: dict[str, object] = dict(scale_to_save(scaler))
+    record = read_checkpoint(folder / "zero" / "optimizer_state.pt").get("loss_scaler")
+    found = record.__dict__ if isinstance(record, ScalerRecord) else {}
+    if scaler.dynamic and "last_overflow_iter" in now and found.get("dynamic") is True:
+        names = ["cur_scale", "cur_iter", "last_overflow_iter"]
+        names += ["cur_hysteresis"] if "cur_hysteresis" in now else []
+        now.update({name: found.get(name) for name in names})
+    return now
 
 
 def _shaped(whole: Whole | None, param: Tensor) -> Whole:

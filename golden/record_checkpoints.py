@@ -25,6 +25,7 @@ CLASSES = {
 }
 SIZES = ((2, 3), (3,))
 SCALING = {"init_scale": 16.0, "scale_window": 1000, "min_scale": 1.0}
+UNIVERSALS = {"deepspeed_universal": "bfloat16", "deepspeed_universal_fp16": "float16"}
 UNIVERSAL_INFO = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
 
 
@@ -105,23 +106,40 @@ CONFIG = {
 }
 
 
-def record_universal(folder: Path) -> Path:
-    """Train with the engine, save, and convert."""
+FP16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 1000, "hysteresis": 2}
+
+
+def record_universal(folder: Path, name: str, dtype: str) -> Path:
+    """Train with the engine, save, and convert.
+
+    Args:
+        folder: where the checkpoint's folder is made.
+        name: of that.
+        dtype: "bfloat16" trains with BF16_Optimizer, "float16" with ZeRO and a dynamic scale.
+    """
     deepspeed_version()
     import torch
 
+    config: dict[str, object] = dict(CONFIG)
+    if dtype == "float16":
+        # It refuses fp16 on a CPU, where it computes all the same.
+        accelerator = import_module("deepspeed.accelerator").get_accelerator()
+        vars(accelerator)["is_fp16_supported"] = lambda: True
+        config = {key: value for key, value in CONFIG.items() if key not in ("bf16", "data_types")}
+        config["fp16"] = FP16
+    kind: torch.dtype = getattr(torch, dtype)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         for place, param in enumerate(model.parameters()):
             param.copy_(torch.tensor(start(place, param.numel())).view(param.shape))
-    model = model.to(torch.bfloat16)
+    model = model.to(kind)
     initialize = import_module("deepspeed").initialize
-    engine, *_ = initialize(model=model, config=CONFIG, model_parameters=list(model.parameters()))
+    engine, *_ = initialize(model=model, config=config, model_parameters=list(model.parameters()))
     for step in range(3):
-        inputs = torch.tensor([gradient(step, 0, 3)], dtype=torch.bfloat16)
+        inputs = torch.tensor([gradient(step, 0, 3)], dtype=kind)
         engine.backward((engine(inputs).float() ** 2).sum())
         engine.step()
-    target = folder / "deepspeed_universal"
+    target = folder / name
     with tempfile.TemporaryDirectory() as scratch:
         engine.save_checkpoint(scratch, tag="t", client_state=UNIVERSAL_INFO)
         convert = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
@@ -140,7 +158,8 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         written = [path for kind in CLASSES for path in record(kind, folder)]
-        written.append(record_universal(folder))
+        for name, dtype in UNIVERSALS.items():
+            written.append(record_universal(folder, name, dtype))
     except ImportError as error:
         print(f"deepspeed should be installed to be recorded, but: {error}", file=sys.stderr)
         return 2

@@ -18,9 +18,17 @@ from torch import Tensor
 from reference.fragments import FragmentAddress
 from reference.restore import check_dense_tensor
 
-# Name of the class in DeepSpeed's files -> what is made instead.
+
+class SavedScaler:
+    """What stands for a scaler of DeepSpeed's: its attributes, and nothing that can be called."""
+
+
+# What is made instead of a class in DeepSpeed's files, and its name there.
 FOREIGN: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
-    (FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address")
+    (FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (SavedScaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (SavedScaler, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
 ]
 BROKEN = (
     RuntimeError,

@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from reference.checkpoint import SavedScaler, read_checkpoint
 from reference.fp16_optimizer import FP16Optimizer
 from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from reference.restore import StateDict
 from reference.saved_scale import saved_scale
+from reference.scalers import LossScale
 from reference.universal import (
     WEIGHT,
     Parameter,
@@ -31,7 +33,8 @@ def load_universal_checkpoint(
 ) -> None:
     """Load masters, states, steps and hyper-parameters by parameter name, and publish the masters.
 
-    The loss scale, its counters and the clip norm stay as they are: the format has none.
+    A dynamic scale goes on from that of the file, counters included, where the file has one: those
+    of ZeRO on fp16. Otherwise the loss scale stays as it is, and the clip norm always.
 
     Args:
         optimizer: written, with its model weights.
@@ -60,6 +63,7 @@ def load_universal_checkpoint(
     )
     state_dict: StateDict = {
         **saved_scale(optimizer.loss_scaler),
+        **_scale_in(folder, optimizer.loss_scaler),
         "clip_grad": optimizer.clip_grad,
         "optimizer_state_dict": optimizer.optimizer.state_dict(),
         key: masters,
@@ -70,6 +74,18 @@ def load_universal_checkpoint(
     optimizer.load_state_dict(state_dict, load_optimizer_states=load_optimizer_states)
 
 
+def _scale_in(folder: Path, scaler: LossScale) -> Mapping[str, object]:
+    """Scale and counters of the file, if its rule and ours are dynamic and count the same."""
+    saved = read_checkpoint(folder / "zero" / "optimizer_state.pt").get("loss_scaler")
+    if not isinstance(saved, SavedScaler):
+        return {}
+    own, held = scaler.state_dict(), vars(saved)
+    if not (own["dynamic_loss_scale"] and held.get("dynamic") is True) or not own.keys() >= SCALE:
+        return {}
+    return {key: held.get(key) for key in own.keys() & {*SCALE, "cur_hysteresis"}}
+
+
+SCALE = {"cur_scale", "cur_iter", "last_overflow_iter"}
 Read = tuple[str, list[object], dict[int, dict[str, object]]]
 
 

@@ -37,8 +37,12 @@ def started(
     """A run whose weights are still zero; counters are those of no step."""
     params = [nn.Parameter(torch.zeros(shape, dtype=torch.float16)) for shape in shapes]
     adam = (inside or CLASSES[side]["Adam"])(params, lr=0.125, weight_decay=0.5)
-    scaling = {"dynamic_loss_scale": True, "dynamic_loss_args": THEIRS, "verbose": False}
-    return Run(kind, params, CLASSES[side][kind](adam, **scaling, **more))
+    scaling: dict[str, Any] = {
+        "dynamic_loss_scale": True,
+        "dynamic_loss_args": THEIRS,
+        "verbose": False,
+    }
+    return Run(kind, params, CLASSES[side][kind](adam, **{**scaling, **more}))
 
 
 def continued(run: Run, steps: range) -> None:
@@ -157,6 +161,26 @@ def test_a_spoiled_universal_checkpoint_changes_nothing(
     with pytest.raises(ValueError, match="does not exist"):
         load(run.optimizer, UNIVERSAL, dict(zip(run.params, "abc", strict=True)))
     assert differences(run.seen(), before) == []
+
+
+@KINDS
+def test_a_universal_checkpoint_of_zero_on_fp16_brings_its_scale(kind: str) -> None:
+    """Written by an engine with ZeRO; its scaler is an object of DeepSpeed's, read as values."""
+    folder = FOLDER / "deepspeed_universal_fp16"
+    for side in SIDES:
+        run = started(side, kind, SHAPES.values(), inside=torch.optim.AdamW)
+        run.optimizer.loss_scale = 2.0
+        names = dict(zip(run.params, SHAPES, strict=True))
+        LOADERS[side].load_universal_checkpoint(run.optimizer, folder, names)
+        saved = run.optimizer.state_dict()
+        assert (saved["cur_scale"], saved["cur_iter"], saved["last_overflow_iter"]) == (16.0, 3, -1)
+        static = started(side, kind, SHAPES.values(), dynamic_loss_scale=False)
+        names = dict(zip(static.params, SHAPES, strict=True))
+        LOADERS[side].load_universal_checkpoint(static.optimizer, folder, names)
+        assert static.optimizer.loss_scale == 1.0
+        for one, other in zip(run.params, static.params, strict=True):
+            assert bits(one.detach()) == bits(other.detach())
+            assert one.abs().max() > 0.0
 
 
 def half_moment(folder: Path) -> None:
