@@ -30,7 +30,13 @@ def _next(x: torch.Tensor) -> torch.Tensor:
 
 
 @wrong(
-    SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=("bf16", *PURE), engines=ENGINES
+    SHELF,
+    "adamw_step",
+    component=COMPONENT,
+    law=FORMULA,
+    dtypes=("bf16", *PURE),
+    engines=ENGINES,
+    alone=True,
 )
 def eps_one_ulp_too_large(call: AdamCall) -> None:
     """Eps is the next larger fp32 number."""
@@ -44,7 +50,6 @@ def eps_one_ulp_too_large(call: AdamCall) -> None:
     law=FORMULA,
     dtypes=PURE,
     engines=ENGINES,
-    alone=True,
 )
 def eps_a_hundred_thousandth_too_large(call: AdamCall) -> None:
     """Eps is 1.00001 times what it should be, under bf16 weights."""
@@ -52,7 +57,13 @@ def eps_a_hundred_thousandth_too_large(call: AdamCall) -> None:
 
 
 @wrong(
-    SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=("bf16", *PURE), engines=ENGINES
+    SHELF,
+    "adamw_step",
+    component=COMPONENT,
+    law=FORMULA,
+    dtypes=("bf16", *PURE),
+    engines=ENGINES,
+    alone=True,
 )
 def learning_rate_one_ulp_too_large(call: AdamCall) -> None:
     """Lr is the next larger fp32 number."""
@@ -66,7 +77,6 @@ def learning_rate_one_ulp_too_large(call: AdamCall) -> None:
     law=FORMULA,
     dtypes=PURE,
     engines=ENGINES,
-    alone=True,
 )
 def one_minus_beta2_formed_in_fp32(call: AdamCall) -> None:
     """1 - beta2 is formed in fp32, from the rounded beta2."""
@@ -92,7 +102,9 @@ def _trifle(s: Scalars, call: AdamCall, t: int) -> Scalars:
     return replace(s, k1=scalar(1.0 - power(float(call.beta1), t) * (1.0 + 2.0**-26)))
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES)
+@wrong(
+    SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES, alone=True
+)
 def power_of_beta_a_trifle_too_large(call: AdamCall) -> None:
     """The first bias correction uses beta1^t times 1 + 2^-26."""
     adamw(call, AdamwLaunch(change=_trifle))
