@@ -62,7 +62,7 @@ peers:  ## DeepSpeed installed beside us, and other projects judged as we are (d
 	@$(READY)
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation \
 		--editable '.[peers]'
-	DS_ACCELERATOR=cpu $(PY) -m parity peers
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m parity peers
 	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/test_peers_checkpoints.py
 
 ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs

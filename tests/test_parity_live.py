@@ -7,9 +7,13 @@ from functools import partial
 
 import torch
 
-from parity.peers.live import disagreement, norm_bound
+from parity.peers.differences import DIFFERENCES, evidence
+from parity.peers.edge_list import ORDER
+from parity.peers.edge_scene import Shown
+from parity.peers.live import Agreement, attribute, disagreement, norm_bound, selectable
 from parity.peers.live_config import KINDS, Config, drawn
 from parity.peers.live_run import Seen, ours, run
+from parity.peers.page import seen_where
 from parity.peers.record import live
 from reference.compat import Compat
 
@@ -28,6 +32,9 @@ def test_configurations_are_the_same_every_time_and_cover_what_they_should() -> 
     assert {config.dynamic for config in configs} == {True, False}
     assert {config.micro_batches for config in configs} == {1, 2, 3}
     assert {len(config.shapes) for config in configs} == {1, 2, 3}
+    assert {config.external_scale for config in configs} == {0.0, 8.0}
+    assert {config.expert for config in configs} == {-1, 0}
+    assert {config.reload for config in configs} == {-1, 1, 4}
     assert sum("o" in config.events for config in configs) > 50
     assert any("z" in config.events for config in configs)
 
@@ -73,3 +80,42 @@ def test_the_record_shows_agreement() -> None:
     assert 0.0 < record.worst_norm <= 1.0
     assert 0.0 < record.worst_weight <= 1.0
     assert record.skipped > 0
+    assert 0 < record.default_equal < sum(record.kinds.values())
+
+
+def test_every_known_difference_has_evidence_and_every_field_is_one() -> None:
+    fields = [row.field for row in DIFFERENCES if row.field]
+    assert sorted(fields) == sorted(selectable())
+    assert [row.theirs for row in DIFFERENCES if not seen_where(row)] == []
+    assert all(row.scene in ORDER for row in DIFFERENCES if row.scene)
+
+
+def test_a_difference_that_nothing_shows_has_no_evidence() -> None:
+    row = replace(DIFFERENCES[0], field="")
+    assert evidence(row, {}, {}, []) == ""
+    same = Shown(edge=row.scene, upstream=[1.0], default=[1.0])
+    assert evidence(row, {}, {}, [same]) == ""
+    assert evidence(row, {}, {}, [replace(same, upstream=[0.5])]) == f"scene {row.scene}"
+
+
+def test_fields_explain_what_the_default_changes_and_more_than_that_is_counted() -> None:
+    config = replace(drawn(0, steps=8), static_scale=0.0, scale_window=1, events="g" * 8)
+    upstream = seen(config, Compat.deepspeed())
+    found = Agreement()
+    attribute(found, config, upstream)
+    assert found.together == 0
+    assert found.default_differs
+    assert found.visible["unscale_with_updated_scale"]
+    halved = [replace(one, norm=1.5) for one in upstream]
+    hidden = Agreement()
+    attribute(hidden, config, halved)
+    assert hidden.together == 1
+
+
+def test_two_fields_can_hide_one_another() -> None:
+    """An overridden scale that nobody divides out, and a norm that is reported with it."""
+    found = Agreement()
+    attribute(found, drawn(58), seen(drawn(58), Compat.deepspeed()))
+    assert found.together == 1
+    assert found.default_differs == {"norm": 1, "weights": 1}
+    assert found.visible["report_scaled_norm"] == {}

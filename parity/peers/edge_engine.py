@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -174,6 +174,35 @@ def their_offload() -> Numbers:
     return [before - after for before, after in zip(places, places[1:], strict=False)]
 
 
+def raised(run: Callable[[Tensor], object]) -> Numbers:
+    """1 if a backward pass raises TypeError, else 0."""
+    try:
+        run(torch.ones((), requires_grad=True) * 1)
+    except TypeError:
+        return [1.0]
+    return [0.0]
+
+
+def their_backward() -> Numbers:
+    """Backward of the BF16_Optimizer in an engine."""
+    model = Sums([2], torch.bfloat16)
+    return raised(wrapped(engine(model, torch.optim.SGD(model.parameters(), lr=1.0), BF16)))
+
+
+def wrapped(whole: Engine) -> Callable[[Tensor], object]:
+    """Backward of the optimizer in an engine."""
+    method: Callable[[Tensor], object] = vars(whole)["optimizer"].backward
+    return method
+
+
+def our_backward(compat: Compat) -> Numbers:
+    """Backward of the reference's."""
+    model = Sums([2], torch.bfloat16)
+    names = {weight: "weight" for weight in model.weights}
+    inside = torch.optim.SGD(model.parameters(), lr=1.0)
+    return raised(BF16Optimizer(inside, param_names=names, compat=compat).backward)
+
+
 NOT_BUILT = "ZeroOptimizer is not built yet"
 SCENES = (
     Scene(
@@ -191,6 +220,14 @@ SCENES = (
         right=(0, 0),
         upstream=their_universal_load,
         ours=our_universal_load,
+    ),
+    Scene(
+        edge="BF-9",
+        setting="engine, bf16 at ZeRO 1, optimizer.backward(loss)",
+        shows="1 if it raises TypeError",
+        right=(0,),
+        upstream=their_backward,
+        ours=our_backward,
     ),
     Scene(
         edge="Z-7",

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from parity.peers.edge_scene import Numbers, Scene
-from parity.peers.installed import deepspeed
+from parity.peers.installed import EXPERTS, deepspeed, make_expert_group
 from reference.compat import Compat
 from reference.fp16_optimizer import FP16Optimizer
 from reference.fused_adam import FusedAdam
 
 HALF, BRAIN = torch.float16, torch.bfloat16
-EXPERTS = "ep_size_1"  # DeepSpeed's name for it
 Groups = list[dict[str, object]]
 
 
@@ -31,6 +30,12 @@ class Flat(Protocol):
 
     def step(self) -> object:
         """One step."""
+
+    def state_dict(self) -> dict[str, object]:
+        """What is saved."""
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> object:
+        """Load it."""
 
 
 Make = Callable[..., Flat]
@@ -101,7 +106,7 @@ def not_a_number(make: Make) -> Numbers:
 
 def with_experts() -> Make:
     """DeepSpeed's flat wrapper, once there is an expert-parallel group of one rank."""
-    deepspeed("deepspeed.utils.groups")._create_expert_and_data_parallel(1)
+    make_expert_group()
     return theirs
 
 
@@ -133,11 +138,31 @@ def three(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Numbers:
     return [*(weight.item() for weight in weights), *counters]
 
 
-def their_adam(weights: list[Parameter]) -> torch.optim.Optimizer:
+def small(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Numbers:
+    """An fp16 weight after each of three steps by a gradient whose square is no fp16 number."""
+    weight = Parameter(torch.ones(1, dtype=HALF))
+    optimizer, places = make([weight]), []
+    for _ in range(3):
+        weight.grad = torch.full_like(weight, 1e-4)
+        optimizer.step()
+        places.append(weight.item())
+    return places
+
+
+def their_adam(weights: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """DeepSpeed's FusedAdam, whose CPU build is C++."""
-    deepspeed("deepspeed")
-    made: torch.optim.Optimizer = deepspeed("deepspeed.ops.adam").FusedAdam(weights, lr=0.1)
+    made: torch.optim.Optimizer = deepspeed("deepspeed.ops.adam").FusedAdam(weights, lr=lr)
     return made
+
+
+def loaded(make: Make) -> Numbers:
+    """Master and model weight after a state was loaded whose master is 2."""
+    weight = Parameter(torch.ones(1, dtype=HALF))
+    wrapper = make(torch.optim.SGD([weight], lr=1.0))
+    state = wrapper.state_dict()
+    masters = [torch.full_like(master, 2.0) for master in wrapper.fp32_groups_flat]
+    wrapper.load_state_dict({**state, "fp32_groups_flat": masters})
+    return [wrapper.fp32_groups_flat[0].item(), weight.item()]
 
 
 SCENES = (
@@ -164,10 +189,28 @@ SCENES = (
         setting="FusedAdam at rate 0.1, weights and gradients of 1, none for the last in step 3",
         shows="the weights, and their counters",
         right=(0.7, 0.7, 0.8, 3, 3, 2),
-        upstream=lambda: three(their_adam),
+        upstream=lambda: three(lambda weights: their_adam(weights, 0.1)),
         ours=lambda compat: three(lambda weights: FusedAdam(weights, lr=0.1, compat=compat)),
         field="shared_step_counter",
         compiles=True,
+    ),
+    Scene(
+        edge="FA-6",
+        setting="FusedAdam on fp16 at rate 1/16, a weight of 1, gradients of 0.0001",
+        shows="the weight after each of 3 steps",
+        right=(0.9375, 0.875, 0.8125),
+        upstream=lambda: small(lambda weights: their_adam(weights, 0.0625)),
+        ours=lambda compat: small(lambda weights: FusedAdam(weights, lr=0.0625, compat=compat)),
+        field="moments_in_param_dtype",
+        compiles=True,
+    ),
+    Scene(
+        edge="LOAD",
+        setting="flat, a weight of 1, a state whose master is 2 is loaded",
+        shows="the master, the model weight",
+        right=(2, 2),
+        upstream=lambda: loaded(theirs),
+        ours=lambda compat: loaded(ours(compat)),
     ),
     Scene(
         edge="NM-1",

@@ -83,6 +83,15 @@ def deepspeed(module: str) -> ModuleType:
     return import_module(module)
 
 
+EXPERTS = "ep_size_1"
+
+
+@cache
+def make_expert_group() -> None:
+    """Make DeepSpeed's expert-parallel group of one rank, which it calls `EXPERTS`."""
+    deepspeed("deepspeed.utils.groups")._create_expert_and_data_parallel(1)
+
+
 def free_port() -> int:
     """A port that nothing listens on."""
     with socket.socket() as listener:

@@ -26,6 +26,10 @@ class Config:
         events: for each step `g` (gradients), `o` (an infinite loss) or `z` (gradients of zero).
         micro_batches: backward passes for each step.
         idle: parameter that has no gradient in every third step; -1 for none.
+        external_scale: what overrides the loss scale; 0 for nothing.
+        expert: parameter that is an expert's; -1 for none.
+        reload: step after which model weights are halved and the own state is loaded without its
+            fp32 weights; -1 for never.
     """
 
     seed: int
@@ -41,6 +45,9 @@ class Config:
     events: str
     micro_batches: int
     idle: int
+    external_scale: float
+    expert: int
+    reload: int
 
     @property
     def clips(self) -> bool:
@@ -75,6 +82,9 @@ def drawn(seed: int, steps: int = 50) -> Config:
         events="".join(dice.choice("gggggggoz") for _ in range(steps)),
         micro_batches=dice.choice((1, 1, 2, 3)),
         idle=dice.choice((-1, -1, 0)),
+        external_scale=dice.choice((0.0, 0.0, 0.0, 8.0)) if kind != "bf16" else 0.0,
+        expert=dice.choice((-1, -1, 0)) if kind == "unfused" else -1,
+        reload=dice.choice((-1, 1, 4)) if kind == "bf16" else -1,
     )
 
 

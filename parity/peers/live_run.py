@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from parity.peers.installed import deepspeed
+from parity.peers.installed import EXPERTS, deepspeed, make_expert_group
 from parity.peers.live_config import Config
 from reference.bf16_optimizer import BF16Optimizer
 from reference.compat import Compat
@@ -44,6 +44,7 @@ class Seen:
         norm: of the gradients, as the optimizer reports it; None after a skipped step.
         weights: model weights.
         masters: fp32 masters, flattened in order.
+        moved: how far the step moved the one that it moved most.
     """
 
     scale: float
@@ -51,6 +52,7 @@ class Seen:
     norm: float | None
     weights: Tensor
     masters: Tensor
+    moved: float
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,26 @@ class Side:
     scale: Callable[[], float]
     norm: Callable[[], float]
     masters: Callable[[], list[Tensor]]
+    override: Callable[[float], None]
+    reload: Callable[[], None]
+
+
+def nothing(*given: object) -> None:
+    """What a side has no way to do."""
+    del given
 
 
 def parameters(config: Config) -> list[list[Parameter]]:
     """The parameters of a run, by group."""
     generator = torch.Generator().manual_seed(config.seed)
     dtype = torch.bfloat16 if config.kind == "bf16" else torch.float16
-    return [
+    made = [
         [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in group]
         for group in config.shapes
     ]
+    if config.expert >= 0:
+        vars(made[0][config.expert]).update(allreduce=False, group_name=EXPERTS)
+    return made
 
 
 def inside(config: Config, params: list[list[Parameter]]) -> torch.optim.Optimizer:
@@ -96,6 +108,8 @@ def theirs(config: Config, params: list[list[Parameter]]) -> Side:
         else ("unfused_optimizer", "FP16_UnfusedOptimizer")
     )
     kind = getattr(deepspeed(f"deepspeed.runtime.fp16.{module}"), name)
+    if config.expert >= 0:
+        make_expert_group()
     wrapper = kind(inside(config, params), **_scaling(config), verbose=False)
     return Side(
         wrapper,
@@ -103,6 +117,8 @@ def theirs(config: Config, params: list[list[Parameter]]) -> Side:
         lambda: float(wrapper.loss_scale_config.cur_scale),
         lambda: float(wrapper._global_grad_norm),
         lambda: wrapper.fp32_groups_flat if flat else sum(wrapper.fp32_groups, []),
+        wrapper.override_loss_scale,
+        nothing,
     )
 
 
@@ -116,9 +132,11 @@ def ours(config: Config, params: list[list[Parameter]], compat: Compat) -> Side:
     return Side(
         cast(Wrapper, wrapper),
         wrapper.backward,
-        lambda: wrapper.loss_scale,
+        lambda: wrapper.loss_scaler.loss_scale,
         wrapper.get_global_norm,
         lambda: [p for group in optimizer.param_groups for p in group["params"]],
+        wrapper.override_loss_scale,
+        nothing,
     )
 
 
@@ -158,6 +176,8 @@ def _their_bf16(config: Config, params: list[list[Parameter]]) -> Side:
         lambda: 1.0,
         lambda: float(wrapper._global_grad_norm),
         lambda: wrapper.fp32_groups_flat_partition,
+        nothing,
+        lambda: wrapper.load_state_dict([wrapper.state_dict()]),
     )
 
 
@@ -173,7 +193,11 @@ def _our_bf16(
     masters = [group["params"][0] for group in optimizer.param_groups]
     scale, norm = (lambda: 1.0), wrapper.get_global_norm
     backward = partial(wrapper.backward, clear_lp_grads=True)
-    return Side(cast(Wrapper, wrapper), backward, scale, norm, lambda: masters)
+
+    def reload() -> None:
+        wrapper.load_state_dict([wrapper.state_dict()])
+
+    return Side(cast(Wrapper, wrapper), backward, scale, norm, lambda: masters, nothing, reload)
 
 
 def _names(params: list[list[Parameter]]) -> dict[Parameter, str]:
@@ -187,25 +211,40 @@ def run(config: Config, make: Callable[[Config, list[list[Parameter]]], Side]) -
     every = [param for group in params for param in group]
     side = make(config, params)
     generator = torch.Generator().manual_seed(config.seed + 1)
-    seen = []
+    if config.external_scale:
+        side.override(config.external_scale)
+    seen: list[Seen] = []
+    before = flat(side.masters())
     for step, event in enumerate(config.events):
         side.wrapper.zero_grad()
         for _ in range(config.micro_batches):
             side.backward(_loss(config, every, step, event, generator))
         side.wrapper.step()
         skipped = bool(side.wrapper.overflow)
-        # Flat buffers of other projects are padded; the padding is no part of the model.
-        masters = [master.detach().reshape(-1) for master in side.masters()]
+        masters = flat(side.masters())
         seen.append(
             Seen(
                 scale=side.scale(),
                 skipped=skipped,
                 norm=None if skipped else side.norm(),
                 weights=torch.cat([param.detach().reshape(-1).float() for param in every]),
-                masters=torch.cat(masters),
+                masters=masters,
+                moved=float((masters - before).abs().max()),
             )
         )
+        before = masters
+        if step == config.reload:
+            with torch.no_grad():
+                for param in every:
+                    param.mul_(0.5)
+            side.reload()
+            before = flat(side.masters())
     return seen
+
+
+def flat(masters: list[Tensor]) -> Tensor:
+    """A copy of the masters in one tensor."""
+    return torch.cat([master.detach().reshape(-1) for master in masters])
 
 
 def _loss(

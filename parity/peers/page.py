@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
+from parity.peers.differences import DIFFERENCES, Difference, evidence
+from parity.peers.edge_list import recorded_edges
 from parity.peers.edge_page import edge_lines
 from parity.peers.findings import FINDINGS, Finding
 from parity.peers.observe import Observation
 from parity.peers.record import live, recorded
 from parity.peers.shelves import peers
-from reference.compat import Compat
 
 FILE = Path(__file__).parents[2] / "docs" / "peers.md"
 
@@ -65,17 +65,23 @@ LIVE = """
 
 DeepSpeed's `FP16_Optimizer`, `FP16_UnfusedOptimizer` and `BF16_Optimizer` ran beside the
 reference's in one process: {configurations} random configurations ({kinds}), {steps} steps,
-{skipped} of them skipped for overflow; static and dynamic scales, several groups, accumulation,
-gradients that are missing or zero. With `Compat.deepspeed()` the scale and the skipped steps agree
-after every step, and the weights bit for bit in {exact} configurations. The other {within} clip:
-there DeepSpeed's norm is an fp32 sum and ours is exact, and the weights agree within what that
-allows. Largest distance over its bound: norms {norm:.2f}, weights {weight:.2f}.
+{skipped} of them skipped for overflow; static, dynamic and overridden scales, several groups,
+accumulation, experts, states loaded half-way, gradients that are missing or zero. The optimizer
+inside is torch's, on both sides.
 
-What our default changes, one field of `Compat` at a time (docs/edges.md has the reasons; the inner
-optimizer is torch's, and there are no experts, external scales or checkpoints in these runs):
+- With `Compat.deepspeed()` the scale and the skipped steps agree after every step, and the weights
+  bit for bit in {exact} configurations. The other {within} clip: there DeepSpeed's norm is an fp32
+  sum and ours is exact, and the weights agree within what that allows. Largest distance over its
+  bound: norms {norm:.2f}, weights {weight:.2f}.
+- With our default {equal} configurations are equal to that, bit for bit. In the others differ:
+  {differs}. The fields that show there by themselves, switched on together, explain all of it in
+  all but {together}, where two fields hide one another.
 
-| without | what differs then, in how many configurations |
-| --- | --- |
+Every known difference between DeepSpeed and our default, with where it was seen (docs/edges.md has
+the decisions):
+
+| what theirs does | edges | whose doing | why ours does not | `Compat` field | seen |
+| --- | --- | --- | --- | --- | --- |
 """
 
 
@@ -91,14 +97,25 @@ def _live() -> list[str]:
         within=seen.within,
         norm=seen.worst_norm,
         weight=seen.worst_weight,
+        equal=seen.default_equal,
+        together=seen.together,
+        differs=", ".join(f"{what} in {n}" for what, n in sorted(seen.default_differs.items())),
     )
-    rows = []
-    for row in fields(Compat):
-        if getattr(Compat.deepspeed(), row.name):
-            counts = seen.visible.get(row.name, {})
-            shown = ", ".join(f"{what}: {count}" for what, count in sorted(counts.items()))
-            rows.append(f"| `{row.name}` | {shown or 'nothing here'} |")
-    return [text + "\n".join(rows)]
+    return [text + "\n".join(map(_difference, DIFFERENCES))]
+
+
+def seen_where(row: Difference) -> str:
+    """The evidence on record of a known difference; empty if there is none."""
+    seen = live()
+    return evidence(row, seen.visible, {"worst_norm": seen.worst_norm}, recorded_edges()[0])
+
+
+def _difference(row: Difference) -> str:
+    field = f"`{row.field}`" if row.field else "none"
+    return (
+        f"| {row.theirs} | {row.edges} | {row.side.value} | {row.reason} | {field} "
+        f"| {seen_where(row)} |"
+    )
 
 
 def _finding(finding: Finding) -> str:
