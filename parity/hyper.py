@@ -38,8 +38,9 @@ INV_SCALE = Control(
 )
 # The first is small enough to clip ordinary gradients under the ordinary loss scale.
 MAX_NORM = Control(name="max_norm", dtype=FP64, values=(2e-4, 0.8, 0.03, 7.5, 1e30, 0.0, -1.0))
+# The first is below a limit of 7.5, by less than half: nothing may be clipped.
 NORM = Control(
-    name="norm", dtype=FP32, values=(3.7, 0.0, 0.8, 6.1e4, math.inf, math.nan, 3e38, 1e-20)
+    name="norm", dtype=FP32, values=(5.3, 0.0, 0.8, 6.1e4, math.inf, math.nan, 3e38, 1e-20)
 )
 NORM_OUT = Control(name="norm", dtype=FP32, values=(-7.0, 1.25), output=True)
 FACTOR_OUT = Control(name="factor", dtype=FP32, values=(-7.0, 1.25), output=True)

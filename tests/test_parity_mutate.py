@@ -343,3 +343,13 @@ def test_rule_of_another_project_accepts_what_is_equal_and_rejects_what_is_far(
     want = torch.linspace(1.0, 2.0, 64, dtype=torch.float64)
     assert rule.content([Pair("params", torch.float32, want.clone(), want)])
     assert not rule.content([Pair("params", torch.float32, -3.0 * want, want)])
+
+
+@pytest.mark.parametrize("law", ["nothing_else_written", "boundary_sizes", "repeat"])
+def test_the_law_that_has_to_kill_is_asked_first(law: str) -> None:
+    assert QUICK.laws_of("adamw_step", law)[0] == law
+
+
+def test_a_coefficient_that_clips_below_its_limit_is_noticed() -> None:
+    (below,) = (name for name in mutants() if name == f"{CLIP}, constant: 1.0 -> 1.0 + 1")
+    assert verdict_on(Subject(kind=Kind.PLANTED, name=below), QUICK).end is End.KILLED

@@ -68,8 +68,8 @@ class Profile:
         return replace(ENOUGH, examples=self.examples)
 
     def laws_of(self, operation: str, first: str = "") -> list[str]:
-        """The laws of an operation that are asked for, the most telling ones first."""
-        rank = {name: place for place, name in enumerate((first, *FIRST))}
+        """The laws of an operation that are asked for: `first`, then the most telling ones."""
+        rank = {name: place for place, name in enumerate(FIRST)} | {first: -1}
         chosen = [
             law
             for law in operation_named(operation, "mutate").laws
