@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import fast.collectives
 from parity.host import watched
 from tests.mesh import (
     BADS,
@@ -31,7 +29,6 @@ from tests.test_reference_bf16_ranks import simulated
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
 __all__ = ["simulated"]  # a fixture
-SORTED = fast.collectives.Ranks.gradients
 KINDS = pytest.mark.parametrize("kind", ["fp16_optimizer", "fp16_unfused_optimizer"])
 
 
@@ -80,6 +77,12 @@ def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_typ
     said = compared(1, 2, kind=kind, norm_type=norm_type, slot=0)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
     assert not math.isfinite(float.fromhex(said[1][1]))
+
+
+def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
+    """An engine that reduces gradients over columns, or does not."""
+    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
+    return {"deepspeed": handle}
 
 
 def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
@@ -179,85 +182,3 @@ def test_the_error_at_the_floor_comes_on_all_ranks_at_once(side: str) -> None:
         return "nothing", False
 
     assert on_mesh(1, 2, run) == [("MinimumLossScale", True)] * 2
-
-
-def without(**fields: Any) -> Callable[..., Any]:
-    """Make the fast side forget something of how gradients are sorted."""
-
-    def wrong(self: Any, *args: Any, **options: Any) -> Any:
-        return replace(SORTED(self, *args, **options), **fields)
-
-    return wrong
-
-
-def averaged_by_nobody(self: Any, *args: Any, **options: Any) -> Any:
-    """Experts are added over their copies, as over other experts."""
-    found = SORTED(self, *args, **options)
-    return replace(
-        found, shares=[replace(s, experts=s.replicas, replicas=None) for s in found.shares]
-    )
-
-
-def over_the_wrong_ranks(self: Any, *args: Any, **options: Any) -> Any:
-    """The model's sums are added over those that hold the same part of it."""
-    column = self.mpu.get_data_parallel_group()
-    return replace(SORTED(self, *args, **options), model=[column])
-
-
-def over_the_world(self: Any, *args: Any, **options: Any) -> Any:
-    """Without a model-parallel unit, sums are added over all ranks."""
-    return replace(SORTED(self, *args, **options), model=[self.engine.world])
-
-
-def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
-    """An engine that reduces gradients over columns, or does not."""
-    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
-    return {"deepspeed": handle}
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong", "world", "options"),
-    [
-        ("counts_here", lambda param, rank: True, (1, 2), {}),
-        ("expert_name", lambda param: "", (1, 2), {"cls": Experts, "given": experts}),
-        ("gradients", without(model=()), (1, 2), {}),
-        ("gradients", without(uncounted=()), (1, 2), {"slot": 0}),
-        (
-            "gradients",
-            without(unreduced=()),
-            (2, 1),
-            {"cls": Unreduced, "given": lambda mesh: {"mpu": mesh, **engine(mesh, False)}},
-        ),
-        ("gradients", over_the_wrong_ranks, (2, 2), {}),
-        ("gradients", over_the_world, (2, 1), {"given": lambda mesh: engine(mesh, True)}),
-    ],
-    ids=[
-        "duplicates count",
-        "experts are shared",
-        "this rank alone",
-        "skip missed",
-        "not agreed",
-        "wrong ranks",
-        "no group means world",
-    ],
-)
-def test_a_mistake_about_ranks_is_noticed(
-    name: str,
-    wrong: Any,
-    world: tuple[int, int],
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each has been shipped by some project, as docs/bugs.md tells: B17, C02, C13, E07, E14."""
-    home: Any = fast.collectives.Ranks if name == "gradients" else fast.collectives
-    monkeypatch.setattr(home, name, wrong)
-    with pytest.raises(AssertionError):
-        compared(*world, **options)
-
-
-def test_experts_that_are_added_over_their_copies_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    right = norms_of_experts("reference", [1.7] * 2, experts, 2.0)
-    monkeypatch.setattr(fast.collectives.Ranks, "gradients", averaged_by_nobody)
-    assert norms_of_experts("fast", [1.7] * 2, experts, 2.0) != right

@@ -22,6 +22,7 @@ from parity.twins.judge import TwinEffort, judge_twin, twin_engine
 from parity.twins.lamb_rules import LambRules
 from parity.twins.registry import REFERENCES, Twin, borrowed_twins, register_optimizer, twins
 from parity.twins.rows import register_our_optimizers
+from tests.wrong_fp16 import UPSTREAM
 
 
 def ours(name: str) -> Twin:
@@ -109,6 +110,7 @@ WRONG: tuple[type[torch.optim.Optimizer], ...] = (
     DropsNothing,
     SkipsMissing,
     OneRatio,
+    *UPSTREAM,
 )
 
 
@@ -122,7 +124,7 @@ def test_a_wrong_optimizer_is_rejected(cls: type[torch.optim.Optimizer]) -> None
             reference=base,
             arithmetic="exact",
             dtypes=("fp16",),
-            private=right.private,
+            private=(*right.private, *getattr(cls, "own", ())),
             engines=right.engines,
         )(cls)
     effort = TwinEffort(sequences=60, seed=2, repros=None, shrink_runs=0)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from parity.cells import Effort
+from parity.edges import built, node_ids
 from parity.ledger import Ledger, Status
 from parity.operations import operation_named
 from parity.registry import kernels
 from parity.wrong import Entry, Variant, corpus, harmless
+from parity.wrong.bug_tests import WRAPPERS
 from parity.wrong.bugs import BUGS
 from parity.wrong.bugs_optimizers import PLANTED, UPSTREAM_OPTIMIZERS
 from parity.wrong.judged import absent, judged, row_of
 from parity.wrong.optimizers import Optimizer, judged_optimizer
 from parity.wrong.page import render
 
-PAGE = Path(__file__).parent.parent / "docs" / "bugs.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "bugs.md"
 CORPUS, HARMLESS = corpus(), harmless()
 SUBJECTS: tuple[Entry | Variant, ...] = (*CORPUS, *HARMLESS)
 SEEN = [entry for entry in CORPUS if not entry.waits_for]
@@ -115,6 +119,39 @@ def test_real_bugs_are_planted_unless_they_wait_for_something() -> None:
     assert planted | waiting | tests == set(BUGS)
     assert not planted & waiting
     assert not tests & (planted | waiting)
+
+
+def named_in(file: Path) -> set[str]:
+    """Names of classes and strings of a test file, and of those of this folder it imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Constant):
+            found.add(str(node.value))
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("tests.wrong_"):
+            found |= named_in(ROOT / f"{str(node.module).replace('.', '/')}.py")
+    return found
+
+
+def missing(test: str, tests: set[str]) -> str:
+    """What a row names that does not exist, or nothing."""
+    function, _, case = test.removesuffix("]").partition("[")
+    if function not in tests:
+        return function
+    return "" if not case or case in named_in(ROOT / function.partition("::")[0]) else test
+
+
+def test_every_test_that_a_row_names_exists() -> None:
+    named, tests = [row.test for row in BUGS.values() if row.test], node_ids(ROOT)
+    assert len(named) == len(set(named))
+    assert [test for test in named if missing(test, tests)] == []
+    assert missing(f"{WRAPPERS}[Unheard]", tests)
+    assert missing(f"{WRAPPERS}_at_all", tests)
+
+
+def test_no_row_waits_for_what_exists() -> None:
+    assert not {row.waits_for for row in BUGS.values()} & built(ROOT)
 
 
 def test_page_of_bugs_is_current_and_has_every_row() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from parity.engines import engine_named
 from scenarios import sides, train
 from scenarios.checkpoint import CheckpointUnfit
+from scenarios.class_trainer import ClassTrainer
 from scenarios.lesson import Lesson
 from scenarios.model import Shape
 from scenarios.optimizers import stepper_of
@@ -76,6 +79,29 @@ def test_the_fast_side_goes_on_from_its_own_and_from_the_references_file(
         train.run(side, asked, stop=3, save=tmp_path / side)
         ended = train.run("fast", asked, resume=tmp_path / side)
         assert first_difference(whole, ended) is None
+
+
+def test_a_schedule_made_after_the_load_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H16 of docs/bugs.md: it begins at its first learning rate."""
+    load = ClassTrainer.load_state_dict
+
+    def forgetful(self: ClassTrainer, saved: Mapping[str, object]) -> None:
+        first = self.schedule.base_lrs
+        load(self, saved)
+        for group, lr in zip(self.stepper.optimizer.param_groups, first, strict=True):
+            group["lr"] = group["initial_lr"] = lr
+        self.schedule = LambdaLR(self.stepper.optimizer, self.schedule.lr_lambdas[0])
+
+    asked = plan("adam", "fp32")
+    whole = train.run("reference", asked)
+    train.run("reference", asked, stop=3, save=tmp_path / "run.pt")
+    monkeypatch.setattr(ClassTrainer, "load_state_dict", forgetful)
+    ended = train.run("reference", asked, resume=tmp_path / "run.pt")
+    found = first_difference(whole, ended)
+    assert found is not None
+    assert "lr" in str(found)
 
 
 @pytest.mark.gpu

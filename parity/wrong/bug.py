@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEEPSPEED = "deepspeedai/DeepSpeed (its source)"
+CHECKS = "tests/test_parity_checks.py::"
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class Bug:
         title: what went wrong, in a few words.
         places: issues, pull requests or commits; empty for a pattern without a public thread.
         waits_for: empty, or the component that must exist before the row can be replanted.
-        test: of the judge itself, for a defect of checks; in `tests/test_parity_checks.py`.
+        test: empty, or the node id of a test that plants the defect and demands that it is
+            noticed; that of a defect of checks is in `CHECKS`.
     """
 
     title: str

@@ -5,7 +5,7 @@ detection; D loss scale and unscale; E norms and clipping; F bf16, master weight
 partitions, reduction and offload; H checkpoint and resume; I Triton, graphs and compilers; J the
 checks themselves. Numbers that are missing were duplicates. `waits_for` names what has to exist
 before a row can be replanted here; every other row is planted by at least one entry of the corpus,
-or is a test of the judge, and a test holds that so.
+by a wrong optimizer class or by the test that it names, and a test holds that so.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parity.wrong.bug import DEEPSPEED, Bug, bug
+from parity.wrong.bug_tests import RANKS
 
 ROWS: dict[str, Bug] = {
     "A01": bug("beta1 squared-in on the scalar tail", "deepspeedai/DeepSpeed#503"),
@@ -142,7 +143,9 @@ ROWS: dict[str, Bug] = {
         "bitsandbytes-foundation/bitsandbytes#1869",
         "bitsandbytes-foundation/bitsandbytes#1269",
     ),
-    "B17": bug("norm reduced over the wrong ranks", "NVIDIA/apex#1266", waits_for="ranks"),
+    "B17": bug(
+        "norm reduced over the wrong ranks", "NVIDIA/apex#1266", test=RANKS + "[wrong ranks]"
+    ),
     "B19": bug(
         "LAMB norm on CPU shard needs a GPU collective",
         "hpcaitech/ColossalAI#6400",

@@ -29,6 +29,27 @@ class FrozenWeightsDecay(FusedAdam):
                 param.data.mul_(shrink)
 
 
+class LoadChangesTheCounter(FusedAdam):
+    """Holds counters as another type after a load."""
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Change them."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["step"] = state["step"].float()
+
+
+class LoadsWhatHasState(FusedAdam):
+    """Loads state into what has state; before the first step nothing has."""
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Drop what is new."""
+        known = {param for param, state in self.state.items() if state}
+        super().load_state_dict(state_dict)
+        for param in [param for param in self.state if param not in known]:
+            del self.state[param]
+
+
 PLANTED: dict[str, type] = {
     "A32": FrozenWeightsDecay,
     "A34": OneLearningRateForAll,
@@ -36,7 +57,10 @@ PLANTED: dict[str, type] = {
     "B16": shelf.FirstGroupsDecay,
     "H01": shelf.LosesCounterOnLoad,
     "H04": shelf.LosesMomentsOnLoad,
+    "H10": LoadChangesTheCounter,
+    "H11": LoadsWhatHasState,
 }
 UPSTREAM_OPTIMIZERS = tuple(
-    Optimizer(cls=cls, says=str(cls.__doc__)) for cls in (OneLearningRateForAll, FrozenWeightsDecay)
+    Optimizer(cls=cls, says=str(cls.__doc__))
+    for cls in (OneLearningRateForAll, FrozenWeightsDecay, LoadChangesTheCounter, LoadsWhatHasState)
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parity.wrong.bug import Bug, bug
+from parity.wrong.bug_tests import WRAPPERS
 
 ROWS: dict[str, Bug] = {
     "F01": bug("no master copy", "workofart/ml-by-hand#85", "pytorch/pytorch#120376"),
@@ -10,7 +11,7 @@ ROWS: dict[str, Bug] = {
     "F04": bug(
         "boundary micro-batch added after the all-reduce",
         "deepspeedai/DeepSpeed#7985",
-        waits_for="ranks",
+        waits_for="an engine",
     ),
     "F05": bug("cast to fp32 present only in a deleted helper", "deepspeedai/DeepSpeed#6485"),
     "F07": bug(
@@ -26,7 +27,7 @@ ROWS: dict[str, Bug] = {
         "deepspeedai/DeepSpeed#4141",
         "NovaSky-AI/SkyRL#2149",
         "hpcaitech/ColossalAI#4618",
-        waits_for="checkpoints",
+        test=WRAPPERS + "[OldMasters]",
     ),
     "F10": bug("nested loops over groups", "deepspeedai/DeepSpeed#7054"),
     "F11": bug("only the last bucket converted back", "facebookresearch/fairscale#751"),

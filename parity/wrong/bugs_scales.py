@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parity.wrong.bug import DEEPSPEED, Bug, bug
+from parity.wrong.bug_tests import COPIES, MESSAGES, RANKS, WRAPPERS
 
 ROWS: dict[str, Bug] = {
     "C01": bug("return one indent too far left", "deepspeedai/DeepSpeed#7645"),
@@ -10,34 +11,36 @@ ROWS: dict[str, Bug] = {
         "overflow not reduced over data-parallel ranks",
         "deepspeedai/DeepSpeed#7568",
         "deepspeedai/DeepSpeed#7580",
-        waits_for="ranks",
+        test=RANKS + "[not agreed]",
     ),
     "C04": bug("finite sum overflows: false alarm", "deepspeedai/DeepSpeed#8325"),
     "C05": bug("inf times zero", "deepspeedai/DeepSpeed#7171", "deepspeedai/DeepSpeed#5242"),
     "C07": bug(
         "flag copied before the async all-reduce finished",
         "pytorch/pytorch#115710",
-        waits_for="ranks",
+        waits_for="asynchronous collectives",
     ),
     "C08": bug("later dtype group clears the flag", "flagos-ai/Torch-FL#235"),
     "C10": bug(
         "each module grid updates its own scaler first",
         "NVIDIA-NeMo/Megatron-Bridge#5591",
-        waits_for="ranks",
+        test=RANKS + "[own scale]",
     ),
     "C11": bug(
         "only overflowing ranks return early",
         "hpcaitech/ColossalAI#1175",
         "facebookresearch/fairscale#754",
-        waits_for="ranks",
+        test=MESSAGES + "[overflow leaves early]",
     ),
-    "C13": bug("no group means world", "deepspeedai/DeepSpeed#551", waits_for="ranks"),
+    "C13": bug(
+        "no group means world", "deepspeedai/DeepSpeed#551", test=RANKS + "[no group means world]"
+    ),
     "C14": bug(
         "skipped step invisible to the caller",
         "huggingface/accelerate#4242",
         "huggingface/accelerate#4243",
         "pytorch/pytorch#152279",
-        waits_for="whole optimizers",
+        test=WRAPPERS + "[SaysItStepped]",
     ),
     "C16": bug(
         "parameters used as gradient storage not restored on skip", "hpcaitech/ColossalAI#604"
@@ -49,7 +52,9 @@ ROWS: dict[str, Bug] = {
         "deepspeedai/DeepSpeed#8035",
     ),
     "C19": bug(
-        "rank without parameters never records a check", "pytorch/pytorch#99174", waits_for="ranks"
+        "rank without parameters never records a check",
+        "pytorch/pytorch#99174",
+        test=MESSAGES + "[nothing to check]",
     ),
     "C20": bug("truth value of a flag tensor", "NVIDIA/Megatron-LM@029025c4"),
     "C23": bug("overflow flag cleared by one block while others raise it", "NVIDIA/apex#753"),
@@ -62,16 +67,22 @@ ROWS: dict[str, Bug] = {
     "D02": bug("scale grows to infinity", "pytorch/pytorch#98828", "pytorch/pytorch#98876"),
     "D04": bug("static scale dropped on one construction path", "deepspeedai/DeepSpeed#546"),
     "D05": bug("bf16 divided by 65536", "deepspeedai/DeepSpeed#7837", "deepspeedai/DeepSpeed#7839"),
-    "D07": bug("scaler counters not saved", "facebookresearch/metaseq#3", waits_for="checkpoints"),
+    "D07": bug(
+        "scaler counters not saved",
+        "facebookresearch/metaseq#3",
+        test=WRAPPERS + "[ForgetsCounters]",
+    ),
     "D08": bug(
-        "scaler moved by its own load", "huggingface/accelerate#4289", waits_for="checkpoints"
+        "scaler moved by its own load",
+        "huggingface/accelerate#4289",
+        test=WRAPPERS + "[LoadMovesTheScale]",
     ),
     "D10": bug("unscale twice in one step", "THUDM/slime#1842"),
     "D11": bug(
         "wrapper defeats the 'already unscaled' memory",
         "huggingface/accelerate#113",
         "huggingface/accelerate#115",
-        waits_for="whole optimizers",
+        waits_for="a scaler outside of the optimizer",
     ),
     "D13": bug(
         "scale read after the update, used for this step's loss", "facebookresearch/fairchem#617"
@@ -85,10 +96,12 @@ ROWS: dict[str, Bug] = {
     "D16": bug(
         "bound checks test the wrong variable",
         "hpcaitech/ColossalAI#2521",
-        waits_for="whole optimizers",
+        waits_for="an upper bound of the scale",
     ),
     "D17": bug(
-        "tracker missing in state dict", "hpcaitech/ColossalAI#2521", waits_for="checkpoints"
+        "tracker missing in state dict",
+        "hpcaitech/ColossalAI#2521",
+        test=WRAPPERS + "[ForgetsTrackers]",
     ),
     "D19": bug(
         "hysteresis refill rule",
@@ -97,9 +110,13 @@ ROWS: dict[str, Bug] = {
         "NVIDIA/apex#1733",
     ),
     "D20": bug("hysteresis honoured by one optimizer only", DEEPSPEED),
-    "D22": bug("scale in the accumulation window changes", waits_for="whole optimizers"),
+    "D22": bug(
+        "scale in the accumulation window changes", test=WRAPPERS + "[BackwardMovesTheScale]"
+    ),
     "D23": bug(
-        "scaler used for bf16 autocast", "deepspeedai/DeepSpeed#7534", waits_for="whole optimizers"
+        "scaler used for bf16 autocast",
+        "deepspeedai/DeepSpeed#7534",
+        test=WRAPPERS + "[ScalesWithoutNeed]",
     ),
     "E01": bug("clip coefficient is max(1, c)", "deepspeedai/DeepSpeed#5150"),
     "E02": bug(
@@ -123,9 +140,9 @@ ROWS: dict[str, Bug] = {
         "NVIDIA/Megatron-LM#5916",
         "NVIDIA/Megatron-LM#6099",
         "hpcaitech/ColossalAI#2521",
-        waits_for="ranks",
+        test=RANKS + "[duplicates count]",
     ),
-    "E08": bug("replicated strategy summed over ranks", "pytorch/pytorch#88955", waits_for="ranks"),
+    "E08": bug("replicated strategy summed over ranks", "pytorch/pytorch#88955", test=COPIES),
     "E10": bug(
         "norm of the wrong gradient attribute",
         "NVIDIA/Megatron-LM@a82fa72d",
@@ -149,7 +166,7 @@ ROWS: dict[str, Bug] = {
         "local part of a sharded norm reported",
         "radixark/miles_diffusion#35",
         "pytorch/pytorch#126457",
-        waits_for="ranks",
+        test=RANKS + "[own part reported]",
     ),
     "E16": bug(
         "expert norm averaged on the wrong device",
@@ -159,5 +176,8 @@ ROWS: dict[str, Bug] = {
     ),
     "E17": bug("result buffer cached by list length", DEEPSPEED),
     "E19": bug("norm over padding"),
-    "E20": bug("cached grad norm from before accumulation ended", waits_for="whole optimizers"),
+    "E20": bug(
+        "cached grad norm from before accumulation ended",
+        test=WRAPPERS + "[NormOfTheFirstBackward]",
+    ),
 }
