@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def pytest_report_header() -> list[str]:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return [f"torch {torch.__version__}, triton {triton.__version__}, GPU: {gpu}"]
+
+
+@pytest.fixture(autouse=True)
+def _engine_is_left_as_it_was() -> Iterator[None]:
+    """A test that leaves replay switched on would change what later ones are refused."""
+    before = _replays()
+    yield
+    assert _replays() == before, "the test left replay switched on, or off"
+
+
+def _replays() -> bool:
+    driver = sys.modules.get("parity.replay.driver")
+    return driver is not None and driver.active()
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         for name in {Path(file).stem for row in PAGES.values() for file in row} - known:
             sys.modules.pop(name, None)
-        parity.replay.deactivate()
+        while parity.replay.active():  # each program switches it on
+            parity.replay.deactivate()
 
 
 @pytest.mark.parametrize("page", PAGES)
