@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich import box
@@ -20,6 +21,8 @@ MARKS = {
     Status.SKIPPED: ("skip", "yellow"),
     Status.EXPECTED_FAILURE: ("xfail", "yellow"),
 }
+# Of an instruction its opcode is enough here; the registers differ from dtype to dtype.
+OPERANDS = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*\.\w+) [^`]*`")
 # Four characters each: with all laws a row has to fit into a terminal.
 HEADINGS = {
     "value": "val",
@@ -47,7 +50,8 @@ HEADINGS = {
 def law_table(ledger: Ledger) -> Table:
     """All cells; a row whose dtype is not claimed at all is left out, and counted below."""
     laws = _laws(ledger)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    # The box itself puts one space between columns.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     for heading in ("kernel", "dtype", "engine"):
         table.add_column(heading, no_wrap=True)
     for law in laws:
@@ -138,7 +142,8 @@ def print_table(console: Console, ledger: Ledger) -> None:
 def _reasons(ledger: Ledger) -> dict[str, int]:
     reasons: dict[str, int] = {}
     for cell in ledger.with_status(Status.SKIPPED, Status.EXPECTED_FAILURE):
-        reasons[cell.reason] = reasons.get(cell.reason, 0) + 1
+        reason = OPERANDS.sub(r"`\1`", cell.reason)
+        reasons[reason] = reasons.get(reason, 0) + 1
     return reasons
 
 
