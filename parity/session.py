@@ -24,7 +24,7 @@ class Selection:
         dtypes: dtype combinations.
         laws: names of laws.
         engine: the engine that is asked for.
-        also: names that select something other than kernels, and are no mistake.
+        also: names that select something other than kernels, and are no mistake either.
     """
 
     operations: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Selection:
     dtypes: tuple[str, ...] = ()
     laws: tuple[str, ...] = ()
     engine: str | None = None
-    also: tuple[str, ...] = ()
+    also: Selection | None = None
 
     def kernels(self, known: Sequence[Kernel]) -> list[Kernel]:
         """The kernels that are selected.
@@ -40,13 +40,13 @@ class Selection:
         Raises:
             UsageError: a name selects nothing; the sentence lists what there is.
         """
-        also = set(self.also)
-        _each_known("--op", self.operations, {kernel.operation.name for kernel in known} | also)
-        _each_known("--kernel", self.names, {kernel.name for kernel in known} | also)
-        _each_known(
-            "--dtype", self.dtypes, {d for k in known for d in k.operation.combinations} | also
-        )
-        _each_known("--law", self.laws, set(LAWS) | also)
+        also = self.also or Selection()
+        operations = {kernel.operation.name for kernel in known}
+        dtypes = {dtype for kernel in known for dtype in kernel.operation.combinations}
+        _each_known("--op", self.operations, operations.union(also.operations))
+        _each_known("--kernel", self.names, {kernel.name for kernel in known}.union(also.names))
+        _each_known("--dtype", self.dtypes, dtypes.union(also.dtypes))
+        _each_known("--law", self.laws, set(LAWS).union(also.laws))
         return [
             kernel
             for kernel in known

@@ -91,6 +91,10 @@ def test_an_unreadable_file_is_2_in_one_sentence(text: str, says: str, capsys: C
     [
         (["check", "nowhere.py"], "nowhere.py does not exist"),
         (["check", "kernel.py", "--dtype", "float8"], '--dtype "float8" is unknown'),
+        (
+            ["run", "--dtype", "float8"],
+            "among bf16, bf16-pure, fp16, fp16-pure, fp32, fp32-to-bf16, mixed, scalar",
+        ),
         (["check", "kernel.py", "--law", "gravity"], '--law "gravity" is unknown'),
         (["check", "kernel.py", "--kernel", "yours"], '--kernel "yours" is unknown'),
         (["check", "kernel.py", "--op", "lion"], '--op "lion" is unknown'),

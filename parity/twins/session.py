@@ -15,12 +15,16 @@ from parity.twins.rows import register_our_optimizers
 SHARE = 2
 
 
-def names_of(known: Sequence[Twin]) -> tuple[str, ...]:
-    """Words that may stand behind --op, --kernel, --dtype and --law because of these twins."""
+def names_of(known: Sequence[Twin]) -> Selection | None:
+    """What may stand behind --op, --kernel, --dtype and --law because of these twins."""
     if not known:
-        return ()
-    names = [name for twin in known for name in (twin.name, twin.reference.__name__)]
-    return (*names, LAW, *DTYPES)
+        return None
+    return Selection(
+        operations=tuple(twin.reference.__name__ for twin in known),
+        names=tuple(twin.name for twin in known),
+        dtypes=tuple(DTYPES),
+        laws=(LAW,),
+    )
 
 
 def chosen_twins(selection: Selection, known: Sequence[Twin]) -> list[Twin]:
