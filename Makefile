@@ -26,9 +26,9 @@ setup:  ## .venv with the pinned versions, or with what is installed where there
 
 parity:  ## judge every kernel of ours against the reference, then train on real text through both
 	@$(READY)
-	@echo "$(PY) -m parity run; beside it $(PY) -m scenarios lockstep"; \
-	said=$$(mktemp); $(PY) -m scenarios lockstep >$$said 2>&1 & beside=$$!; \
-	trap 'kill $$beside' INT TERM; $(PY) -m parity run; judged=$$?; \
+	@echo "$(PY) -m twinstep.parity run; beside it $(PY) -m twinstep.scenarios lockstep"; \
+	said=$$(mktemp); $(PY) -m twinstep.scenarios lockstep >$$said 2>&1 & beside=$$!; \
+	trap 'kill $$beside' INT TERM; $(PY) -m twinstep.parity run; judged=$$?; \
 	wait $$beside; trained=$$?; cat $$said; rm $$said; \
 	if [ $$judged -ne 0 ]; then exit $$judged; fi; exit $$trained
 
@@ -42,9 +42,9 @@ lint:  ## the static part of the gate: format, lint, types, import contracts, te
 	@$(READY) --need ruff mypy import-linter pytest
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
-	$(PY) -m mypy .
+	$(PY) -m mypy
 	.venv/bin/lint-imports
-	$(PY) -m pytest -q tests/test_checkout.py tests/test_house_*.py
+	$(PY) -m pytest -q tests/house
 
 property:  ## the property tests with many more examples, drawn anew each time
 	@$(READY) --need pytest
@@ -52,31 +52,31 @@ property:  ## the property tests with many more examples, drawn anew each time
 
 mutate:  ## the gate on the judge: wrong kernels must die, harmless ones pass, 24 faults planted in our source
 	@$(READY)
-	$(PY) -m parity mutate --quick --json $(OUT)/mutate.json
+	$(PY) -m twinstep.parity mutate --quick --json $(OUT)/mutate.json
 
 mutate-full:  ## the same in full: every law on every dtype combination, every fault that can be planted
 	@$(READY)
-	$(PY) -m parity mutate --json $(OUT)/mutate-full.json
+	$(PY) -m twinstep.parity mutate --json $(OUT)/mutate-full.json
 
-peers:  ## DeepSpeed installed beside us, and other projects judged as we are (docs/peers.md)
+peers:  ## DeepSpeed installed beside us, and other projects judged as we are (docs/reference/peers.md)
 	@$(READY)
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation \
 		--editable '.[peers]'
-	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m parity peers
-	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/test_peers_checkpoints.py
+	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m twinstep.parity peers
+	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/proof/test_peers_checkpoints.py
 
 ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs
 	@$(READY)
-	$(PY) -m parity.replay.corpus make
-	$(PY) -m parity.replay.corpus census --write
+	$(PY) -m twinstep.replay.corpus make
+	$(PY) -m twinstep.replay.corpus census --write
 
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
 	@$(READY)
-	$(PY) -m parity compile
+	$(PY) -m twinstep.parity compile
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)
-	OUT=$(OUT) $(PY) -m benchmarks.gpu_check
+	OUT=$(OUT) $(PY) -m twinstep.benchmarks.gpu_check
 
 clean:  ## remove .venv and everything that tools left behind
 	rm -rf .venv .corpus-venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -62,7 +62,7 @@ def _engine_is_left_as_it_was() -> Iterator[None]:
 
 
 def _replays() -> bool:
-    driver = sys.modules.get("parity.replay.driver")
+    driver = sys.modules.get("twinstep.replay.driver")
     return driver is not None and driver.active()
 
 
@@ -83,10 +83,10 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture
 def replay() -> Iterator[None]:
     """Kernels launched on CPU tensors execute their compiled PTX for the length of the test."""
-    import parity.replay
+    import twinstep.replay
 
-    parity.replay.activate()
+    twinstep.replay.activate()
     try:
         yield
     finally:
-        parity.replay.deactivate()
+        twinstep.replay.deactivate()

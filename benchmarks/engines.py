@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.part import Broken, Figures, require_gpu
-from parity.arena import Arena
-from parity.case import Case, Recipe
-from parity.engines import engine_named, running
-from parity.expand import expand
-from parity.registry import Kernel, kernels
-from parity.rows import register_house
-from parity.ulp import same
+from twinstep.benchmarks.part import Broken, Figures, require_gpu
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.expected.ulp import same
+from twinstep.parity.registry.engines import engine_named, running
+from twinstep.parity.registry.house_kernels import register_house
+from twinstep.parity.registry.kernels import Kernel, kernels
 
 # Sizes by layout: a tail behind full tiles, less than a tile, empties, and mixed alignment.
 SIZES = {
@@ -51,7 +51,8 @@ def exact_kernels() -> list[Kernel]:
     return [
         kernel
         for kernel in kernels()
-        if kernel.arithmetic == "exact" and kernel.function.__module__.startswith("fast.kernels")
+        if kernel.arithmetic == "exact"
+        and kernel.function.__module__.startswith("twinstep.fast.kernels")
     ]
 
 
@@ -66,7 +67,7 @@ def compare_engines(one: str, other: str, chosen: Sequence[Kernel]) -> Figures:
         files = [Path(folder) / f"{place}.pt" for place in ("one", "other")]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.engines", engine, str(file), *names]
+                [sys.executable, "-m", "twinstep.benchmarks.engines", engine, str(file), *names]
             )
             for engine, file in zip((one, other), files, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, in one offline command: `python -m benchmarks.gpu_check`.
+"""Everything that only a GPU can show, in one offline command: `python -m twinstep.benchmarks.gpu_check`.
 
 Runs its parts in order, each in a process of its own with a time limit, so that a kernel that
 hangs or corrupts its context ends one part and not the check. Results are JSON files under the
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.part import Broken, Figures, Part, Skipped
+from twinstep.benchmarks.part import Broken, Figures, Part, Skipped
 
 ROOT = Path(__file__).resolve().parents[1]
 TOTAL_SECONDS = 350.0
@@ -63,7 +63,9 @@ ROWS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts, or in a child process one of them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m twinstep.benchmarks.gpu_check", description=__doc__
+    )
     names = [row.name for row in ROWS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", default=names)
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_all(rows: Sequence[Row], out: Path) -> int:
     """Run parts in child processes, print one line for each and write the summary."""
     # Imported here: a child process that runs one part has no use for it.
-    from benchmarks.stamp import stamp
+    from twinstep.benchmarks.stamp import stamp
 
     machine = stamp()
     summary: Figures = {"schema": 1, "machine": machine}
@@ -115,7 +117,7 @@ def run_child(row: Row, out: Path, seconds: float) -> Figures:
     if seconds <= 0:
         result = outcome(row, "failed", f"no time left of {TOTAL_SECONDS:g} s for all parts")
     else:
-        command = [sys.executable, "-m", "benchmarks.gpu_check", "--part", row.name]
+        command = [sys.executable, "-m", "twinstep.benchmarks.gpu_check", "--part", row.name]
         status, output = run_group(command, seconds)
         if file.exists():
             result = json.loads(file.read_text())

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from benchmarks.part import Broken, Figures, require_gpu
-from benchmarks.state import MIXED_OPTIONS, State, apply, mixed_controls, new_state
-from fast.kernels.mixed_step import mixed_step_
+from twinstep.benchmarks.part import Broken, Figures, require_gpu
+from twinstep.benchmarks.state import MIXED_OPTIONS, State, apply, mixed_controls, new_state
+from twinstep.fast.kernels.mixed_step import mixed_step_
 
 LAYOUTS = {"flat": (65_543,), "list": (4099, 130, 2048, 1)}
 STEPS = 6

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.part import Broken, Figures, require_gpu
+from twinstep.benchmarks.part import Broken, Figures, require_gpu
 
 
 def run() -> Figures:
@@ -16,7 +16,16 @@ def run() -> Figures:
     require_gpu()
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.json"
-        command = [sys.executable, "-m", "parity", "run", "--engine", "cuda", "--json", str(ledger)]
+        command = [
+            sys.executable,
+            "-m",
+            "twinstep.parity",
+            "run",
+            "--engine",
+            "cuda",
+            "--json",
+            str(ledger),
+        ]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
         text = ledger.read_text() if ledger.exists() else ""
     figures = verdict(done.returncode, text)
@@ -29,9 +38,9 @@ def planted() -> list[str]:
     Raises:
         Broken: one is not rejected by its own law, or by another law too.
     """
-    from parity.ledger import Status
-    from parity.wrong.judged import judged
-    from parity.wrong.wrong_by_device import SHELF
+    from twinstep.parity.proof.corpus.judged import judged
+    from twinstep.parity.proof.corpus.wrong_by_device import SHELF
+    from twinstep.parity.records.ledger import Status
 
     for entry in SHELF:
         broken = {cell.key.law for cell in judged(entry).with_status(Status.FAILED)}

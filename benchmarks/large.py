@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.part import Broken, Figures, Skipped, require_gpu
-from benchmarks.state import State, apply, controls, new_state
-from fast.adam import adamw_step_
-from fast.clip import global_norm_
+from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.benchmarks.state import State, apply, controls, new_state
+from twinstep.fast.adam import adamw_step_
+from twinstep.fast.clip import global_norm_
 
 NUMEL = 2**31 + 4099
 PIECE = 2**26

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.part import Broken, Figures, Skipped, require_gpu
-from benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
-from parity.replay import run_ptx
-from parity.replay.cuda import Argument, Loaded, NoDriver, RefusedByDriver
+from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
+from twinstep.replay import run_ptx
+from twinstep.replay.cuda import Argument, Loaded, NoDriver, RefusedByDriver
 
 # The width is known to the instruction, not to the type.
 Bits = npt.NDArray[np.unsignedinteger[Any]]

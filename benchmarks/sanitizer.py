@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.engines import cases, exact_kernels
-from benchmarks.part import Broken, Figures, Skipped, require_gpu
-from parity.case import Case
-from parity.registry import Kernel
+from twinstep.benchmarks.engines import cases, exact_kernels
+from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.parity.cases.case import Case
+from twinstep.parity.registry.kernels import Kernel
 
 PROGRAM = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck")
@@ -40,7 +40,7 @@ def watch(tool: str) -> str:
         Skipped: the sanitizer cannot watch this device.
     """
     command = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND)]
-    command += [sys.executable, "-m", "benchmarks.sanitizer"]
+    command += [sys.executable, "-m", "twinstep.benchmarks.sanitizer"]
     # Without torch's pool every tensor is an allocation of its own, and a step past it is seen.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import subprocess
 import torch
 import triton
 
-from benchmarks.part import Figures
+from twinstep.benchmarks.part import Figures
 
 
 def stamp() -> Figures:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.part import Figures, require_gpu
-from benchmarks.state import REDUCE_BYTES, UPDATE_BYTES, controls, new_state
-from fast.kernels.adam import prepare_adam, update_adam
-from fast.kernels.reduce import new_limbs, reduce_gradients
+from twinstep.benchmarks.part import Figures, require_gpu
+from twinstep.benchmarks.state import REDUCE_BYTES, UPDATE_BYTES, controls, new_state
+from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
 
 NUMEL = 2**26
 ROUNDS = 41

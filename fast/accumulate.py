@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, require_lists
-from fast.kernels import accumulate as kernels
+from twinstep.fast.checks import FLOATS, require_lists
+from twinstep.fast.kernels import accumulate as kernels
 
 
 def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None:

@@ -13,8 +13,15 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, FP32, Dtypes, require_controls, require_lists, require_steps
-from fast.kernels import adam as kernels
+from twinstep.fast.checks import (
+    FLOATS,
+    FP32,
+    Dtypes,
+    require_controls,
+    require_lists,
+    require_steps,
+)
+from twinstep.fast.kernels import adam as kernels
 
 ADAM_DTYPES: dict[str, Dtypes] = {
     "params": FLOATS,

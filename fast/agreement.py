@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from fast.bf16_groups import PartitionedGroup
+from twinstep.fast.bf16_groups import PartitionedGroup
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from fast.accumulate import accumulate_
-from fast.cast import cast_copy_
-from fast.checks import names_of
-from fast.fragments import Fragment, fragments_of
-from fast.moments import require_param
+from twinstep.fast.accumulate import accumulate_
+from twinstep.fast.cast import cast_copy_
+from twinstep.fast.checks import names_of
+from twinstep.fast.fragments import Fragment, fragments_of
+from twinstep.fast.moments import require_param
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 

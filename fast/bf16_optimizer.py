@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fast import bf16_state, bf16_universal
-from fast.bf16_groups import (
+from twinstep.fast import bf16_state, bf16_universal
+from twinstep.fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
     gather,
@@ -29,9 +29,9 @@ from fast.bf16_groups import (
     publish,
     refresh,
 )
-from fast.bf16_step import PartitionedStep, kind_of
-from fast.bf16_whole import WholeTensors
-from fast.collectives import (
+from twinstep.fast.bf16_step import PartitionedStep, kind_of
+from twinstep.fast.bf16_whole import WholeTensors
+from twinstep.fast.collectives import (
     NOWHERE,
     ExpertGroups,
     Gradients,
@@ -43,11 +43,11 @@ from fast.collectives import (
     is_expert,
     tensor_parallel_rank,
 )
-from fast.compat import CORRECT, Compat
-from fast.fragments import FragmentAddress
-from fast.fused_adam import FusedAdam
-from fast.moments import StateDict, require_dense
-from fast.wrapper import Wrapper, drop_gradients
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.fragments import FragmentAddress
+from twinstep.fast.fused_adam import FusedAdam
+from twinstep.fast.moments import StateDict, require_dense
+from twinstep.fast.wrapper import Wrapper, drop_gradients
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
@@ -101,7 +101,7 @@ class BF16Optimizer(Wrapper):
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
                 f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
-                "fast.fused_adam.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
+                "twinstep.fast.fused_adam.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
             )
         super().__init__(init_optimizer)
         self.mpu = mpu

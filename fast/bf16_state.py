@@ -21,12 +21,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.agreement import everywhere
-from fast.bf16_groups import PartitionedGroup
-from fast.errors import in_words
-from fast.fitting import require_dict_of_optimizer, state_inside
-from fast.moments import StateDict, steps_from
-from fast.saved import clip_of, require_entries, tensors_like
+from twinstep.fast.agreement import everywhere
+from twinstep.fast.bf16_groups import PartitionedGroup
+from twinstep.fast.errors import in_words
+from twinstep.fast.fitting import require_dict_of_optimizer, state_inside
+from twinstep.fast.moments import StateDict, steps_from
+from twinstep.fast.saved import clip_of, require_entries, tensors_like
 
 MASTERS = "single_partition_of_fp32_groups"
 INNER = "base_optimizer_state"

@@ -18,18 +18,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.bf16_groups import PartitionedGroup
-from fast.collectives import Gradients
-from fast.control import ControlBlock, Number
-from fast.fused_adam import ParamGroup
-from fast.kernels._arith import HEADER
-from fast.kernels.adam import update_adam
-from fast.kernels.finalise_unscaled import CONTROLS, finalise_unscaled
-from fast.kernels.reduce import new_limbs
-from fast.kernels.unscale import unscale_
-from fast.norms import GIVEN, kind_of_norm
-from fast.reduction import reduce_over_ranks
-from fast.tables import TableCache
+from twinstep.fast.bf16_groups import PartitionedGroup
+from twinstep.fast.collectives import Gradients
+from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.fused_adam import ParamGroup
+from twinstep.fast.kernels._arith import HEADER
+from twinstep.fast.kernels.adam import update_adam
+from twinstep.fast.kernels.finalise_unscaled import CONTROLS, finalise_unscaled
+from twinstep.fast.kernels.reduce import new_limbs
+from twinstep.fast.kernels.unscale import unscale_
+from twinstep.fast.norms import GIVEN, kind_of_norm
+from twinstep.fast.reduction import reduce_over_ranks
+from twinstep.fast.tables import TableCache
 
 
 def kind_of(norm_type: float, where: str) -> str:

@@ -16,12 +16,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.agreement import everywhere
-from fast.bf16_groups import PartitionedGroup
-from fast.bf16_state import Loaded
-from fast.checkpoint import read_checkpoint, read_number
-from fast.fitting import state_inside
-from fast.moments import StateDict, require_elements, steps_from
+from twinstep.fast.agreement import everywhere
+from twinstep.fast.bf16_groups import PartitionedGroup
+from twinstep.fast.bf16_state import Loaded
+from twinstep.fast.checkpoint import read_checkpoint, read_number
+from twinstep.fast.fitting import state_inside
+from twinstep.fast.moments import StateDict, require_elements, steps_from
 
 Options = Mapping[str, object]
 Whole = dict[str, Tensor]

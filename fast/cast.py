@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, require_lists
-from fast.kernels import cast as kernels
+from twinstep.fast.checks import FLOATS, require_lists
+from twinstep.fast.kernels import cast as kernels
 
 
 def cast_copy_(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> None:

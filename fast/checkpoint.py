@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.fragments import FragmentAddress
+from twinstep.fast.fragments import FragmentAddress
 
 
 class ScalerRecord:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, require_controls, require_lists
-from fast.kernels import clip as kernels
-from fast.kernels import reduce
+from twinstep.fast.checks import FLOATS, require_controls, require_lists
+from twinstep.fast.kernels import clip as kernels
+from twinstep.fast.kernels import reduce
 
 
 def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:

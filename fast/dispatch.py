@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.tables import reachable
+from twinstep.fast.tables import reachable
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -60,7 +60,7 @@ def require_engine(device: torch.device, where: str) -> None:
     """
     if device.type == "cuda" or (device.type == "cpu" and executes_cpu_tensors()):
         return
-    remedies = "move them to a GPU, or call parity.replay.activate() to run compiled kernels here"
+    remedies = "move them to a GPU, or call twinstep.replay.activate() to run compiled kernels here"
     raise RuntimeError(
         f"tensors are on {device}, but Triton kernels need a GPU: {remedies} [{where}]"
     )

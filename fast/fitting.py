@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.errors import in_words
-from fast.fused_adam import FusedAdam
-from fast.fused_lamb import FusedLamb
-from fast.hyper import check_group, check_trust
-from fast.moments import MOMENTS, StateDict, require_elements, steps_from
+from twinstep.fast.errors import in_words
+from twinstep.fast.fused_adam import FusedAdam
+from twinstep.fast.fused_lamb import FusedLamb
+from twinstep.fast.hyper import check_group, check_trust
+from twinstep.fast.moments import MOMENTS, StateDict, require_elements, steps_from
 
 COUNTED = ("step", *MOMENTS)
 LARGEST = "max_exp_avg_sq"

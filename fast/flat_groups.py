@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from fast.moments import require_param
+from twinstep.fast.moments import require_param
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, require_tensor
-from fast.kernels import pack as kernels
+from twinstep.fast.checks import FLOATS, require_tensor
+from twinstep.fast.kernels import pack as kernels
 
 
 def require_room(where: str, flat: Sequence[Tensor], tensors: Sequence[Tensor], slot: int) -> None:

@@ -13,18 +13,18 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from fast.collectives import Engine, ExpertGroups, ModelParallelUnit
-from fast.compat import CORRECT, Compat
-from fast.fitting import state_inside
-from fast.flat_groups import lay_out
-from fast.gradients import ZeroGradients
-from fast.kernels._arith import FACTOR
-from fast.moments import MOMENTS, StateDict
-from fast.saved import clip_of, require_entries, scale_to_save, tensors_like
-from fast.scaled_step import Batch
-from fast.scaled_wrapper import ScaledWrapper
-from fast.scalers import LossScale, scaler_of
-from fast.wrapper import Timers, drop_gradients
+from twinstep.fast.collectives import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.fitting import state_inside
+from twinstep.fast.flat_groups import lay_out
+from twinstep.fast.gradients import ZeroGradients
+from twinstep.fast.kernels._arith import FACTOR
+from twinstep.fast.moments import MOMENTS, StateDict
+from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
+from twinstep.fast.scaled_step import Batch
+from twinstep.fast.scaled_wrapper import ScaledWrapper
+from twinstep.fast.scalers import LossScale, scaler_of
+from twinstep.fast.wrapper import Timers, drop_gradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]

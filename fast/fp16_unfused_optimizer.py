@@ -15,20 +15,20 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
-from fast.compat import CORRECT, Compat
-from fast.fitting import state_inside
-from fast.fused_adam import FusedAdam
-from fast.fused_lamb import FusedLamb
-from fast.gradients import ZeroGradients
-from fast.kernels._arith import FACTOR
-from fast.moments import MOMENTS, StateDict, contiguous, require_param
-from fast.saved import clip_of, require_entries, scale_to_save, tensors_like
-from fast.scaled_step import Batch
-from fast.scaled_wrapper import ScaledWrapper
-from fast.scalers import LossScale, scaler_of
-from fast.strides import aligned_layouts, write_back
-from fast.wrapper import drop_gradients
+from twinstep.fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.fitting import state_inside
+from twinstep.fast.fused_adam import FusedAdam
+from twinstep.fast.fused_lamb import FusedLamb
+from twinstep.fast.gradients import ZeroGradients
+from twinstep.fast.kernels._arith import FACTOR
+from twinstep.fast.moments import MOMENTS, StateDict, contiguous, require_param
+from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
+from twinstep.fast.scaled_step import Batch
+from twinstep.fast.scaled_wrapper import ScaledWrapper
+from twinstep.fast.scalers import LossScale, scaler_of
+from twinstep.fast.strides import aligned_layouts, write_back
+from twinstep.fast.wrapper import drop_gradients
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fast.bf16_universal import Whole, dict_inside, read_group, saved_options
-from fast.checkpoint import ScalerRecord, read_checkpoint
-from fast.fp16_optimizer import FP16Optimizer
-from fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from fast.moments import StateDict
-from fast.saved import FLAT, UNFUSED, scale_to_save
-from fast.scalers import LossScale
+from twinstep.fast.bf16_universal import Whole, dict_inside, read_group, saved_options
+from twinstep.fast.checkpoint import ScalerRecord, read_checkpoint
+from twinstep.fast.fp16_optimizer import FP16Optimizer
+from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.fast.moments import StateDict
+from twinstep.fast.saved import FLAT, UNFUSED, scale_to_save
+from twinstep.fast.scalers import LossScale
 
 
 def load_universal_checkpoint(

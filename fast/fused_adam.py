@@ -12,12 +12,12 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from fast.checks import FLOATS
-from fast.compat import CORRECT, Compat, moment_dtype
-from fast.control import ControlBlock, Number
-from fast.hyper import check_group
-from fast.kernels.adam import CONTROLS, prepare_adam, update_adam
-from fast.moments import (
+from twinstep.fast.checks import FLOATS
+from twinstep.fast.compat import CORRECT, Compat, moment_dtype
+from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.hyper import check_group
+from twinstep.fast.kernels.adam import CONTROLS, prepare_adam, update_adam
+from twinstep.fast.moments import (
     MOMENTS,
     StateDict,
     contiguous,
@@ -25,8 +25,8 @@ from fast.moments import (
     require_dense,
     require_param,
 )
-from fast.strides import aligned_layouts, write_back
-from fast.tables import TableCache
+from twinstep.fast.strides import aligned_layouts, write_back
+from twinstep.fast.tables import TableCache
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 

@@ -11,13 +11,13 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from fast.compat import CORRECT, Compat
-from fast.control import ControlBlock, Number
-from fast.hyper import check_group, check_trust
-from fast.kernels.clip import clip_factor_
-from fast.kernels.lamb import prepare_lamb, update_lamb
-from fast.kernels.reduce import global_norm_
-from fast.moments import (
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.hyper import check_group, check_trust
+from twinstep.fast.kernels.clip import clip_factor_
+from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
+from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.moments import (
     MOMENTS,
     StateDict,
     contiguous,
@@ -25,8 +25,8 @@ from fast.moments import (
     require_dense,
     require_param,
 )
-from fast.strides import aligned_layouts, write_back
-from fast.tables import TableCache
+from twinstep.fast.strides import aligned_layouts, write_back
+from twinstep.fast.tables import TableCache
 
 KEPT = ("eps_inside_sqrt", "compat", "_ratios")  # attributes that a pickle carries
 

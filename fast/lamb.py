@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.adam import require_adam
-from fast.kernels import lamb as kernels
+from twinstep.fast.adam import require_adam
+from twinstep.fast.kernels import lamb as kernels
 
 
 def lamb_step_(

@@ -13,8 +13,8 @@ Scales, factors and floors are float64, counters int64, found_inf is fp32; all h
 
 from torch import Tensor
 
-from fast.checks import require_controls
-from fast.kernels import loss_scale as kernels
+from twinstep.fast.checks import require_controls
+from twinstep.fast.kernels import loss_scale as kernels
 
 
 def update_scale_dynamic_(

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fast.adam import require_adam
-from fast.checks import FLOATS, require_lists
-from fast.compat import CORRECT, Compat
-from fast.control import ControlBlock, Number
-from fast.errors import MinimumLossScale
-from fast.kernels import mixed_step as kernels
-from fast.kernels.finalise import CONTROLS, Finish
+from twinstep.fast.adam import require_adam
+from twinstep.fast.checks import FLOATS, require_lists
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.errors import MinimumLossScale
+from twinstep.fast.kernels import mixed_step as kernels
+from twinstep.fast.kernels.finalise import CONTROLS, Finish
 
 RULES = ("static", "dynamic", "wrapper", "torch")
 

@@ -11,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.checks import FLOATS, names_of
-from fast.errors import in_words
-from fast.strides import steps_of
+from twinstep.fast.checks import FLOATS, names_of
+from twinstep.fast.errors import in_words
+from twinstep.fast.strides import steps_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fast.collectives import Gradients, Groups, Share
-from fast.kernels._limbs import LARGEST, NONFINITE
-from fast.kernels.reduce import reduce_gradients
-from fast.tables import TableCache
+from twinstep.fast.collectives import Gradients, Groups, Share
+from twinstep.fast.kernels._limbs import LARGEST, NONFINITE
+from twinstep.fast.kernels.reduce import reduce_gradients
+from twinstep.fast.tables import TableCache
 
 KINDS = {1.0: "1", 2.0: "2", math.inf: "inf"}
 GIVEN = "given"  # the host computes the norm

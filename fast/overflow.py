@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, require_controls, require_lists
-from fast.kernels import unscale as kernels
+from twinstep.fast.checks import FLOATS, require_controls, require_lists
+from twinstep.fast.kernels import unscale as kernels
 
 
 def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fast.collectives import Gradients, Share
-from fast.kernels._limbs import INFINITY, LIMBS, NONFINITE
-from fast.norms import LARGEST_SLOT, reduce_norm
-from fast.tables import TableCache
+from twinstep.fast.collectives import Gradients, Share
+from twinstep.fast.kernels._limbs import INFINITY, LIMBS, NONFINITE
+from twinstep.fast.norms import LARGEST_SLOT, reduce_norm
+from twinstep.fast.tables import TableCache
 
 CARRIED = 31  # the slot in which a row carries what is known to be non-finite elsewhere
 LOW = 0xFFFFFFFF

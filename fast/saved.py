@@ -5,9 +5,9 @@ from typing import cast
 
 from torch import Tensor
 
-from fast.errors import in_words
-from fast.moments import require_elements
-from fast.scalers import DynamicLossScale, LossScale, Saved
+from twinstep.fast.errors import in_words
+from twinstep.fast.moments import require_elements
+from twinstep.fast.scalers import DynamicLossScale, LossScale, Saved
 
 # Who saves under these keys.
 FLAT, UNFUSED, SPLIT = "fp32_groups_flat", "fp32_groups", "single_partition_of_fp32_groups"

@@ -18,20 +18,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.collectives import Gradients
-from fast.compat import Compat
-from fast.control import ControlBlock, Number
-from fast.fused_adam import FusedAdam, ParamGroup
-from fast.fused_lamb import FusedLamb, LambBlock
-from fast.kernels._arith import FACTOR, HEADER
-from fast.kernels.adam import prepare_adam, update_adam
-from fast.kernels.finalise import CONTROLS, finalise
-from fast.kernels.lamb import prepare_lamb, update_lamb
-from fast.kernels.reduce import new_limbs
-from fast.norms import GIVEN, norm_on_host
-from fast.reduction import reduce_over_ranks
-from fast.scalers import LossScale
-from fast.tables import TableCache
+from twinstep.fast.collectives import Gradients
+from twinstep.fast.compat import Compat
+from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.fused_adam import FusedAdam, ParamGroup
+from twinstep.fast.fused_lamb import FusedLamb, LambBlock
+from twinstep.fast.kernels._arith import FACTOR, HEADER
+from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.kernels.finalise import CONTROLS, finalise
+from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
+from twinstep.fast.kernels.reduce import new_limbs
+from twinstep.fast.norms import GIVEN, norm_on_host
+from twinstep.fast.reduction import reduce_over_ranks
+from twinstep.fast.scalers import LossScale
+from twinstep.fast.tables import TableCache
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 

@@ -11,14 +11,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit, Place, Ranks
-from fast.compat import Compat
-from fast.fused_adam import FusedAdam
-from fast.fused_lamb import FusedLamb
-from fast.norms import kind_of_norm
-from fast.scaled_step import ScaledStep
-from fast.scalers import LossScale, checked_scale
-from fast.wrapper import Timers, Wrapper, drop_gradients
+from twinstep.fast.collectives import (
+    Engine,
+    ExpertGroups,
+    Gradients,
+    ModelParallelUnit,
+    Place,
+    Ranks,
+)
+from twinstep.fast.compat import Compat
+from twinstep.fast.fused_adam import FusedAdam
+from twinstep.fast.fused_lamb import FusedLamb
+from twinstep.fast.norms import kind_of_norm
+from twinstep.fast.scaled_step import ScaledStep
+from twinstep.fast.scalers import LossScale, checked_scale
+from twinstep.fast.wrapper import Timers, Wrapper, drop_gradients
 
 LOG = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fast.compat import CORRECT, Compat
-from fast.control import ControlBlock
-from fast.errors import MinimumLossScale, in_words
-from fast.kernels import loss_scale as rules
-from fast.kernels.reduce import global_norm_
-from fast.mixed_step import LossScaling
+from twinstep.fast.compat import CORRECT, Compat
+from twinstep.fast.control import ControlBlock
+from twinstep.fast.errors import MinimumLossScale, in_words
+from twinstep.fast.kernels import loss_scale as rules
+from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.mixed_step import LossScaling
 
 Saved = dict[str, float | int | bool]
 COUNTERS = {

@@ -10,8 +10,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fast.checks import FLOATS, FP32, Dtypes, require_controls, require_lists, require_steps
-from fast.kernels import sgd as kernels
+from twinstep.fast.checks import (
+    FLOATS,
+    FP32,
+    Dtypes,
+    require_controls,
+    require_lists,
+    require_steps,
+)
+from twinstep.fast.kernels import sgd as kernels
 
 SGD_DTYPES: dict[str, Dtypes] = {
     "params": FLOATS,

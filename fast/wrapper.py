@@ -14,8 +14,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from fast.fused_adam import ParamGroup
-from fast.moments import StateDict
+from twinstep.fast.fused_adam import ParamGroup
+from twinstep.fast.moments import StateDict
 
 State = dict[str, Tensor]
 

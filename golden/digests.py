@@ -1,7 +1,7 @@
 """Digests of what the reference computes on fixed inputs: data, and how it is read and written.
 
 A digest that moves means that arithmetic moved: ours, or that of the torch which computed it. The
-code that computes digests is `parity.digests`.
+code that computes digests is `parity.proof.gates.digests`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record traces again: `python -m golden.record torch` or `python -m golden.record deepspeed`.
+"""Record traces again: `python -m twinstep.golden.record torch` or `python -m twinstep.golden.record deepspeed`.
 
 Writes into golden/traces, or into the folder named as the second argument. A recording that differs
 from the committed one is news about that package, not a fix: say in the commit what moved and why.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from golden import record_deepspeed, record_torch, record_wrappers
-from golden.sequences import SITUATIONS
-from golden.trace import TRACES, Trace, write
+from twinstep.golden import record_deepspeed, record_torch, record_wrappers
+from twinstep.golden.sequences import SITUATIONS
+from twinstep.golden.trace import TRACES, Trace, write
 
 WHOLE = ("flat_step", "unfused_step", "lamb_step", "bf16_step")
 RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", "wrapper_step", *WHOLE)}
@@ -34,7 +34,10 @@ def recorded(package: str) -> list[Trace]:
 def main(arguments: list[str]) -> int:
     """Record one package; exit code 2 for wrong usage or a package that is not there."""
     if not 1 <= len(arguments) <= 2 or arguments[0] not in RULES:
-        print(f"usage: python -m golden.record {{{','.join(RULES)}}} [FOLDER]", file=sys.stderr)
+        print(
+            f"usage: python -m twinstep.golden.record {{{','.join(RULES)}}} [FOLDER]",
+            file=sys.stderr,
+        )
         return 2
     package = arguments[0]
     folder = Path(arguments[1]) if len(arguments) == 2 else TRACES

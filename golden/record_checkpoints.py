@@ -1,4 +1,4 @@
-"""Make checkpoints with DeepSpeed's own classes: `python -m golden.record_checkpoints [FOLDER]`.
+"""Make checkpoints with DeepSpeed's own classes: `python -m twinstep.golden.record_checkpoints [FOLDER]`.
 
 Per class two files: the state after two steps, and the weights that the same object has after two
 more. Gradients are small whole numbers over powers of two, so that who reads the file can repeat
@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-from golden.record_deepspeed import deepspeed_version
+from twinstep.golden.record_deepspeed import deepspeed_version
 
 FOLDER = Path(__file__).parent / "checkpoints"
 CLASSES = {

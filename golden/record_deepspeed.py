@@ -11,12 +11,12 @@ from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
-from golden.sequences import Situation
-from golden.trace import Header, Step, Trace
+from twinstep.golden.sequences import Situation
+from twinstep.golden.trace import Header, Step, Trace
 
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 WRAPPER = "deepspeed.runtime.fp16.fused_optimizer"
-COMMAND = "python -m golden.record deepspeed"
+COMMAND = "python -m twinstep.golden.record deepspeed"
 
 
 def record(situation: Situation) -> Trace:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from golden.sequences import Situation
-from golden.trace import Header, Step, Trace
+from twinstep.golden.sequences import Situation
+from twinstep.golden.trace import Header, Step, Trace
 
-COMMAND = "python -m golden.record torch"
+COMMAND = "python -m twinstep.golden.record torch"
 
 
 def record(situation: Situation) -> Trace:

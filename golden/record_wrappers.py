@@ -11,9 +11,9 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import cast
 
-from golden.record_deepspeed import deepspeed_version, header_of
-from golden.sequences import Situation
-from golden.trace import Step, Trace
+from twinstep.golden.record_deepspeed import deepspeed_version, header_of
+from twinstep.golden.sequences import Situation
+from twinstep.golden.trace import Step, Trace
 
 FLAT = "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer"
 UNFUSED = "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer"

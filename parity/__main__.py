@@ -1,6 +1,6 @@
-"""`python -m parity`, and the composition root: the one module that may know everything.
+"""`python -m twinstep.parity`, and the composition root: the one module that may know everything.
 
-Scenarios and benchmarks import `parity`, so their commands are added here, not in `parity.cli`.
+Scenarios and benchmarks import `parity`, so their commands are added here, not in `parity.cli.app`.
 They read their own words; what they do and their exit codes are theirs.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from parity.cli import app, main
+from twinstep.parity.cli.app import app, main
 
 THEIR_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
@@ -20,15 +20,15 @@ app.add_typer(golden, name="golden")
 @scenario.command("list")
 def scenario_list() -> None:
     """List the scenario commands."""
-    from scenarios import main as scenarios_main
+    from twinstep.scenarios import main as scenarios_main
 
     raise typer.Exit(scenarios_main(["--help"]))
 
 
 @scenario.command("run", context_settings=THEIR_WORDS)
 def scenario_run(context: typer.Context) -> None:
-    """Run one of them: parity scenario run lockstep --dtype fp16; see docs/scenarios.md."""
-    from scenarios import main as scenarios_main
+    """Run one of them: parity scenario run lockstep --dtype fp16; see docs/guide/scenarios.md."""
+    from twinstep.scenarios import main as scenarios_main
 
     raise typer.Exit(scenarios_main(context.args))
 
@@ -36,7 +36,7 @@ def scenario_run(context: typer.Context) -> None:
 @golden.command("record", context_settings=THEIR_WORDS)
 def golden_record(context: typer.Context) -> None:
     """Record the traces of a package again: parity golden record torch."""
-    from golden.record import main as record_main
+    from twinstep.golden.record import main as record_main
 
     raise typer.Exit(record_main(context.args))
 
@@ -44,7 +44,7 @@ def golden_record(context: typer.Context) -> None:
 @app.command("bench", context_settings=THEIR_WORDS)
 def bench(context: typer.Context) -> None:
     """Run what only a GPU can show, as make gpu-check does."""
-    from benchmarks.gpu_check import main as bench_main
+    from twinstep.benchmarks.gpu_check import main as bench_main
 
     raise typer.Exit(bench_main(context.args))
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from parity.cells import Effort, judge_cell
-from parity.checker import Verdict, check, load_file
-from parity.engines import engine_for, running
-from parity.laws import LAWS
-from parity.ledger import Status
-from parity.registry import Kernel
-from parity.twins.judge import LAW, judge_twin, twin_engine
-from parity.twins.registry import Twin
-from parity.twins.session import effort_of
+from twinstep.parity.laws import LAWS
+from twinstep.parity.records.ledger import Status
+from twinstep.parity.registry.engines import engine_for, running
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.check import Verdict, check, load_file
+from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.sequences.judge import LAW, judge_twin, twin_engine
+from twinstep.parity.sequences.registry import Twin
+from twinstep.parity.sequences.session import effort_of
 
 Checker = Callable[..., Verdict]
 

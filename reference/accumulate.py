@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from reference.arithmetic import fp32
-from reference.lists import check_lengths
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.lists import check_lengths
 
 
 def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[list[Tensor]]:

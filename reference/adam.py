@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.arithmetic import bias_correction_of, fp32, one_minus, sqrt_rn
-from reference.lists import check_lengths, check_steps, or_absent, unchanged
+from twinstep.reference.arithmetic import bias_correction_of, fp32, one_minus, sqrt_rn
+from twinstep.reference.lists import check_lengths, check_steps, or_absent, unchanged
 
 AdamResult = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 

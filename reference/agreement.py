@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from reference.collectives import largest
+from twinstep.reference.collectives import largest
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from reference.accumulate import accumulate
-from reference.arithmetic import fp32
-from reference.fragments import FragmentAddress
-from reference.restore import check_param
+from twinstep.reference.accumulate import accumulate
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.fragments import FragmentAddress
+from twinstep.reference.restore import check_param
 
 ALIGNMENT = 2
 

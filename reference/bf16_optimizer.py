@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference import bf16_state, universal, whole
-from reference.arithmetic import fp32, fp64
-from reference.bf16_groups import (
+from twinstep.reference import bf16_state, universal, whole
+from twinstep.reference.arithmetic import fp32, fp64
+from twinstep.reference.bf16_groups import (
     PartitionedGroup,
     accumulate_gradient,
     immediate_hooks,
@@ -35,22 +35,22 @@ from reference.bf16_groups import (
     publish,
     refresh,
 )
-from reference.clip import clip_coefficient
-from reference.collectives import (
+from twinstep.reference.clip import clip_coefficient
+from twinstep.reference.collectives import (
     ModelParallelUnit,
     counted_once,
     largest,
     overflow_groups,
     tensor_parallel_rank,
 )
-from reference.compat import CORRECT, Compat
-from reference.construction import initialize
-from reference.fragments import FragmentAddress
-from reference.moe import ExpertGroups, gradient_parts, is_moe_param
-from reference.norms import check_norm_type, norm_of_parts
-from reference.overflow import worst_of
-from reference.restore import StateDict
-from reference.wrapper import Wrapper, check_dense, dropped
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.construction import initialize
+from twinstep.reference.fragments import FragmentAddress
+from twinstep.reference.moe import ExpertGroups, gradient_parts, is_moe_param
+from twinstep.reference.norms import check_norm_type, norm_of_parts
+from twinstep.reference.overflow import worst_of
+from twinstep.reference.restore import StateDict
+from twinstep.reference.wrapper import Wrapper, check_dense, dropped
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 

@@ -15,13 +15,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reference.agreement import on_all_ranks
-from reference.bf16_groups import PartitionedGroup
-from reference.checkpoint import matching_tensors, require_keys
-from reference.errors import shown
-from reference.fitting import inner_state, parsed_inner_state
-from reference.restore import StateDict, whole_steps
-from reference.scaled_wrapper import checked_clip
+from twinstep.reference.agreement import on_all_ranks
+from twinstep.reference.bf16_groups import PartitionedGroup
+from twinstep.reference.checkpoint import matching_tensors, require_keys
+from twinstep.reference.errors import shown
+from twinstep.reference.fitting import inner_state, parsed_inner_state
+from twinstep.reference.restore import StateDict, whole_steps
+from twinstep.reference.scaled_wrapper import checked_clip
 
 MASTERS = "single_partition_of_fp32_groups"
 INNER = "base_optimizer_state"

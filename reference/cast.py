@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from reference.arithmetic import fp32
-from reference.lists import check_lengths
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.lists import check_lengths
 
 
 def cast_copy(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> tuple[list[Tensor]]:

@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reference.fragments import FragmentAddress
-from reference.restore import check_dense_tensor
+from twinstep.reference.fragments import FragmentAddress
+from twinstep.reference.restore import check_dense_tensor
 
 
 class SavedScaler:

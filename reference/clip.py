@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from reference.arithmetic import fp32, fp64
-from reference.overflow import any_nonfinite
+from twinstep.reference.arithmetic import fp32, fp64
+from twinstep.reference.overflow import any_nonfinite
 
 CLIP_EPSILON = 1e-6
 

@@ -1,7 +1,7 @@
 """Correct by default, upstream on request: one record, and one policy function per field.
 
 Only behaviour that changes numbers in normal training is selectable. Edge ids refer to the edge
-table (docs/edges.md), which gives the decision and its reason for every edge, selectable or not.
+table (docs/reference/edges.md), which gives the decision and its reason for every edge, selectable or not.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from reference.loss_scale import GrowthTest, grows_after_full_window, grows_with_full_window
-from reference.scale_state import ScaleState
+from twinstep.reference.loss_scale import (
+    GrowthTest,
+    grows_after_full_window,
+    grows_with_full_window,
+)
+from twinstep.reference.scale_state import ScaleState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reference.compat import Compat
-from reference.fused_adam import FusedAdam
-from reference.fused_lamb import FusedLamb
+from twinstep.reference.compat import Compat
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.fused_lamb import FusedLamb
 
 
 def initialize(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], compat: Compat) -> None:

@@ -14,11 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reference.errors import shown
-from reference.fused_adam import FusedAdam
-from reference.fused_lamb import FusedLamb
-from reference.hyper import check_adam, check_ratio
-from reference.restore import StateDict, check_dense_tensor, whole_steps
+from twinstep.reference.errors import shown
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.hyper import check_adam, check_ratio
+from twinstep.reference.restore import StateDict, check_dense_tensor, whole_steps
 
 ADAM = ("step", "exp_avg", "exp_avg_sq")
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")

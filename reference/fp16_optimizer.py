@@ -22,19 +22,19 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32
-from reference.checkpoint import matching_tensors, require_keys
-from reference.collectives import Engine, ModelParallelUnit
-from reference.compat import CORRECT, Compat
-from reference.construction import initialize
-from reference.fitting import inner_state
-from reference.flat_groups import flat_gradient, flat_group, publish, refresh
-from reference.moe import ExpertGroups
-from reference.restore import StateDict
-from reference.saved_scale import saved_scale
-from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
-from reference.scalers import LossScale, wrapper_loss_scale
-from reference.wrapper import Timers, check_dense, dropped
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.checkpoint import matching_tensors, require_keys
+from twinstep.reference.collectives import Engine, ModelParallelUnit
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.construction import initialize
+from twinstep.reference.fitting import inner_state
+from twinstep.reference.flat_groups import flat_gradient, flat_group, publish, refresh
+from twinstep.reference.moe import ExpertGroups
+from twinstep.reference.restore import StateDict
+from twinstep.reference.saved_scale import saved_scale
+from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.wrapper import Timers, check_dense, dropped
 
 STEP_TIMERS = [
     "compute_norm",

@@ -26,19 +26,19 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32
-from reference.checkpoint import matching_tensors, require_keys
-from reference.collectives import Engine, ModelParallelUnit
-from reference.compat import CORRECT, Compat
-from reference.construction import initialize
-from reference.fitting import inner_state
-from reference.fused_lamb import FusedLamb
-from reference.moe import ExpertGroups, is_moe_param
-from reference.restore import StateDict, check_param
-from reference.saved_scale import saved_scale
-from reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
-from reference.scalers import LossScale, wrapper_loss_scale
-from reference.wrapper import check_dense, dropped
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.checkpoint import matching_tensors, require_keys
+from twinstep.reference.collectives import Engine, ModelParallelUnit
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.construction import initialize
+from twinstep.reference.fitting import inner_state
+from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.moe import ExpertGroups, is_moe_param
+from twinstep.reference.restore import StateDict, check_param
+from twinstep.reference.saved_scale import saved_scale
+from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.wrapper import check_dense, dropped
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from reference.checkpoint import SavedScaler, read_checkpoint
-from reference.fp16_optimizer import FP16Optimizer
-from reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from reference.restore import StateDict
-from reference.saved_scale import saved_scale
-from reference.scalers import LossScale
-from reference.universal import (
+from twinstep.reference.checkpoint import SavedScaler, read_checkpoint
+from twinstep.reference.fp16_optimizer import FP16Optimizer
+from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.restore import StateDict
+from twinstep.reference.saved_scale import saved_scale
+from twinstep.reference.scalers import LossScale
+from twinstep.reference.universal import (
     WEIGHT,
     Parameter,
     common_step,

@@ -14,10 +14,10 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from reference.adam import adam_step, adamw_step
-from reference.compat import CORRECT, Compat, counting, moment_dtype
-from reference.hyper import Number, check_adam, control
-from reference.restore import StateDict, check_param, loading_as_stored
+from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.compat import CORRECT, Compat, counting, moment_dtype
+from twinstep.reference.hyper import Number, check_adam, control
+from twinstep.reference.restore import StateDict, check_param, loading_as_stored
 
 ParamGroup = dict[str, object]
 

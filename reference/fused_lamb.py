@@ -15,13 +15,13 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32
-from reference.clip import clip_factor, l2_norm
-from reference.compat import CORRECT, Compat
-from reference.fused_adam import ParamGroup
-from reference.hyper import Number, check_adam, check_ratio, control
-from reference.lamb import LambControls, lamb_update
-from reference.restore import StateDict, check_param, loading_as_stored
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.clip import clip_factor, l2_norm
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.fused_adam import ParamGroup
+from twinstep.reference.hyper import Number, check_adam, check_ratio, control
+from twinstep.reference.lamb import LambControls, lamb_update
+from twinstep.reference.restore import StateDict, check_param, loading_as_stored
 
 PerParam = Sequence[Tensor | None]
 TensorLists = PerParam | Sequence[PerParam]

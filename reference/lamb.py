@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32, fp64, one_minus, power, sqrt_rn
-from reference.clip import l2_norm
-from reference.lists import check_lengths, check_steps, or_absent, unchanged
+from twinstep.reference.arithmetic import fp32, fp64, one_minus, power, sqrt_rn
+from twinstep.reference.clip import l2_norm
+from twinstep.reference.lists import check_lengths, check_steps, or_absent, unchanged
 
 LambResult = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 

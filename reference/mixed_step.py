@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from reference.adam import adam_step, adamw_step
-from reference.arithmetic import fp32, fp64
-from reference.clip import clip_factor, l2_norm
-from reference.compat import CORRECT, Compat, growth_test, state_to_unscale_with
-from reference.overflow import any_nonfinite
-from reference.scale_state import ScaleRule, ScaleState, advance
+from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.arithmetic import fp32, fp64
+from twinstep.reference.clip import clip_factor, l2_norm
+from twinstep.reference.compat import CORRECT, Compat, growth_test, state_to_unscale_with
+from twinstep.reference.overflow import any_nonfinite
+from twinstep.reference.scale_state import ScaleRule, ScaleState, advance
 
 MixedResult = tuple[
     list[Tensor],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32
+from twinstep.reference.arithmetic import fp32
 
 
 def any_nonfinite(tensors: Sequence[Tensor]) -> Tensor:

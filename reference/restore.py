@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reference.errors import shown
+from twinstep.reference.errors import shown
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 StateDict = dict[str, object]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference.loss_scale import DynamicRule, WrapperRule
-from reference.scalers import DynamicLossScale, LossScale, Saved
+from twinstep.reference.loss_scale import DynamicRule, WrapperRule
+from twinstep.reference.scalers import DynamicLossScale, LossScale, Saved
 
 
 def saved_scale(scaler: LossScale) -> Saved:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from reference.loss_scale import GrowthTest, grows_after_full_window
-from reference.update_scale import (
+from twinstep.reference.loss_scale import GrowthTest, grows_after_full_window
+from twinstep.reference.update_scale import (
     update_scale_dynamic,
     update_scale_torch,
     update_scale_wrapper,

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from reference.arithmetic import fp32, fp64
-from reference.clip import combined_scale
-from reference.collectives import (
+from twinstep.reference.arithmetic import fp32, fp64
+from twinstep.reference.clip import combined_scale
+from twinstep.reference.collectives import (
     Engine,
     ModelParallelUnit,
     counted_once,
@@ -18,13 +18,13 @@ from reference.collectives import (
     overflow_groups,
     tensor_parallel_rank,
 )
-from reference.compat import Compat
-from reference.errors import shown
-from reference.moe import ExpertGroups, gradient_parts
-from reference.norms import check_norm_type, norm_of_parts
-from reference.overflow import worst_of
-from reference.scalers import LossScale, State, checked_scale
-from reference.wrapper import Timers, Wrapper
+from twinstep.reference.compat import Compat
+from twinstep.reference.errors import shown
+from twinstep.reference.moe import ExpertGroups, gradient_parts
+from twinstep.reference.norms import check_norm_type, norm_of_parts
+from twinstep.reference.overflow import worst_of
+from twinstep.reference.scalers import LossScale, State, checked_scale
+from twinstep.reference.wrapper import Timers, Wrapper
 
 LOG = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from reference.arithmetic import fp32
-from reference.compat import CORRECT, Compat, growth_test
-from reference.errors import shown
-from reference.loss_scale import (
+from twinstep.reference.arithmetic import fp32
+from twinstep.reference.compat import CORRECT, Compat, growth_test
+from twinstep.reference.errors import shown
+from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,
     TorchRule,
@@ -28,8 +28,8 @@ from reference.loss_scale import (
     update_torch,
     update_wrapper,
 )
-from reference.overflow import any_nonfinite
-from reference.scale_state import RULES
+from twinstep.reference.overflow import any_nonfinite
+from twinstep.reference.scale_state import RULES
 
 Saved = dict[str, float | int | bool]
 

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from reference.arithmetic import fp32, one_minus
-from reference.lists import check_lengths, check_steps, or_absent, unchanged
+from twinstep.reference.arithmetic import fp32, one_minus
+from twinstep.reference.lists import check_lengths, check_steps, or_absent, unchanged
 
 SgdResult = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 

@@ -18,12 +18,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from reference.agreement import on_all_ranks
-from reference.bf16_groups import PartitionedGroup
-from reference.bf16_state import Loaded
-from reference.checkpoint import read_checkpoint, read_number
-from reference.fitting import fitting
-from reference.restore import StateDict, check_dense_tensor, whole_steps
+from twinstep.reference.agreement import on_all_ranks
+from twinstep.reference.bf16_groups import PartitionedGroup
+from twinstep.reference.bf16_state import Loaded
+from twinstep.reference.checkpoint import read_checkpoint, read_number
+from twinstep.reference.fitting import fitting
+from twinstep.reference.restore import StateDict, check_dense_tensor, whole_steps
 
 WEIGHT = "fp32"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference.errors import MinimumLossScale
-from reference.loss_scale import (
+from twinstep.reference.errors import MinimumLossScale
+from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,
     GrowthTest,

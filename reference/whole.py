@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reference.bf16_groups import PartitionedGroup
-from reference.collectives import summed
+from twinstep.reference.bf16_groups import PartitionedGroup
+from twinstep.reference.collectives import summed
 
 
 def gathered(

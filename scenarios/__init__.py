@@ -10,6 +10,9 @@ only the door that the command line uses.
 
 from __future__ import annotations
 
+if __name__ != "twinstep.scenarios":
+    raise ImportError("import twinstep.scenarios, not scenarios")
+
 from collections.abc import Sequence
 
 
@@ -23,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all is equal (or the run ended), 1 when the sides differ or a dtype does not reach
         fp32's loss, 2 for a wrong request, 3 when too little ran to tell.
     """
-    # Imported here: `python -m scenarios.lockstep` imports this package before it runs the module.
-    from scenarios.cli import main as command
+    # Imported here: `python -m twinstep.scenarios.lockstep` imports this package before it runs the module.
+    from twinstep.scenarios.cli import main as command
 
     return command(argv)

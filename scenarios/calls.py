@@ -13,30 +13,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fast.accumulate
-import fast.adam
-import fast.cast
-import fast.clip
-import fast.flatten
-import fast.mixed_step
-import fast.overflow
-from parity.operation import Operation
-from parity.operations import operation_named
-from scenarios.plan import Settings
-from scenarios.state import State, float_control
+import twinstep.fast.accumulate
+import twinstep.fast.adam
+import twinstep.fast.cast
+import twinstep.fast.clip
+import twinstep.fast.flatten
+import twinstep.fast.mixed_step
+import twinstep.fast.overflow
+from twinstep.parity.operations.operation import Operation
+from twinstep.parity.operations.table import operation_named
+from twinstep.scenarios.plan import Settings
+from twinstep.scenarios.state import State, float_control
 
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]
 FAST: Mapping[str, Callable[..., None]] = {
-    "accumulate": fast.accumulate.accumulate_,
-    "adamw_step": fast.adam.adamw_step_,
-    "cast_copy": fast.cast.cast_copy_,
-    "clip_factor": fast.clip.clip_factor_,
-    "flatten": fast.flatten.flatten_,
-    "global_norm": fast.clip.global_norm_,
-    "mixed_step": fast.mixed_step.mixed_step_,
-    "unflatten": fast.flatten.unflatten_,
-    "unscale": fast.overflow.unscale_,
+    "accumulate": twinstep.fast.accumulate.accumulate_,
+    "adamw_step": twinstep.fast.adam.adamw_step_,
+    "cast_copy": twinstep.fast.cast.cast_copy_,
+    "clip_factor": twinstep.fast.clip.clip_factor_,
+    "flatten": twinstep.fast.flatten.flatten_,
+    "global_norm": twinstep.fast.clip.global_norm_,
+    "mixed_step": twinstep.fast.mixed_step.mixed_step_,
+    "unflatten": twinstep.fast.flatten.unflatten_,
+    "unscale": twinstep.fast.overflow.unscale_,
 }
 CPU = torch.device("cpu")
 Answer = Callable[["Call"], Written]
@@ -71,7 +71,7 @@ def fast_answer(call: Call, device: torch.device = CPU) -> Written:
     """What our fast kernel writes for a call, by argument name, brought back to the CPU.
 
     The kernel runs on clones, so the call's tensors stay as they are. On CPU tensors the Triton
-    launchers need `parity.replay.activate()`.
+    launchers need `replay.activate()`.
     """
     lists = {name: [placed(t, device) for t in ts] for name, ts in call.lists.items()}
     controls = {name: placed(t, device) for name, t in call.controls.items()}

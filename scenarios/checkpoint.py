@@ -10,8 +10,8 @@ from typing import cast
 
 import torch
 
-from scenarios.learner import Learner
-from scenarios.trace import Header, StepRecord, hexed, unhexed
+from twinstep.scenarios.learner import Learner
+from twinstep.scenarios.trace import Header, StepRecord, hexed, unhexed
 
 FORMAT = "twinstep scenario 1"
 

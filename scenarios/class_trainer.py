@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from scenarios import trace
-from scenarios.learner import Learner
-from scenarios.optimizers import Saved, stepper_of
-from scenarios.plan import DTYPES, Plan
+from twinstep.scenarios import trace
+from twinstep.scenarios.learner import Learner
+from twinstep.scenarios.optimizers import Saved, stepper_of
+from twinstep.scenarios.plan import DTYPES, Plan
 
 
 class ClassTrainer(Learner):

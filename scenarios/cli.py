@@ -11,17 +11,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parity.errors import UsageError
-from scenarios import comparison_picture, lockstep, picture, precision, precision_report, train
-from scenarios import trace as traces
-from scenarios.checkpoint import CheckpointUnfit
-from scenarios.options import parser, plan_of
-from scenarios.plan import DTYPES, Plan
-from scenarios.precision import TracesUnfit
-from scenarios.progress import Lines, Reporter, reporter
-from scenarios.sides import engine
-from scenarios.text import TextMissing
-from scenarios.trace import Trace, TraceUnreadable
+from twinstep.parity.records.errors import UsageError
+from twinstep.scenarios import (
+    comparison_picture,
+    lockstep,
+    picture,
+    precision,
+    precision_report,
+    train,
+)
+from twinstep.scenarios import trace as traces
+from twinstep.scenarios.checkpoint import CheckpointUnfit
+from twinstep.scenarios.options import parser, plan_of
+from twinstep.scenarios.plan import DTYPES, Plan
+from twinstep.scenarios.precision import TracesUnfit
+from twinstep.scenarios.progress import Lines, Reporter, reporter
+from twinstep.scenarios.sides import engine
+from twinstep.scenarios.text import TextMissing
+from twinstep.scenarios.trace import Trace, TraceUnreadable
 
 EQUAL, DIFFERS, USAGE, TOO_LITTLE = 0, 1, 2, 3
 SHOWN = 10  # differences printed before the rest is only counted

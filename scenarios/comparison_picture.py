@@ -8,9 +8,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from scenarios.picture import figure, frame, from_zero, powers_of_two, running_mean, whole_numbers
-from scenarios.precision import Row, rows_of
-from scenarios.trace import Trace
+from twinstep.scenarios.picture import (
+    figure,
+    frame,
+    from_zero,
+    powers_of_two,
+    running_mean,
+    whole_numbers,
+)
+from twinstep.scenarios.precision import Row, rows_of
+from twinstep.scenarios.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from parity.finding import Finding, element, shown
-from parity.ulp import same
-from scenarios.calls import Value, Written
+from twinstep.parity.expected.ulp import same
+from twinstep.parity.laws.finding import Finding, element, shown
+from twinstep.scenarios.calls import Value, Written
 
 
 @dataclass(frozen=True, kw_only=True)

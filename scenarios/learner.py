@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from scenarios import trace
-from scenarios.lesson import BATCH, Lesson
-from scenarios.plan import Plan
+from twinstep.scenarios import trace
+from twinstep.scenarios.lesson import BATCH, Lesson
+from twinstep.scenarios.plan import Plan
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from scenarios import model, text
-from scenarios.plan import Plan
+from twinstep.scenarios import model, text
+from twinstep.scenarios.plan import Plan
 
 BATCH = 8  # windows per rank, or micro-batch, and step
 

@@ -1,4 +1,4 @@
-"""Both sides take every step of one training run: `python -m scenarios.lockstep`.
+"""Both sides take every step of one training run: `python -m twinstep.scenarios.lockstep`.
 
 On every step the same state and gradients go through the reference and the fast side, as lists of
 parameters and as one flat buffer, whole (`mixed_step`) and in parts (`global_norm`, `clip_factor`,
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from scenarios import calls
-from scenarios.calls import Answer, Call, Written, reference_answer
-from scenarios.difference import Difference, elements, written_differences
-from scenarios.plan import Plan
-from scenarios.sides import fast_side
-from scenarios.state import State
-from scenarios.trace import StepRecord, Trace
-from scenarios.train import Progress, Trainer, one_thread
+from twinstep.scenarios import calls
+from twinstep.scenarios.calls import Answer, Call, Written, reference_answer
+from twinstep.scenarios.difference import Difference, elements, written_differences
+from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.sides import fast_side
+from twinstep.scenarios.state import State
+from twinstep.scenarios.trace import StepRecord, Trace
+from twinstep.scenarios.train import Progress, Trainer, one_thread
 
 SLOT = 16  # elements; every tensor of a flat buffer starts at a multiple of it
 Layouts = Sequence[str]
@@ -198,6 +198,6 @@ def take_step(judge: Judge, trainer: Trainer, layouts: Layouts) -> StepRecord:
 
 
 if __name__ == "__main__":
-    from scenarios.cli import main
+    from twinstep.scenarios.cli import main
 
     sys.exit(main(["lockstep", *sys.argv[1:]]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from scenarios.text import VOCABULARY
+from twinstep.scenarios.text import VOCABULARY
 
 Weights = Mapping[str, Tensor]
 

@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from scenarios.plan import DTYPES, Plan, Settings
+from twinstep.scenarios.plan import DTYPES, Plan, Settings
 
 Saved = Mapping[str, object]
 Build = Callable[..., torch.optim.Optimizer]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from scenarios import lockstep, picture, precision
-from scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, Plan
-from scenarios.sides import SIDES
+from twinstep.scenarios import lockstep, picture, precision
+from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, Plan
+from twinstep.scenarios.sides import SIDES
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from scenarios.trace import StepRecord, Trace
+from twinstep.scenarios.trace import StepRecord, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from scenarios.model import Shape
+from twinstep.scenarios.model import Shape
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 RULES = ("static", "dynamic", "wrapper", "torch")

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scenarios.model import Shape
-from scenarios.plan import BROKEN, Plan
-from scenarios.trace import Trace
+from twinstep.scenarios.model import Shape
+from twinstep.scenarios.plan import BROKEN, Plan
+from twinstep.scenarios.trace import Trace
 
 # Fast steps on replay take time by the element; this size learns enough to tell the dtypes apart.
 SHAPE = Shape(context=32, width=34, heads=2, layers=1)

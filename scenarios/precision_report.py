@@ -6,8 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scenarios import trace
-from scenarios.precision import LEARNED, Judgement, Row
+from twinstep.scenarios import trace
+from twinstep.scenarios.precision import LEARNED, Judgement, Row
 
 COLUMNS = ("mean", "spread", "difference", "of the noise", "skipped")
 

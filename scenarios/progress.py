@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from scenarios.trace import StepRecord
+from twinstep.scenarios.trace import StepRecord
 
 HEADING = "step    loss       scale   gradient norm"
 

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from parity.engines import Engine, engine_named, running
-from scenarios.calls import Answer, fast_answer, reference_answer
+from twinstep.parity.registry.engines import Engine, engine_named, running
+from twinstep.scenarios.calls import Answer, fast_answer, reference_answer
 
 SIDES = ("reference", "fast")
 
@@ -70,4 +70,4 @@ def require_side(side: str) -> None:
         ValueError: there is no side of that name.
     """
     if side not in SIDES:
-        raise ValueError(f"side={side!r}, but should be one of {SIDES} [scenarios.sides]")
+        raise ValueError(f"side={side!r}, but should be one of {SIDES} [twinstep.scenarios.sides]")

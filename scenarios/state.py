@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scenarios.plan import DTYPES, Settings
+from twinstep.scenarios.plan import DTYPES, Settings
 
 
 def float_control(value: float, dtype: torch.dtype = torch.float64) -> Tensor:

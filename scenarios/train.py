@@ -1,4 +1,4 @@
-"""Train the language model with one side's optimizer step: `python -m scenarios.train`.
+"""Train the language model with one side's optimizer step: `python -m twinstep.scenarios.train`.
 
     loss = model(copies);  grads = d(scale * loss)/d(copies);  state = mixed_step(state, grads)
 
@@ -20,13 +20,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from scenarios import calls, checkpoint, trace
-from scenarios.calls import Answer, Call, Written, reference_answer
-from scenarios.class_trainer import ClassTrainer
-from scenarios.learner import CPU, Learner
-from scenarios.plan import Plan
-from scenarios.sides import answer_of, device_of
-from scenarios.state import State, initial_state, model_weights
+from twinstep.scenarios import calls, checkpoint, trace
+from twinstep.scenarios.calls import Answer, Call, Written, reference_answer
+from twinstep.scenarios.class_trainer import ClassTrainer
+from twinstep.scenarios.learner import CPU, Learner
+from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.sides import answer_of, device_of
+from twinstep.scenarios.state import State, initial_state, model_weights
 
 Progress = Callable[[trace.StepRecord], None]
 
@@ -203,6 +203,6 @@ def run(
 
 
 if __name__ == "__main__":
-    from scenarios.cli import main
+    from twinstep.scenarios.cli import main
 
     sys.exit(main(["train", *sys.argv[1:]]))

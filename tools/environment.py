@@ -217,7 +217,7 @@ class Environment:
             "python": f'{BORROWED}exec "{python}" "$@"\n',
             # -P: a file called parity.py in the caller's folder must not win over the package.
             "parity": f'{BORROWED}PYTHONPATH="{root}${{PYTHONPATH:+:$PYTHONPATH}}" '
-            f'exec "{python}" -P -m parity "$@"\n',
+            f'exec "{python}" -P -m twinstep.parity "$@"\n',
         }
         for name, text in scripts.items():
             script = self.python.with_name(name)

@@ -69,7 +69,7 @@ def _imports(tree: ast.Module) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             package = "." * node.level + (node.module or "")
             yield Import(package, node.lineno)
-            # `from parity import replay` reaches the module parity.replay.
+            # `from parity import replay` reaches the module replay.
             dot = "" if package.endswith(".") else "."
             for alias in node.names:
                 yield Import(f"{package}{dot}{alias.name}", node.lineno)

@@ -7,7 +7,7 @@ ratio behind it; the pair of each tensor is its step size a, and a times its tru
 import triton
 import triton.language as tl
 
-from fast.kernels._arith import (
+from twinstep.fast.kernels._arith import (
     BETA1,
     BETA2,
     EPS,
@@ -21,7 +21,7 @@ from fast.kernels._arith import (
     step_pointers,
     store_adam_header,
 )
-from fast.kernels._limbs import PADDED, norm_of
+from twinstep.fast.kernels._limbs import PADDED, norm_of
 
 MAX_COEFF = tl.constexpr(11)
 MIN_COEFF = tl.constexpr(12)

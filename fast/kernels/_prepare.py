@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fast.dispatch import Jitted, cdiv, launch
-from fast.kernels._arith import HEADER, LANES
-from fast.tables import TableCache, step_table
+from twinstep.fast.dispatch import Jitted, cdiv, launch
+from twinstep.fast.kernels._arith import HEADER, LANES
+from twinstep.fast.tables import TableCache, step_table
 
 
 def prepared(

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import launch
+from twinstep.fast.dispatch import launch
 
 EPSILON = tl.constexpr(1e-6)
 

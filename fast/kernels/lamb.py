@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import TRITON_DTYPE, launch
-from fast.kernels._arith import HEADER, LANES, SKIP
-from fast.kernels._lamb import (
+from twinstep.fast.dispatch import TRITON_DTYPE, launch
+from twinstep.fast.kernels._arith import HEADER, LANES, SKIP
+from twinstep.fast.kernels._lamb import (
     advance_lamb_steps,
     lamb_direction,
     lamb_moments,
@@ -30,11 +30,11 @@ from fast.kernels._lamb import (
     store_lamb_header,
     trust_ratio,
 )
-from fast.kernels._layout import TILE, address_of, facts_of, pointer
-from fast.kernels._limbs import PADDED, add_tile
-from fast.kernels._prepare import prepared
-from fast.kernels.reduce import store_limbs
-from fast.tables import SHARED, TableCache, tensor_tables
+from twinstep.fast.kernels._layout import TILE, address_of, facts_of, pointer
+from twinstep.fast.kernels._limbs import PADDED, add_tile
+from twinstep.fast.kernels._prepare import prepared
+from twinstep.fast.kernels.reduce import store_limbs
+from twinstep.fast.tables import SHARED, TableCache, tensor_tables
 
 CONTROLS = (
     "lr",

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import launch
+from twinstep.fast.dispatch import launch
 
 
 @triton.jit

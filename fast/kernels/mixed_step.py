@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fast.kernels._arith import HEADER
-from fast.kernels.adam import update_adam
-from fast.kernels.finalise import Finish, finalise
-from fast.kernels.reduce import new_limbs, reduce_gradients
-from fast.tables import SHARED, TableCache
+from twinstep.fast.kernels._arith import HEADER
+from twinstep.fast.kernels.adam import update_adam
+from twinstep.fast.kernels.finalise import Finish, finalise
+from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
+from twinstep.fast.tables import SHARED, TableCache
 
 
 @dataclass(frozen=True, kw_only=True)

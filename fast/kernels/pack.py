@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import launch
-from fast.kernels._layout import (
+from twinstep.fast.dispatch import launch
+from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
     TILE,
@@ -25,7 +25,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import SHARED, TensorTable, build_table
+from twinstep.fast.tables import SHARED, TensorTable, build_table
 
 # Bits are copied as integers: a NaN keeps its payload.
 WORD = {2: tl.int16, 4: tl.int32}

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import TRITON_DTYPE, cdiv, launch
-from fast.kernels._arith import (
+from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.kernels._arith import (
     FACTOR,
     HEADER,
     LANES,
@@ -28,7 +28,7 @@ from fast.kernels._arith import (
     sgd_tile,
     step_pointers,
 )
-from fast.kernels._layout import (
+from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
     TILE,
@@ -38,8 +38,8 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.kernels._prepare import prepared
-from fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.kernels._prepare import prepared
+from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
 

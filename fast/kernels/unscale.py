@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.dispatch import TRITON_DTYPE, cdiv, launch
-from fast.kernels._layout import (
+from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
     TILE,
@@ -25,7 +25,7 @@ from fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from fast.tables import only_slot, tensor_tables
+from twinstep.fast.tables import only_slot, tensor_tables
 
 
 @triton.jit

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from parity.laws.after_skip import AFTER_SKIP
-from parity.laws.alignment import ALIGNMENT
-from parity.laws.base import Law
-from parity.laws.boundary_sizes import BOUNDARY_SIZES
-from parity.laws.every_output_written import EVERY_OUTPUT_WRITTEN
-from parity.laws.formula import FORMULA
-from parity.laws.graph_capture import GRAPH_CAPTURE
-from parity.laws.large_index import LARGE_INDEX
-from parity.laws.no_host_read import NO_HOST_READ
-from parity.laws.non_finite import NON_FINITE
-from parity.laws.nothing_else_written import NOTHING_ELSE_WRITTEN
-from parity.laws.permutation import PERMUTATION
-from parity.laws.power_of_two import POWER_OF_TWO
-from parity.laws.race_free import RACE_FREE
-from parity.laws.repeat import REPEAT
-from parity.laws.sign_symmetry import SIGN_SYMMETRY
-from parity.laws.skipped_step import SKIPPED_STEP
-from parity.laws.splitting import SPLITTING
-from parity.laws.strided import STRIDED
-from parity.laws.value import VALUE
+from twinstep.parity.laws.after_skip import AFTER_SKIP
+from twinstep.parity.laws.alignment import ALIGNMENT
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.boundary_sizes import BOUNDARY_SIZES
+from twinstep.parity.laws.every_output_written import EVERY_OUTPUT_WRITTEN
+from twinstep.parity.laws.formula import FORMULA
+from twinstep.parity.laws.graph_capture import GRAPH_CAPTURE
+from twinstep.parity.laws.large_index import LARGE_INDEX
+from twinstep.parity.laws.no_host_read import NO_HOST_READ
+from twinstep.parity.laws.non_finite import NON_FINITE
+from twinstep.parity.laws.nothing_else_written import NOTHING_ELSE_WRITTEN
+from twinstep.parity.laws.permutation import PERMUTATION
+from twinstep.parity.laws.power_of_two import POWER_OF_TWO
+from twinstep.parity.laws.race_free import RACE_FREE
+from twinstep.parity.laws.repeat import REPEAT
+from twinstep.parity.laws.sign_symmetry import SIGN_SYMMETRY
+from twinstep.parity.laws.skipped_step import SKIPPED_STEP
+from twinstep.parity.laws.splitting import SPLITTING
+from twinstep.parity.laws.strided import STRIDED
+from twinstep.parity.laws.value import VALUE
 
 LAWS: dict[str, Law] = {
     law.name: law

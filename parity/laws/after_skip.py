@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.laws.skipped_step import skipped
-from parity.plan import Call, Plan, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.laws.skipped_step import skipped
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from parity.case import Case, Recipe
-from parity.deal import small_sizes
-from parity.operation import Operation
-from parity.plan import Plan
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.covering import small_sizes
+from twinstep.parity.laws.plan import Plan
+from twinstep.parity.operations.operation import Operation
 
 SEVERAL = (33, 7, 130)
 ENGINES = ("cuda", "replay", "cpu", "interpret")

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parity.case import Case
-from parity.expand import expand
-from parity.laws.base import Draw, Law
-from parity.plan import Call, Plan, Untouched, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.generate import expand
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Untouched, Values
 
 FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 65, 127, 129, 257)
 FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 12_289)

@@ -11,13 +11,13 @@ small tensors (bytedance/lightseq#98); padding of a flat buffer left as it was.
 
 from __future__ import annotations
 
-from parity.case import Case
-from parity.expand import with_bits
-from parity.formats import FORMATS
-from parity.laws.base import Draw, Law
-from parity.operation import Operation, Role
-from parity.plan import Call, Plan, Same
-from parity.regimes import FINITE
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import FORMATS
+from twinstep.parity.cases.generate import with_bits
+from twinstep.parity.cases.regimes import FINITE
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.operations.operation import Operation, Role
 
 POISON = 0xA5C3A5C3
 

@@ -2,7 +2,7 @@
 
 The kernel runs on replay with a float64 value beside every number that derives from the tensors,
 and what it would store without a single rounding is compared with the reference's formula in
-float64 (`parity/formula.py`). Scalars keep the kernel's own arithmetic, because their rounding is
+float64 (`parity/expected/formula.py`). Scalars keep the kernel's own arithmetic, because their rounding is
 part of the definition.
 
 Real bugs: eps inside the square root or scaled by a bias correction; weight decay applied to the
@@ -12,10 +12,10 @@ the rounding, and a bound for fp32 arithmetic has to let the smallest pass.
 
 from __future__ import annotations
 
-from parity.case import Case
-from parity.laws.base import Draw, Law
-from parity.operation import Operation
-from parity.plan import Call, Formula, Plan
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Formula, Plan
+from twinstep.parity.operations.operation import Operation
 
 REGIMES = ("mixture", "ordinary", "cancelling", "tiny_root", "bits", "extreme")
 

@@ -11,10 +11,10 @@ changes.
 
 from __future__ import annotations
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.laws.repeat import other_values
-from parity.plan import Call, Plan, Same
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.laws.repeat import other_values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parity.case import Case
-from parity.expand import expand
-from parity.laws.base import Draw, Law
-from parity.plan import Call, Plan, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.generate import expand
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Values
 
 # Small enough for a few blocks of 32 elements.
 SIZES = {"flat": (250,), "list": (5, 33, 250)}

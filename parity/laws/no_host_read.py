@@ -11,9 +11,9 @@ waits for found_inf in every step.
 
 from __future__ import annotations
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.plan import Call, NoHostRead, Plan
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, NoHostRead, Plan
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 import torch
 
-from parity.case import Case
-from parity.expand import plant, replaced, with_bits
-from parity.formats import FORMATS, non_finite_bits
-from parity.laws.base import Draw, Law
-from parity.operation import Role
-from parity.plan import Call, Plan, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import FORMATS, non_finite_bits
+from twinstep.parity.cases.generate import plant, replaced, with_bits
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.operations.operation import Role
 
 
 def matrix(case: Case) -> Iterable[Case]:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.plan import Call, Plan, Same, Untouched
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Same, Untouched
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

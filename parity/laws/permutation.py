@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parity.case import Case
-from parity.laws.base import Draw, Law
-from parity.plan import Call, Piece, Plan, Same, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Piece, Plan, Same, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

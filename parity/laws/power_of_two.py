@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from parity.case import Case
-from parity.laws.base import Draw, Law
-from parity.operation import Operation, Role
-from parity.plan import Call, Plan, Same, Values
-from parity.ulp import same
+from twinstep.parity.cases.case import Case
+from twinstep.parity.expected.ulp import same
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.operations.operation import Operation, Role
 
 POWERS = (24, -24, 11, -11, 5, -5, 1, -1)
 WITH_GRADIENT = {"factor": -1, "inv_scale": -1, "scale": 1, "min_scale": 1, "norm": 1}

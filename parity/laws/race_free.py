@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parity.case import Case
-from parity.expand import expand, plant
-from parity.laws.base import Draw, Law
-from parity.operation import Role
-from parity.plan import Call, Plan
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.generate import expand, plant
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan
+from twinstep.parity.operations.operation import Role
 
 # More than one block of any usual size; whole tensors are usually left to larger ones.
 LONG, LONGER = 4103, 16_391

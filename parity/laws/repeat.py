@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from parity.case import Case
-from parity.expand import expand
-from parity.laws.base import Law
-from parity.plan import Call, Plan, Same, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.generate import expand
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Same, Values
 
 
 def smaller(case: Case) -> Case:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.operation import Role
-from parity.plan import Call, Plan, Same, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.operations.operation import Role
 
 SIGNED = (Role.PARAM, Role.GRAD, Role.MOMENT, Role.VALUE, Role.OUTPUT)
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parity.case import Case
-from parity.expand import plant
-from parity.laws.base import Law
-from parity.operation import Role
-from parity.plan import Call, Plan, Unchanged
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.generate import plant
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Unchanged
+from twinstep.parity.operations.operation import Role
 
 KINDS = ("+inf", "NaN", "-inf", "signalling NaN")
 

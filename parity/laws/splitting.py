@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parity.case import Case
-from parity.laws.base import Draw, Law
-from parity.plan import Call, Check, Piece, Plan, Same, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Check, Piece, Plan, Same, Values
 
 SAYS = "depends on how the elements are cut into tensors"
 PIECES = 115

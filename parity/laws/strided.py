@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from parity.case import Case
-from parity.laws.base import Draw, Law
-from parity.plan import Call, Plan, Same, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Plan, Same, Values
 
 WIDTH = 5
 

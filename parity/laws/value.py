@@ -2,7 +2,7 @@
 
 Kernels that claim `exact` agree in every bit: zero ULP, the sign of zero included, NaN with NaN
 whatever its payload. Kernels that claim `bounded` stay within the bound derived from the
-reference's formula (`parity/bounds.py`).
+reference's formula (`parity/expected/bounds.py`).
 
 Real bugs: eps multiplied by the bias correction (pytorch/pytorch#22628, NVIDIA/apex@18062b69);
 beta2 read from the array of beta1 (NVIDIA/apex#1007); weight decay coupled where it should not be
@@ -14,9 +14,9 @@ twice (pytorch/pytorch#94060); the clip coefficient's minimum taken for a maximu
 
 from __future__ import annotations
 
-from parity.case import Case
-from parity.laws.base import Law
-from parity.plan import Call, Plan, Values
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.plan import Call, Plan, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

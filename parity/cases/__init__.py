@@ -1,0 +1,1 @@
+"""Inputs: covering design, generation by bit pattern, guarded memory."""

@@ -1,0 +1,127 @@
+"""A case: one set of arguments of one operation, as values; and the recipe it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.operations.operation import Operation, OptionValue
+
+NO_TENSORS: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a case is expanded from: small, so that it is cheap to draw.
+
+    Attributes:
+        layout: `flat` or `list`.
+        sizes: elements of each tensor.
+        regime: a name from `parity.cases.regimes`.
+        seed: of the values.
+        controls: value of each control.
+        options: value of each option.
+        aligned: tensors start at multiples of 64 bytes; otherwise anywhere.
+        planes: give tensors two dimensions where their size allows it.
+        absent: leave out optional lists that no dtype combination asks for by name.
+        guard: byte that fills the room around the tensors.
+        one_step: every tensor has completed the same number of steps.
+        step: which of `deal.STEPS` the first tensor has completed; the next one has the next.
+    """
+
+    layout: str
+    sizes: tuple[int, ...]
+    regime: str = "mixture"
+    seed: int = 0
+    controls: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    aligned: bool = True
+    planes: bool = False
+    absent: bool = False
+    guard: int = 0x5A
+    one_step: bool = False
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Arguments as values, on the CPU, never handed to a kernel directly.
+
+    Attributes:
+        operation: whose arguments these are.
+        combination: name of the dtype combination.
+        lists: tensors by argument.
+        controls: 0-dim tensors by argument.
+        options: plain values by argument.
+        skews: elements that each tensor is moved off its alignment, by argument.
+        guard: byte that fills the room around the tensors.
+        recipe: where it came from; kept through shrinking for the report.
+        seen: pairs of regime and size class among its elements.
+        placement: positions of every list in the order in which their tensors lie in memory; empty
+            for the order of the list.
+        columns: lists whose matrices are stored column after column.
+    """
+
+    operation: Operation
+    combination: str
+    lists: Mapping[str, Sequence[Tensor]]
+    controls: Mapping[str, Tensor]
+    options: Mapping[str, OptionValue]
+    skews: Mapping[str, Sequence[int]]
+    guard: int
+    recipe: Recipe
+    seen: frozenset[tuple[str, str]] = frozenset()
+    placement: tuple[int, ...] = ()
+    columns: frozenset[str] = frozenset()
+
+    @property
+    def numel(self) -> int:
+        """Elements of the longest list."""
+        return max((sum(t.numel() for t in ts) for ts in self.lists.values()), default=0)
+
+    @property
+    def length(self) -> int:
+        """Tensors in the longest list."""
+        return max((len(tensors) for tensors in self.lists.values()), default=0)
+
+    def reference(self) -> dict[str, list[Tensor]]:
+        """What the reference returns, by argument; a control as a list of one."""
+        return evaluate(self, self.lists)
+
+    def with_lists(self, lists: Mapping[str, Sequence[Tensor]]) -> Case:
+        """The same case with other tensors, all aligned as before where they still exist."""
+        skews = {name: _fit(self.skews.get(name, ()), len(lists[name])) for name in lists}
+        longest = max(map(len, lists.values()), default=0)
+        placement = self.placement if len(self.placement) == longest else ()
+        return replace(self, lists=dict(lists), skews=skews, placement=placement)
+
+    def with_controls(self, **values: float) -> Case:
+        """The same case with some controls set to other values."""
+        new = {
+            name: torch.tensor(value, dtype=self.controls[name].dtype)
+            for name, value in values.items()
+        }
+        return replace(self, controls={**self.controls, **new})
+
+
+def evaluate(case: Case, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
+    """Run the reference on these lists with the case's controls and options."""
+    ordered = [list(lists[argument.name]) for argument in case.operation.lists]
+    results = case.operation.reference(*ordered, **case.controls, **case.options)
+    named: dict[str, list[Tensor]] = {}
+    for name, result in zip(case.operation.writes, results, strict=True):
+        named[name] = [result] if isinstance(result, Tensor) else list(_tensors(result))
+    return named
+
+
+def _tensors(result: object) -> list[Tensor]:
+    if not isinstance(result, list | tuple):
+        raise TypeError(f"the reference returned {type(result).__name__}, not a list of tensors")
+    return list(result)
+
+
+def _fit(skews: Sequence[int], length: int) -> list[int]:
+    return [*skews, *[0] * length][:length]

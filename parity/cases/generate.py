@@ -1,0 +1,229 @@
+"""From a recipe to a case: vectorised, and the same case for the same recipe on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.covering import STEPS, size_class
+from twinstep.parity.cases.formats import FORMATS, non_finite_bits, to_tensor
+from twinstep.parity.cases.regimes import (
+    FINITE,
+    Codes,
+    Values,
+    codes_of,
+    overlay_bits,
+    round_to_bits,
+    values,
+)
+from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
+
+
+def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
+    """Make the case that a recipe stands for."""
+    rng = np.random.default_rng(recipe.seed)
+    controls = _controls(operation, recipe)
+    codes = _codes(operation, recipe, rng)
+    intended = values(codes, rng, {name: float(value) for name, value in controls.items()})
+    lists: dict[str, list[Tensor]] = {}
+    for argument in operation.lists:
+        lists[argument.name] = _list(operation, combination, recipe, argument, rng, codes, intended)
+    case = Case(
+        operation=operation,
+        combination=combination,
+        lists=lists,
+        controls=controls,
+        options=dict(recipe.options),
+        skews=_skews(recipe, rng, lists),
+        guard=recipe.guard,
+        recipe=recipe,
+        seen=_seen(recipe, codes),
+    )
+    return planted(case, rng) if recipe.regime == "planted" else case
+
+
+def _codes(operation: Operation, recipe: Recipe, rng: np.random.Generator) -> Codes:
+    """The regime of each element.
+
+    Every second tensor of a list, and the second half of a single one, is a mixture in any regime,
+    so that each case shows many regimes. Not in a norm, where the loudest would drown the others.
+    """
+    codes = codes_of(recipe.regime, rng, sum(recipe.sizes))
+    mixture = codes_of("mixture", rng, len(codes))
+    if "norm" in operation.writes or recipe.regime == "mixture":
+        return codes
+    start = 0
+    for index, size in enumerate(recipe.sizes):
+        alone = len(recipe.sizes) == 1
+        first = start + (size // 2 if alone else 0 if index % 2 else size)
+        codes[first : start + size] = mixture[first : start + size]
+        start += size
+    return codes
+
+
+def _controls(operation: Operation, recipe: Recipe) -> dict[str, Tensor]:
+    def value(control: Control) -> Tensor:
+        drawn = recipe.controls.get(control.name, control.values[0])
+        whole = int(drawn) if control.dtype == torch.int64 else drawn
+        return torch.tensor(whole, dtype=control.dtype)
+
+    return {control.name: value(control) for control in operation.controls}
+
+
+def _list(
+    operation: Operation,
+    combination: str,
+    recipe: Recipe,
+    argument: ListArgument,
+    rng: np.random.Generator,
+    codes: Codes,
+    intended: Values,
+) -> list[Tensor]:
+    """The tensors of one argument."""
+    if argument.role is Role.STEPS:
+        return _steps(recipe)
+    dtypes = operation.combinations[combination].get(argument.name, ())
+    absent = argument.optional and recipe.absent and argument.role is not Role.OUTPUT
+    if not dtypes or absent:
+        return []
+    if argument.single:
+        return [_flat(operation, recipe, dtypes[0], rng)]
+    tensors, start = [], 0
+    reals = intended.of(argument.role)
+    # In a norm one huge gradient drowns all others: a mixture keeps its gradients moderate.
+    tame = "norm" in operation.writes and recipe.regime == "mixture"
+    tame = tame and argument.role is Role.GRAD
+    for index, size in enumerate(recipe.sizes):
+        form = FORMATS[dtypes[index % len(dtypes)]]
+        part = slice(start, start + size)
+        start += size
+        rounded = round_to_bits(reals[part], form.name)
+        codes_here = _tamed(codes[part]) if tame else codes[part]
+        bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
+        if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
+            bits[:] = 0
+        tensors.append(_shaped(to_tensor(bits, form), recipe.planes))
+    return tensors
+
+
+def _starts_at_zero(operation: Operation, recipe: Recipe, index: int) -> bool:
+    """Whether all weights of a tensor are 0, as biases are at first, in one case of three.
+
+    Only where a whole tensor decides: elsewhere single zeros show as much.
+    """
+    whole = "splitting" not in operation.laws
+    return whole and index == 0 and recipe.seed % 3 == 0
+
+
+def _tamed(codes: Codes) -> Codes:
+    loud = (codes == FINITE.index("extreme")) | (codes == FINITE.index("bits"))
+    return np.where(loud, FINITE.index("ordinary"), codes)
+
+
+def _seen(recipe: Recipe, codes: Codes) -> frozenset[tuple[str, str]]:
+    """Pairs of regime and size class among the elements."""
+    found, start = set(), 0
+    planted_too = ("planted",) if recipe.regime == "planted" else ()
+    for size in recipe.sizes:
+        here = np.unique(codes[start : start + size])
+        names = (*(FINITE[int(code)] for code in here), *planted_too)
+        found |= {(name, size_class(size)) for name in names}
+        start += size
+    return frozenset(found)
+
+
+def _steps(recipe: Recipe) -> list[Tensor]:
+    turns = (recipe.step + (0 if recipe.one_step else at) for at in range(len(recipe.sizes)))
+    return [torch.tensor(STEPS[turn % len(STEPS)], dtype=torch.int64) for turn in turns]
+
+
+def _flat(
+    operation: Operation, recipe: Recipe, dtype: torch.dtype, rng: np.random.Generator
+) -> Tensor:
+    """A flat buffer long enough for the sizes in slots, with a tail."""
+    slot = int(recipe.options.get("slot", 1))
+    end = 0
+    for size in recipe.sizes:
+        end = -(-end // slot) * slot + size
+    length = end + int(rng.integers(0, 2 * slot + 1))
+    form = FORMATS[dtype]
+    reals = values(codes_of("mixture", rng, length), rng, {}).param
+    return to_tensor(round_to_bits(reals, form.name), form)
+
+
+def _shaped(tensor: Tensor, planes: bool) -> Tensor:
+    for width in (7, 4, 3, 2):
+        if planes and tensor.numel() and tensor.numel() % width == 0:
+            return tensor.reshape(-1, width)
+    return tensor
+
+
+def _skews(
+    recipe: Recipe, rng: np.random.Generator, lists: Mapping[str, Sequence[Tensor]]
+) -> dict[str, list[int]]:
+    """How far tensors lie off their alignment: not at all, all alike, or those of one list.
+
+    Any other mixture shows a kernel nothing new, but a compiler that looks at alignment makes a
+    kernel of its own for each.
+    """
+    skewed: set[str] = set()
+    if not recipe.aligned and lists:
+        names = list(lists)
+        skewed = set(names) if rng.integers(2) else {names[rng.integers(len(names))]}
+    offsets = rng.integers(0, 9, max(map(len, lists.values()), default=0))
+    return {
+        name: [int(offset) * (name in skewed) for offset in offsets[: len(tensors)]]
+        for name, tensors in lists.items()
+    }
+
+
+def planted(case: Case, rng: np.random.Generator) -> Case:
+    """Put one non-finite value into one element of one list that is read."""
+    readable = [
+        (argument.name, index)
+        for argument in case.operation.lists
+        if argument.role not in _never_planted(case.operation)
+        for index, tensor in enumerate(case.lists[argument.name])
+        if tensor.numel()
+    ]
+    if not readable:
+        return case
+    gradients = [row for row in readable if row[0] in case.operation.lists_of(Role.GRAD)]
+    pool = gradients if gradients and rng.integers(0, 4) else readable
+    name, index = pool[int(rng.integers(0, len(pool)))]
+    place = int(rng.integers(0, case.lists[name][index].numel()))
+    kinds = list(non_finite_bits(FORMATS[case.lists[name][index].dtype]))
+    return plant(case, name, index, place, kinds[int(rng.integers(0, len(kinds)))])
+
+
+def _never_planted(operation: Operation) -> tuple[Role, ...]:
+    """Not weights beside gradients: a non-finite weight has lost the training already."""
+    written = (Role.OUTPUT, Role.STEPS)
+    return (*written, Role.PARAM) if operation.lists_of(Role.GRAD) else written
+
+
+def plant(case: Case, name: str, index: int, place: int, kind: str) -> Case:
+    """The case with `kind` (a name from `formats.non_finite_bits`) at one element."""
+    tensor = case.lists[name][index]
+    pattern = non_finite_bits(FORMATS[tensor.dtype])[kind]
+    return replaced(case, name, index, with_bits(tensor, [place], pattern))
+
+
+def replaced(case: Case, name: str, index: int, tensor: Tensor) -> Case:
+    """The case with another tensor at one position."""
+    tensors = list(case.lists[name])
+    tensors[index] = tensor
+    return case.with_lists({**case.lists, name: tensors})
+
+
+def with_bits(tensor: Tensor, places: Sequence[int], pattern: int) -> Tensor:
+    """A copy of the tensor with this bit pattern at these places."""
+    form = FORMATS[tensor.dtype]
+    words = np.full(len(places), pattern, dtype=np.uint64)
+    new = tensor.reshape(-1).clone()
+    new.view(form.signed)[list(places)] = to_tensor(words, form).view(form.signed)
+    return new.reshape(tensor.shape)

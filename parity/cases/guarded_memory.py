@@ -1,0 +1,145 @@
+"""Guarded memory: every argument of one call lies in one block of bytes, with room in between.
+
+The room before, between and behind the tensors is filled with a guard byte, and after the call the
+whole block is compared with what it was. One comparison so finds writes before the first element,
+behind the last, into alignment gaps, into read-only inputs and into a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case
+
+ALIGNMENT = 64
+ROOM = 64
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one tensor lies.
+
+    Attributes:
+        name: of the argument.
+        index: in its list; 0 for a control.
+        start: first byte.
+        value: the tensor's content before the call; gives dtype and shape.
+        control: whether it is a 0-dim control.
+        columns: whether a matrix is stored column after column.
+    """
+
+    name: str
+    index: int
+    start: int
+    value: Tensor
+    control: bool
+    columns: bool = False
+
+    @property
+    def stop(self) -> int:
+        """First byte behind the tensor."""
+        return self.start + self.value.numel() * self.value.element_size()
+
+    def of(self, block: Tensor) -> Tensor:
+        """The tensor inside a block of bytes: a view, except that an empty tensor is new."""
+        if not self.value.numel():
+            return torch.empty(self.value.shape, dtype=self.value.dtype, device=block.device)
+        flat = block[self.start : self.stop].view(self.value.dtype)
+        if self.columns:
+            return flat.view(tuple(reversed(self.value.shape))).t()
+        return flat.view(self.value.shape)
+
+
+def spans_of(case: Case) -> tuple[list[Span], int]:
+    """Lay out all arguments of a case; also the length of the block."""
+    spans, end = [], 0
+
+    def place(name: str, index: int, value: Tensor, skew: int, control: bool) -> None:
+        nonlocal end
+        start = -(-(end + ROOM) // ALIGNMENT) * ALIGNMENT + skew * value.element_size()
+        columns = name in case.columns and value.dim() == 2
+        spans.append(Span(name, index, start, value, control, columns))
+        end = spans[-1].stop
+
+    for name, tensors in case.lists.items():
+        here = len(case.placement) == len(tensors)
+        for index in case.placement if here else range(len(tensors)):
+            place(name, index, tensors[index], case.skews[name][index], control=False)
+    for name, value in case.controls.items():
+        place(name, 0, value, 0, control=True)
+    return spans, end + ROOM + ALIGNMENT
+
+
+def _filled(case: Case, spans: list[Span], length: int) -> Tensor:
+    """The bytes before the call."""
+    before = torch.full((length,), case.guard, dtype=torch.uint8)
+    for span in spans:
+        if span.value.numel():
+            span.of(before).copy_(span.value)
+    return before
+
+
+@dataclass
+class Arena:
+    """The block of one call, on the kernel's device.
+
+    Attributes:
+        case: whose arguments it holds.
+        spans: where they lie.
+        block: the bytes the kernel works on, uint8.
+        before: the bytes as they were before the call, on the CPU.
+        graph: the call captured as a CUDA graph on this memory.
+        ends: the bytes that a large call left at its first and at its last elements.
+    """
+
+    case: Case
+    spans: list[Span]
+    block: Tensor
+    before: Tensor
+    graph: torch.cuda.CUDAGraph | None = None
+    ends: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, case: Case, device: torch.device) -> Arena:
+        """Lay a case out in fresh memory."""
+        spans, length = spans_of(case)
+        before = _filled(case, spans, length)
+        return cls(case, spans, before.clone().to(device), before)
+
+    def renewed(self, case: Case) -> Arena:
+        """The same memory, filled with what another case holds that lies alike in it."""
+        spans, _ = spans_of(case)
+        places = [(span.name, span.index, span.start, span.stop) for span in spans]
+        if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
+            raise ValueError("a case cannot reuse memory in which it would lie otherwise [arena]")
+        before = _filled(case, spans, self.before.numel())
+        self.block.copy_(before)
+        return Arena(case, spans, self.block, before, self.graph, self.ends)
+
+    def refill(self) -> None:
+        """Put the bytes from before the call back, at the same addresses."""
+        self.block.copy_(self.before)
+
+    def call(self, kernel: Callable[..., object]) -> object:
+        """Call the kernel with views into the block."""
+        lists: dict[str, list[Tensor]] = {name: [] for name in self.case.lists}
+        controls: dict[str, Tensor] = {}
+        for span in sorted(self.spans, key=lambda span: span.index):
+            if span.control:
+                controls[span.name] = span.of(self.block)
+            else:
+                lists[span.name].append(span.of(self.block))
+        positional = [lists[argument.name] for argument in self.case.operation.lists]
+        return kernel(*positional, **controls, **self.case.options)
+
+    def after(self) -> Tensor:
+        """The bytes now, on the CPU."""
+        return self.block.cpu().clone()
+
+    def read(self, block: Tensor) -> Mapping[tuple[str, int], Tensor]:
+        """All tensors inside a block, by argument and index."""
+        return {(span.name, span.index): span.of(block) for span in self.spans}

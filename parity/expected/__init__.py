@@ -1,0 +1,1 @@
+"""Which values the judge accepts: exact ones, or intervals that follow from the formula."""

@@ -1,0 +1,95 @@
+"""What the judge wants to see in one tensor: one value, or an interval of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.expected.ulp import same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """What one written tensor should hold.
+
+    Attributes:
+        value: what the reference returned.
+        low: smallest accepted value, in the tensor's dtype; None: `value` alone, bit for bit.
+        high: largest accepted value.
+        exact: the real-valued result, float64, before the last rounding.
+        bound: how far from `exact` a result may be before that rounding, float64.
+        zone: where the order of operations decides between a finite and a non-finite result, so
+            that both are accepted.
+    """
+
+    value: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+    exact: Tensor | None = None
+    bound: Tensor | None = None
+    zone: Tensor | None = None
+
+    def accepts(self, got: Tensor) -> Tensor:
+        """Where `got` (same dtype and shape) is acceptable."""
+        if self.low is None or self.high is None or self.zone is None:
+            return same(got, self.value)
+        inside = (got >= self.low) & (got <= self.high)
+        nan_too = torch.isnan(got) & torch.isnan(self.value)
+        return inside | nan_too | (self.zone & ~torch.isfinite(got))
+
+    def ratio(self, got: Tensor) -> Tensor | None:
+        """Error over bound, where both mean something; None without a bound.
+
+        The error is counted from the nearest value that rounds to `got`, so that an output of
+        few bits is not charged with its own rounding.
+        """
+        if self.exact is None or self.bound is None or self.low is None or self.high is None:
+            return None
+        wide = got.to(torch.float64)
+        edge = torch.where(wide > self.exact, _below(got), _above(got))
+        # Between `edge` and `got` every real number rounds to `got`.
+        nearest = torch.where((self.exact - edge) * (self.exact - wide) <= 0, self.exact, edge)
+        error = (nearest - self.exact).abs()
+        ratio = error / self.bound.clamp_min(torch.finfo(torch.float64).tiny)
+        meaningful = torch.isfinite(ratio) & torch.isfinite(wide) & ~self.zone_or_none(got)
+        return torch.where(meaningful & (error > 0), ratio, torch.zeros_like(ratio))
+
+    def nearness(self, got: Tensor) -> Tensor:
+        """What a search can climb where few bits hide the error: bound over distance to a tie.
+
+        Between 0 (far from every tie, or nothing is hidden) and 1e-2; flat. From a tie an error
+        within the bound shows, and only there.
+        """
+        flat = torch.zeros(got.numel(), dtype=torch.float64)
+        if self.exact is None or self.bound is None or got.dtype == torch.float32:
+            return flat
+        exact, bound = self.exact.reshape(-1), self.bound.reshape(-1)
+        rounded = self.exact.to(got.dtype)
+        ties = (_below(rounded).reshape(-1), _above(rounded).reshape(-1))
+        gap = torch.minimum((exact - ties[0]).abs(), (exact - ties[1]).abs())
+        near = (bound / gap.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(10.0)
+        usable = torch.isfinite(near) & ~self.zone_or_none(got).reshape(-1)
+        return torch.where(usable, near * 1e-3, flat)
+
+    def zone_or_none(self, got: Tensor) -> Tensor:
+        """The zone, or nowhere."""
+        return torch.zeros_like(got, dtype=torch.bool) if self.zone is None else self.zone
+
+
+def _below(got: Tensor) -> Tensor:
+    """Midpoint between a value and its lower neighbour, in float64 (fp32: the value itself)."""
+    return _midpoint(got, -torch.inf)
+
+
+def _above(got: Tensor) -> Tensor:
+    return _midpoint(got, torch.inf)
+
+
+def _midpoint(got: Tensor, towards: float) -> Tensor:
+    wide = got.to(torch.float64)
+    if got.dtype == torch.float32:
+        return wide
+    neighbour = torch.nextafter(got, torch.full_like(got, towards)).to(torch.float64)
+    return (wide + neighbour) / 2

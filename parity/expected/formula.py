@@ -1,0 +1,121 @@
+"""A kernel's own formula in float64 against the specification in float64.
+
+The specification is the reference's formula without roundings, as the bounds carry it; the kernel's
+is what the precision lift read from its compiled code. Both are evaluated in float64, whose
+roundings move a result by at most the derived fp32 bound times 2^-29: they may differ by that, and
+by four ULP of float64. No storage rounds anything, so that a wrong formula shows that bf16
+would hide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.guarded_memory import Arena, Span
+from twinstep.parity.expected.outputs import Truth, truths
+from twinstep.parity.records.errors import CannotJudge
+
+if TYPE_CHECKING:
+    from twinstep.replay.lift import Lift, Wide
+
+NARROWER = 2.0**-29
+FEW_ULP = 2.0**-51
+
+
+def tolerance(truth: Truth) -> Tensor:
+    """What float64 may make of equal formulas."""
+    return truth.error * NARROWER + truth.exact.abs() * FEW_ULP
+
+
+@dataclass(frozen=True)
+class Formulated:
+    """One written tensor: what it should be in real numbers, and what the kernel's formula gives.
+
+    Attributes:
+        span: the tensor.
+        truth: the specification.
+        wide: the kernel's formula.
+        foreign: whether the kernel also used numbers that the host had computed.
+    """
+
+    span: Span
+    truth: Truth
+    wide: Wide
+    foreign: bool
+
+    def wrong(self) -> Tensor:
+        """Where the formulas differ.
+
+        Raises:
+            CannotJudge: they differ, or nothing can be said, for want of a lifted value.
+        """
+        if self.wide.spoiled:
+            raise CannotJudge(f"not liftable: {self._name()} derives from {self.wide.spoiled}")
+        judged = torch.isfinite(self.truth.exact) & ~self.truth.zone
+        close = (self.wide.value - self.truth.exact).abs() <= tolerance(self.truth)
+        found = judged & ~close
+        if bool((found & ~self.wide.stored).any()):
+            raise CannotJudge(f"not liftable: no launch stores {self._name()}")
+        if self.foreign and bool(found.any()):
+            raise CannotJudge("not liftable: the kernel reads numbers that the host has computed")
+        return found
+
+    def _name(self) -> str:
+        return f"{self.span.name}[{self.span.index}]"
+
+
+@contextlib.contextmanager
+def lifted(arena: Arena, wanted: bool) -> Iterator[Lift | None]:
+    """Lift the launches inside the context, over the float tensors of the arena's lists."""
+    if not wanted:
+        yield None
+        return
+    from twinstep.replay.lift import lifting
+
+    data: list[Tensor] = []
+    others: list[Tensor] = []
+    for span in arena.spans:
+        tensor = span.of(arena.block)
+        lists = not span.control and tensor.is_floating_point()
+        (data if lists else others).append(tensor)
+    with lifting(data, others) as lift:
+        yield lift
+
+
+def formulated(lift: Lift | None, arena: Arena) -> tuple[Formulated, ...]:
+    """Everything the operation writes and has a formula for.
+
+    Raises:
+        CannotJudge: the reference cannot be evaluated without roundings.
+    """
+    if lift is None:
+        return ()
+    try:
+        known = truths(arena.case)
+    except Exception as error:
+        # A reference of somebody's own may use operations that no bound is known for.
+        raise CannotJudge(f"the specification has no formula: {error}") from error
+    found = []
+    for span in arena.spans:
+        truth = known.get((span.name, span.index))
+        if truth is not None and span.value.numel():
+            wide = lift.read(span.of(arena.block))
+            found.append(Formulated(span, truth, wide, lift.foreign))
+    return tuple(found)
+
+
+def refusal(failure: str) -> None:
+    """Raise where a lifted call failed; what a kernel raises by itself, the other laws see.
+
+    Raises:
+        CannotJudge: naming the instruction that cannot be lifted, or what else went wrong.
+    """
+    reason = failure.removeprefix("raises NotLiftable: ").partition(" [/")[0]
+    if failure:
+        raise CannotJudge(f"not liftable: {reason}")

@@ -1,0 +1,122 @@
+"""What every written argument of a case should hold: exact, or within the derived bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case, evaluate
+from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, charging, known
+from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, Charges
+from twinstep.parity.operations.operation import Bound
+
+Wants = Mapping[str, Sequence[Want]]
+
+
+def wants(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> Wants:
+    """Evaluate the reference on the CPU; with its bounds where the arithmetic is "bounded".
+
+    Args:
+        case: gives the arguments.
+        arithmetic: what the kernel claims.
+        charges: what its compiled code adds to the bounds.
+    """
+    if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
+        return {name: [Want(value=x) for x in xs] for name, xs in case.reference().items()}
+    results = _evaluated(case, charges)
+    return {name: [_want(x) for x in xs] for name, xs in results.items()}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The specification of one tensor in real numbers, all of its shape.
+
+    Attributes:
+        exact: float64, nothing rounded.
+        error: what fp32 arithmetic may make of it, float64.
+        zone: where fp32 may overflow on the way.
+    """
+
+    exact: Tensor
+    error: Tensor
+    zone: Tensor
+
+
+def truths(case: Case) -> dict[tuple[str, int], Truth]:
+    """The specification of everything written that a formula stands behind, by name and index."""
+    return {
+        (name, index): Truth(x.carried.exact, x.carried.error, x.carried.zone)
+        for name, xs in _evaluated(case, IEEE).items()
+        for index, x in enumerate(xs)
+        if isinstance(x, Bounded)
+    }
+
+
+def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
+    """What the reference makes of numbers that carry their bound."""
+    lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
+    controls = {
+        control.name: case.controls[control.name]
+        if control.output or control.name == "found_inf" or control.dtype != torch.float32
+        else _wrapped(case.controls[control.name])
+        for control in case.operation.controls
+    }
+    with charging(charges):
+        return evaluate(replace(case, controls=controls), lists)
+
+
+def _wrapped(x: Tensor) -> Tensor:
+    return Bounded(known(x)) if x.dtype.is_floating_point else x
+
+
+def _want(x: Tensor) -> Want:
+    if not isinstance(x, Bounded):
+        return Want(value=x)
+    carried = x.carried
+    if not bool(((carried.error != 0) | carried.zone).any()):
+        return _untouched(x)
+    low, high = _ends(carried)
+    return Want(
+        value=carried.value,
+        low=_inside(low, x.dtype, torch.inf),
+        high=_inside(high, x.dtype, -torch.inf),
+        exact=carried.exact,
+        bound=carried.error,
+        zone=carried.zone,
+    )
+
+
+def _untouched(x: Bounded) -> Want:
+    """No rounding but the one to storage: there is nothing an honest kernel could do otherwise."""
+    return Want(value=x.carried.value)
+
+
+def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:
+    """The end of an interval as a number of the dtype.
+
+    The rounding to few bits is not in the bound, so the end is rounded as a result would be. The
+    last rounding to fp32 is in it: there the end is the outermost number inside.
+    """
+    rounded = end.to(dtype)
+    if dtype not in (torch.float32, torch.float64):
+        return rounded
+    wide = rounded.to(torch.float64)
+    outside = wide < end if inwards > 0 else wide > end
+    return torch.where(
+        outside, torch.nextafter(rounded, torch.full_like(rounded, inwards)), rounded
+    )
+
+
+def _ends(carried: Carried) -> tuple[Tensor, Tensor]:
+    """Both ends of the interval; in a zone it reaches from one order's result to the other's."""
+    low = torch.where(carried.error > 0, carried.exact - carried.error, carried.exact)
+    high = torch.where(carried.error > 0, carried.exact + carried.error, carried.exact)
+    value = carried.value.to(torch.float64)
+    room = value.abs() * 2 * ROUNDING
+    low = torch.where(carried.zone, torch.fmin(low, value - room), low)
+    high = torch.where(carried.zone, torch.fmax(high, value + room), high)
+    return low, high

@@ -1,0 +1,347 @@
+"""A law applied to a case: calls to make, and checks on what they left behind.
+
+Laws are data, so that the judge and the stand-alone repro file carry out the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.guarded_memory import Arena, Span
+from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.formula import Formulated, tolerance
+from twinstep.parity.expected.outputs import Wants
+from twinstep.parity.expected.ulp import same
+from twinstep.parity.laws.finding import Finding, element, inputs_at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of the kernel.
+
+    Attributes:
+        case: its arguments.
+        reuse: an earlier call whose memory, filled with what this case holds, this one works on;
+            None for memory of its own. Both cases lie alike in memory.
+        fresh: make the call even where another law has made it already.
+        may_refuse: an exception is accepted that says why and leaves every byte as it was.
+        watched: note what the host reads of the device meanwhile.
+        captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
+        lifted: evaluate the kernel's formula in float64 beside it.
+        races: on replay, let two threads that touch the same bytes without order be an error.
+        end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
+            values at both ends, and look at that end.
+    """
+
+    case: Case
+    reuse: int | None = None
+    fresh: bool = False
+    may_refuse: bool = False
+    watched: bool = False
+    captured: bool = False
+    lifted: bool = False
+    races: bool = False
+    end: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether what it leaves behind may serve another law."""
+        special = self.fresh or self.watched or self.captured or self.lifted or self.races
+        return self.reuse is None and not (special or self.end)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call left behind.
+
+    Attributes:
+        arena: where it worked.
+        before: the bytes it found.
+        after: the bytes it left.
+        wants: what the reference says.
+        wanted: whether it was asked; otherwise `wants` holds placeholders.
+        reads: device values that the host read meanwhile, if that was watched.
+        refused: the exception with which the call was refused; empty if it was made.
+        formulas: specification and lifted formula of what was written, if the call was lifted.
+    """
+
+    arena: Arena
+    before: Tensor
+    after: Tensor
+    wants: Wants
+    wanted: bool = False
+    reads: tuple[str, ...] = ()
+    refused: str = ""
+    formulas: tuple[Formulated, ...] = ()
+
+    def got(self, span: Span) -> Tensor:
+        """The tensor after the call."""
+        return span.of(self.after)
+
+    def written(self) -> list[tuple[Span, Want]]:
+        """Everything the operation writes, with what should be there."""
+        names = self.arena.case.operation.writes
+        spans = [span for span in self.arena.spans if span.name in names]
+        return [(span, self.wants[span.name][span.index]) for span in spans]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Everything written agrees with the reference."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first disagreement, if any."""
+        outcome = outcomes[self.call]
+        for span, want in outcome.written() if not outcome.refused else ():
+            got = outcome.got(span)
+            wrong = ~want.accepts(got)
+            if not bool(wrong.any()):
+                continue
+            place = _worst(wrong, want.ratio(got))
+            return _finding("differs from the reference", self.call, outcome, span, place, want)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untouched:
+    """Nothing is written but what the operation says: guards, gaps, read-only inputs."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first byte that changed and should not have."""
+        outcome = outcomes[self.call]
+        changed = outcome.after != outcome.before
+        writes = outcome.arena.case.operation.writes
+        for span in outcome.arena.spans:
+            if span.name in writes:
+                changed[span.start : span.stop] = False
+        places = changed.nonzero()
+        if not places.numel():
+            return None
+        return _stray(int(places[0].item()), self.call, outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unchanged:
+    """These arguments keep every bit, NaN payloads too.
+
+    Attributes:
+        names: of the arguments.
+    """
+
+    names: tuple[str, ...]
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first element that changed."""
+        outcome = outcomes[self.call]
+        for span in outcome.arena.spans:
+            if span.name not in self.names:
+                continue
+            inside = slice(span.start, span.stop)
+            changed = (outcome.after[inside] != outcome.before[inside]).nonzero()
+            if changed.numel():
+                place = int(changed[0].item()) // span.value.element_size()
+                want = Want(value=span.value)
+                says = "changed although the step is skipped"
+                return _finding(says, self.call, outcome, span, place, want)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A range of elements of one list position."""
+
+    index: int
+    start: int
+    step: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same:
+    """Two calls leave the same bits in corresponding places.
+
+    Attributes:
+        says: what did not matter, for the message.
+        first: a call.
+        second: the call compared with it.
+        where: for every list position of the first call, where its elements lie in the second;
+            None: in the same place.
+        names: of the arguments compared; None: everything written.
+        negated: arguments that the second call leaves with the other sign; a zero has none.
+        powers: arguments that the second call leaves times this power of two.
+    """
+
+    says: str
+    first: int = 0
+    second: int = 1
+    where: tuple[Piece, ...] | None = None
+    names: tuple[str, ...] | None = None
+    negated: tuple[str, ...] = ()
+    powers: tuple[tuple[str, int], ...] = ()
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first place where the second call differs."""
+        one, two = outcomes[self.first], outcomes[self.second]
+        if one.refused or two.refused:
+            return None
+        there = {(span.name, span.index): span for span in two.arena.spans}
+        for span, _ in one.written():
+            if self.names is not None and span.name not in self.names:
+                continue
+            piece = self.piece(span)
+            other = there.get((span.name, piece.index))
+            if other is None:
+                continue
+            want = self.expected(span.name, one.got(span).reshape(-1))
+            flat = two.got(other).reshape(-1)
+            places = piece.start + piece.step * torch.arange(want.numel())
+            right = same(flat[places], want)
+            if span.name in self.negated:
+                right |= (flat[places] == 0) & (want == 0)
+            wrong = (~right).nonzero()
+            if wrong.numel():
+                at = int(wrong[0].item())
+                where = int(places[at].item())
+                wanted = Want(value=_spread(want, places, flat))
+                return _finding(self.says, self.second, two, other, where, wanted)
+        return None
+
+    def expected(self, name: str, first: Tensor) -> Tensor:
+        """What the second call should hold where the first holds this."""
+        if name in self.negated:
+            return -first
+        power = dict(self.powers).get(name, 0)
+        return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
+
+    def piece(self, span: Span) -> Piece:
+        """Where the elements of a span of the first call lie in the second."""
+        if span.control or self.where is None:
+            return Piece(index=span.index, start=0)
+        piece = self.where[span.index]
+        if span.value.dim() == 0:
+            # A step count: one per tensor, wherever its elements went.
+            return Piece(index=piece.index, start=0)
+        return piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoHostRead:
+    """The host does not read what only the device knows."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first read."""
+        reads = outcomes[self.call].reads
+        if not reads:
+            return None
+        more = f" and {len(reads) - 1} more" if len(reads) > 1 else ""
+        return Finding(says=f"the host waits for a device value: {reads[0]}{more}", call=self.call)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula:
+    """The kernel's formula in float64 is the specification in float64."""
+
+    call: int = 0
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The element that is furthest off, if any."""
+        outcome = outcomes[self.call]
+        for row in outcome.formulas:
+            wrong = row.wrong().reshape(-1)
+            if not bool(wrong.any()):
+                continue
+            room, exact = tolerance(row.truth).reshape(-1), row.truth.exact.reshape(-1)
+            value = row.wide.value.reshape(-1)
+            ratio = ((value - exact).abs() / room.clamp_min(5e-324)).nan_to_num(nan=torch.inf)
+            place = int(torch.where(wrong, ratio, -torch.ones_like(ratio)).argmax().item())
+            return Finding(
+                says="has another formula: without any rounding it differs from the specification",
+                call=self.call,
+                name=row.span.name,
+                index=row.span.index,
+                place=-1 if row.span.control else place,
+                got=element(value, place),
+                want=element(exact, place),
+                low=element(exact - room, place),
+                high=element(exact + room, place),
+                ratio=float(ratio[place].item()),
+                inputs=inputs_at(outcome.arena, row.span, place),
+            )
+        return None
+
+
+Check = Values | Untouched | Unchanged | Same | NoHostRead | Formula
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a law asks of a case."""
+
+    calls: tuple[Call, ...]
+    checks: tuple[Check, ...]
+
+
+def _spread(want: Tensor, places: Tensor, flat: Tensor) -> Tensor:
+    spread = flat.clone()
+    spread[places] = want
+    return spread
+
+
+def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
+    """The wrong element with the largest error over bound, or else the first."""
+    flat = wrong.reshape(-1)
+    if ratio is None:
+        return int(flat.nonzero()[0].item())
+    score = torch.where(flat, ratio.reshape(-1) + 1.0, torch.zeros_like(ratio.reshape(-1)))
+    return int(score.argmax().item())
+
+
+def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, want: Want) -> Finding:
+    got = outcome.got(span)
+    ratio = want.ratio(got) if want.bound is not None else None
+    return Finding(
+        says=says,
+        call=call,
+        name=span.name,
+        index=span.index,
+        place=-1 if span.control else place,
+        got=element(got, place),
+        want=element(want.value, place),
+        low=None if want.low is None else element(want.low, place),
+        high=None if want.high is None else element(want.high, place),
+        ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
+        inputs=inputs_at(outcome.arena, span, place),
+    )
+
+
+def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
+    """Describe a byte that should not have changed by the tensor it belongs to or follows."""
+    spans = sorted(outcome.arena.spans, key=lambda span: span.start)
+    for span in spans:
+        if span.start <= byte < span.stop:
+            place = (byte - span.start) // span.value.element_size()
+            says = "is read-only and was written"
+            return _finding(says, call, outcome, span, place, Want(value=span.value))
+    before = [span for span in spans if span.stop <= byte]
+    near = before[-1] if before else spans[0]
+    offset = byte - (near.stop if before else near.start)
+    side = f"{offset} bytes behind the end" if before else f"{-offset} bytes before the start"
+    return Finding(
+        says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
+        call=call,
+        name=near.name,
+        index=near.index,
+        got=outcome.after[byte].to(torch.int64),
+        want=outcome.before[byte].to(torch.int64),
+    )

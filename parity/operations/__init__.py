@@ -1,0 +1,1 @@
+"""The contracts that kernels implement, one row each."""

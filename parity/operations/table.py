@@ -1,0 +1,83 @@
+"""Every operation there is: the house's, one row each, and those that users bring.
+
+`python -m twinstep.parity.operations.table` prints `docs/reference/operations.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from twinstep.parity.operations import buffers, scales, steps
+from twinstep.parity.operations.operation import Operation
+from twinstep.parity.records.errors import UsageError
+
+HOUSE = (
+    steps.SGD_STEP,
+    steps.ADAM_STEP,
+    steps.ADAMW_STEP,
+    steps.LAMB_STEP,
+    buffers.UNSCALE,
+    buffers.GLOBAL_NORM,
+    scales.CLIP_FACTOR,
+    scales.CLIP_COEFFICIENT,
+    scales.UPDATE_SCALE_DYNAMIC,
+    scales.UPDATE_SCALE_WRAPPER,
+    scales.UPDATE_SCALE_TORCH,
+    buffers.FLATTEN,
+    buffers.UNFLATTEN,
+    buffers.ACCUMULATE,
+    buffers.CAST_COPY,
+    steps.MIXED_STEP,
+)
+_known: dict[str, Operation] = {row.name: row for row in HOUSE}
+
+
+def operations() -> tuple[Operation, ...]:
+    """Every known operation, the house's first."""
+    return tuple(_known.values())
+
+
+def operation_named(name: str, where: str) -> Operation:
+    """The operation of that name.
+
+    Raises:
+        UsageError: there is none; the sentence lists those there are.
+    """
+    if name not in _known:
+        raise UsageError(
+            f'operation "{name}" is unknown, but should be one of {", ".join(_known)} [{where}]'
+        )
+    return _known[name]
+
+
+def add_operation(operation: Operation) -> None:
+    """Make an operation known; see `parity.register_operation`.
+
+    Raises:
+        UsageError: the name is taken.
+    """
+    if operation.name in _known:
+        raise UsageError(
+            f'operation "{operation.name}" exists already, but names should be unique '
+            f"[register_operation]"
+        )
+    _known[operation.name] = operation
+
+
+@contextlib.contextmanager
+def borrowed_operations() -> Iterator[None]:
+    """Forget at the end of the block what was added inside it."""
+    before = dict(_known)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
+
+
+if __name__ == "__main__":
+    from twinstep.parity.cli.operations_page import render
+
+    sys.stdout.write(render())

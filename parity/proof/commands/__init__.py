@@ -1,0 +1,1 @@
+"""Commands that judge the judge, or hold our kernels against recorded facts."""

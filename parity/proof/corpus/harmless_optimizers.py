@@ -1,0 +1,99 @@
+"""Optimizer classes that are written otherwise than the reference and are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+
+from twinstep.parity.proof.corpus.optimizers import Optimizer
+from twinstep.reference.fused_adam import FusedAdam, ParamGroup
+
+# Bias corrections are 1 after so many steps: torch's own functions know no other way to be rid of
+# them.
+FOREVER = 1e9
+
+
+class BackToFront(FusedAdam):
+    """Steps the parameters of a group in the opposite order."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, params[::-1])
+
+
+class FlatMoments(FusedAdam):
+    """Keeps both moments of a parameter in one buffer."""
+
+    def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
+        state = super()._initial_state(param)
+        buffer = torch.zeros(2 * param.numel(), device=param.device)
+        halves = buffer.split(param.numel()) if param.numel() else (buffer, buffer.clone())
+        names = ("exp_avg", "exp_avg_sq")
+        return {
+            **state,
+            **{n: half.view(param.shape) for n, half in zip(names, halves, strict=True)},
+        }
+
+
+class KeepsACache(FusedAdam):
+    """Remembers something that nobody else should look at."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        self._scratch = torch.zeros(sum(param.numel() for param in params))
+        super()._step_group(group, params)
+
+
+class TorchForeach(FusedAdam):
+    """Hands the arithmetic of a group to torch's foreach implementation."""
+
+    way = {"foreach": True}
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = self._initial_state(param)
+        if not params:
+            return
+        rows = [self.state[param] for param in params]
+        corrected = bool(group["bias_correction"])
+        steps = [row["step"].float() if corrected else torch.tensor(FOREVER) for row in rows]
+        beta1, beta2 = cast(tuple[float, float], group["betas"])
+        update = cast(Callable[..., None], adamw if self.adam_w_mode else adam)
+        update(
+            params,
+            [cast(Tensor, param.grad) for param in params],
+            [row["exp_avg"] for row in rows],
+            [row["exp_avg_sq"] for row in rows],
+            [],
+            steps,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+            **self.way,
+        )
+        for row in rows:
+            row["step"] += 1
+
+
+class TorchOneByOne(TorchForeach):
+    """Hands the arithmetic of a group to torch's plain implementation."""
+
+    way = {"foreach": False}
+
+
+HARMLESS_OPTIMIZERS = (
+    Optimizer(cls=FusedAdam, says="The reference itself.", dtypes=("mixed",)),
+    Optimizer(cls=BackToFront, says=str(BackToFront.__doc__), dtypes=("bf16",)),
+    Optimizer(cls=FlatMoments, says=str(FlatMoments.__doc__), flat=True),
+    Optimizer(cls=KeepsACache, says=str(KeepsACache.__doc__), private=("_scratch",)),
+    Optimizer(cls=TorchForeach, says=str(TorchForeach.__doc__), arithmetic="bounded"),
+    Optimizer(cls=TorchOneByOne, says=str(TorchOneByOne.__doc__), arithmetic="bounded"),
+)

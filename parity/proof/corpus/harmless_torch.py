@@ -1,0 +1,340 @@
+"""Plain-torch kernels that are written otherwise and are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.proof.corpus import adam, buffers, gradients, lamb, mixed, scales, sgd
+from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, only, skipped, step, with_lists
+from twinstep.parity.proof.corpus.arithmetic import fp32, sqrt_rn, square_root
+from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
+    AdamCall,
+    CastCopyCall,
+    ClipCoefficientCall,
+    ClipFactorCall,
+    DynamicCall,
+    FlattenCall,
+    GlobalNormCall,
+    LambCall,
+    MixedCall,
+    SgdCall,
+    Tensors,
+    TorchScaleCall,
+    UnflattenCall,
+    UnscaleCall,
+    WrapperCall,
+)
+from twinstep.parity.proof.corpus.entry import Variant
+from twinstep.parity.proof.corpus.shelf import harmless
+
+SHELF: list[Variant] = []
+STEP = ("bf16", "fp32", "fp16", "bf16-pure", "mixed")
+ROUNDED = ("bf16", "fp32", "mixed")
+MASTERS = ("bf16", "fp16", "fp32")
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=STEP)
+def plain_adamw(call: AdamCall) -> None:
+    """The baseline itself."""
+    step(call)
+
+
+@harmless(SHELF, "adam_step", arithmetic="exact", dtypes=STEP)
+def plain_adam(call: AdamCall) -> None:
+    """The baseline itself."""
+    step(call, adam.ADAM)
+
+
+@harmless(SHELF, "sgd_step", arithmetic="exact", dtypes=STEP)
+def plain_sgd(call: SgdCall) -> None:
+    """The baseline itself."""
+    sgd.step(call)
+
+
+@harmless(SHELF, "lamb_step", arithmetic="exact", dtypes=STEP)
+def plain_lamb(call: LambCall) -> None:
+    """The baseline itself."""
+    lamb.step(call)
+
+
+@harmless(SHELF, "unscale", arithmetic="exact", dtypes=(*MASTERS, "mixed"))
+def plain_unscale(call: UnscaleCall) -> None:
+    """The baseline itself."""
+    gradients.unscale(call)
+
+
+@harmless(SHELF, "global_norm", arithmetic="exact", dtypes=(*MASTERS, "mixed"))
+def plain_global_norm(call: GlobalNormCall) -> None:
+    """The baseline itself."""
+    gradients.global_norm(call)
+
+
+@harmless(SHELF, "clip_factor", arithmetic="exact")
+def plain_clip_factor(call: ClipFactorCall) -> None:
+    """The baseline itself."""
+    gradients.clip_factor(call)
+
+
+@harmless(SHELF, "clip_coefficient", arithmetic="exact")
+def plain_clip_coefficient(call: ClipCoefficientCall) -> None:
+    """The baseline itself."""
+    gradients.clip_coefficient(call)
+
+
+@harmless(SHELF, "update_scale_dynamic", arithmetic="exact")
+def plain_update_scale_dynamic(call: DynamicCall) -> None:
+    """The baseline itself."""
+    scales.update_dynamic(call)
+
+
+@harmless(SHELF, "update_scale_wrapper", arithmetic="exact")
+def plain_update_scale_wrapper(call: WrapperCall) -> None:
+    """The baseline itself."""
+    scales.update_wrapper(call)
+
+
+@harmless(SHELF, "update_scale_torch", arithmetic="exact")
+def plain_update_scale_torch(call: TorchScaleCall) -> None:
+    """The baseline itself."""
+    scales.update_torch(call)
+
+
+@harmless(SHELF, "flatten", arithmetic="exact", dtypes=MASTERS)
+def plain_flatten(call: FlattenCall) -> None:
+    """The baseline itself."""
+    buffers.flatten(call)
+
+
+@harmless(SHELF, "unflatten", arithmetic="exact", dtypes=MASTERS)
+def plain_unflatten(call: UnflattenCall) -> None:
+    """The baseline itself."""
+    buffers.unflatten(call)
+
+
+@harmless(SHELF, "accumulate", arithmetic="exact", dtypes=(*MASTERS, "bf16-pure"))
+def plain_accumulate(call: AccumulateCall) -> None:
+    """The baseline itself."""
+    buffers.accumulate(call)
+
+
+@harmless(SHELF, "cast_copy", arithmetic="exact", dtypes=MASTERS)
+def plain_cast_copy(call: CastCopyCall) -> None:
+    """The baseline itself."""
+    buffers.cast_copy(call)
+
+
+@harmless(SHELF, "mixed_step", arithmetic="exact", dtypes=MASTERS)
+def plain_mixed_step(call: MixedCall) -> None:
+    """The baseline itself."""
+    mixed.mixed_step(call)
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=STEP)
+def tensors_in_reverse(call: AdamCall) -> None:
+    """The list is walked from its end."""
+    step(with_lists(call, lambda name, tensors: tensors[::-1]))
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=STEP)
+def one_call_per_tensor(call: AdamCall) -> None:
+    """The list is cut into lists of one."""
+    for i in range(len(call.params)):
+        step(with_lists(call, only(i)))
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=MASTERS)
+def out_of_place_then_copied(call: AdamCall) -> None:
+    """Everything is computed on clones and copied back at the end."""
+    clones = with_lists(call, lambda name, tensors: [t.clone() for t in tensors])
+    step(clones)
+    for name in ("params", "exp_avgs", "exp_avg_sqs", "copies", "steps"):
+        for target, source in zip(getattr(call, name), getattr(clones, name), strict=True):
+            target.copy_(source)
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=MASTERS)
+def in_two_halves(call: AdamCall) -> None:
+    """Each tensor is updated as two windows, the counters once."""
+    kept = replace(call, steps=[t.clone() for t in call.steps])
+    step(adam.windowed(kept, lambda t: slice(0, t.numel() // 2)))
+    step(adam.windowed(call, lambda t: slice(t.numel() // 2, None)))
+
+
+@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=MASTERS)
+def one_flat_buffer(call: AdamCall) -> None:
+    """Tensors of equal step count are joined, updated as one, and cut apart."""
+    if skipped(call):
+        return
+    counts = [int(t) for t in call.steps]
+    for t in sorted(set(counts)):
+        joined_step(call, [i for i, count in enumerate(counts) if count == t])
+
+
+def joined_step(call: AdamCall, rows: list[int]) -> None:
+    """The step of some tensors with equal counters, as one flat buffer."""
+
+    def joined(name: str, tensors: Tensors) -> Tensors:
+        if name == "steps":
+            return [tensors[rows[0]].clone()]
+        return [torch.cat([tensors[i].reshape(-1) for i in rows])] if tensors else []
+
+    flat = with_lists(call, joined)
+    step(flat)
+    for name in ("params", "exp_avgs", "exp_avg_sqs", "copies"):
+        targets = getattr(call, name)
+        if targets:
+            parts = getattr(flat, name)[0].split([targets[i].numel() for i in rows])
+            for i, part in zip(rows, parts, strict=True):
+                targets[i].copy_(part.view(targets[i].shape))
+    for i in rows:
+        call.steps[i].add_(1)
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def decay_factored_out(call: AdamCall) -> None:
+    """P * (1 - lr * wd) - lr * u."""
+
+    def apply(s: Scalars, p: Tensor, u: Tensor) -> Tensor:
+        return p * (1.0 - s.lr * s.wd) - s.lr * u
+
+    step(call, AdamPieces(decay=lambda s, u, p: u, apply=apply))
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def square_root_split(call: AdamCall) -> None:
+    """sqrt(v) / sqrt(k2) in place of sqrt(v / k2)."""
+    step(call, AdamPieces(denominator=lambda s, v: sqrt_rn(v) / sqrt_rn(s.k2) + s.eps))
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def reciprocals_for_divisions(call: AdamCall) -> None:
+    """Moments times 1 / k1 and 1 / k2."""
+    step(
+        call,
+        AdamPieces(
+            denominator=lambda s, v: sqrt_rn(v * (1.0 / s.k2)) + s.eps,
+            direction=lambda s, m, denom: (m * (1.0 / s.k1)) / denom,
+        ),
+    )
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def square_root_of_torch(call: AdamCall) -> None:
+    """The root of torch in fp32, which misses the nearest value now and then."""
+    step(call, AdamPieces(denominator=lambda s, v: (v / s.k2).sqrt() + s.eps))
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def moments_by_fused_instructions(call: AdamCall) -> None:
+    """Both moments by addcmul, which torch may contract."""
+
+    def first(s: Scalars, m: Tensor, g: Tensor) -> Tensor:
+        return (s.b1 * m).addcmul(s.c1.expand_as(g), g)
+
+    def second(s: Scalars, v: Tensor, g: Tensor) -> Tensor:
+        return (s.b2 * v).addcmul(s.c2 * g, g)
+
+    step(call, AdamPieces(first=first, second=second))
+
+
+@harmless(SHELF, "adamw_step", dtypes=ROUNDED)
+def computed_in_float64(call: AdamCall) -> None:
+    """Everything in float64, rounded once at each store."""
+    if skipped(call):
+        return
+    for i, p in enumerate(call.params):
+        s = adam.scalars(call, adam.next_count(call, i))
+        wide = Scalars(**{name: x.to(torch.float64) for name, x in vars(s).items()})
+        old = p.to(torch.float64)
+        g = call.grads[i].to(torch.float64) * call.factor.to(torch.float64)
+        m = wide.b1 * call.exp_avgs[i] + wide.c1 * g
+        v = wide.b2 * call.exp_avg_sqs[i] + wide.c2 * g * g
+        u = m / wide.k1 / ((v / wide.k2).sqrt() + wide.eps) + wide.wd * old
+        new = fp32(old - wide.lr * u)
+        call.exp_avgs[i].copy_(m)
+        call.exp_avg_sqs[i].copy_(v)
+        p.copy_(new)
+        if call.copies:
+            call.copies[i].copy_(new)
+        call.steps[i].add_(1)
+
+
+@harmless(SHELF, "adamw_step", dtypes=MASTERS)
+def foreach_lists(call: AdamCall) -> None:
+    """The foreach operators of torch over the whole list."""
+    if skipped(call) or not call.params:
+        return
+    rows = [adam.scalars(call, adam.next_count(call, i)) for i in range(len(call.params))]
+    grads = torch._foreach_mul([fp32(g) for g in call.grads], call.factor)
+    torch._foreach_mul_(call.exp_avgs, rows[0].b1)
+    torch._foreach_add_(call.exp_avgs, torch._foreach_mul(grads, rows[0].c1))
+    torch._foreach_mul_(call.exp_avg_sqs, rows[0].b2)
+    scaled = torch._foreach_mul(grads, rows[0].c2)
+    torch._foreach_add_(call.exp_avg_sqs, torch._foreach_mul(scaled, grads))
+    denominators = torch._foreach_div(call.exp_avg_sqs, [float(s.k2) for s in rows])
+    torch._foreach_sqrt_(denominators)
+    torch._foreach_add_(denominators, float(rows[0].eps))
+    directions = torch._foreach_div(call.exp_avgs, [float(s.k1) for s in rows])
+    torch._foreach_div_(directions, denominators)
+    torch._foreach_add_(directions, torch._foreach_mul(call.params, rows[0].wd))
+    torch._foreach_mul_(directions, rows[0].lr)
+    torch._foreach_sub_(call.params, directions)
+    if call.copies:
+        torch._foreach_copy_(call.copies, call.params)
+    torch._foreach_add_(call.steps, 1)
+
+
+@harmless(SHELF, "global_norm", dtypes=MASTERS)
+def norm_summed_in_float64(call: GlobalNormCall) -> None:
+    """Squares summed in float64 by torch, tensor by tensor from the end."""
+
+    def norm(grads: Tensors) -> float:
+        total = 0.0
+        for g in reversed(grads):
+            wide = g.to(torch.float64)
+            total += float((wide * wide).sum())
+        return square_root(total)
+
+    gradients.global_norm(call, norm)
+
+
+@harmless(SHELF, "global_norm", dtypes=("fp16",))
+def norm_summed_in_fp32(call: GlobalNormCall) -> None:
+    """Squares of fp16 values, which fp32 has room for, summed by torch."""
+
+    def norm(grads: Tensors) -> float:
+        parts = [fp32(g).square().sum() for g in grads]
+        return square_root(float(torch.stack([torch.zeros(()), *parts]).sum()))
+
+    gradients.global_norm(call, norm)
+
+
+@harmless(SHELF, "accumulate", arithmetic="exact", dtypes=MASTERS)
+def accumulated_in_place(call: AccumulateCall) -> None:
+    """`a.add_(fp32(g))`."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        a.add_(fp32(g))
+
+
+@harmless(SHELF, "cast_copy", arithmetic="exact", dtypes=MASTERS)
+def cast_by_foreach_copy(call: CastCopyCall) -> None:
+    """One `_foreach_copy_` over both lists."""
+    if call.sources:
+        torch._foreach_copy_(call.copies, call.sources)
+
+
+@harmless(SHELF, "flatten", arithmetic="exact", dtypes=MASTERS)
+def flattened_by_padding(call: FlattenCall) -> None:
+    """Each tensor padded to its slot, all joined, the rest zeroed."""
+    end = 0
+    buffer = call.flat[0]
+    for t in call.tensors:
+        start = -(-end // call.slot) * call.slot
+        buffer[end:start].zero_()
+        buffer[start : start + t.numel()] = t.reshape(-1)
+        end = start + t.numel()
+    buffer[end:].zero_()

@@ -1,0 +1,158 @@
+"""A correct mixed-precision step, built from the other baselines, with its order as fields.
+
+found_inf and norm of the scaled gradients -> factor from the scale in force
+-> Adam or AdamW unless found_inf -> the loss-scale rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.proof.corpus import adam
+from twinstep.parity.proof.corpus.arithmetic import divide, nonfinite
+from twinstep.parity.proof.corpus.calls import (
+    AdamCall,
+    ClipFactorCall,
+    DynamicCall,
+    MixedCall,
+    Tensors,
+    TorchScaleCall,
+    WrapperCall,
+)
+from twinstep.parity.proof.corpus.gradients import clip_factor, exact_norm
+from twinstep.parity.proof.corpus.scales import update_dynamic, update_torch, update_wrapper
+
+
+def any_overflow(grads: Tensors) -> bool:
+    """Whether any gradient is not finite."""
+    return any(nonfinite(g) for g in grads)
+
+
+def fp32_norm(grads: Tensors) -> Tensor:
+    """The norm of the scaled gradients, fp32."""
+    return torch.tensor(exact_norm(grads), dtype=torch.float64).to(torch.float32)
+
+
+def factor_of(call: MixedCall, norm: Tensor) -> Tensor:
+    """What `clip_factor` makes of the norm and the scale in force."""
+    factor = torch.zeros((), dtype=torch.float32)
+    clip_factor(ClipFactorCall(norm=norm, scale=call.scale, max_norm=call.max_norm, factor=factor))
+    return factor
+
+
+def update(call: MixedCall, factor: Tensor) -> None:
+    """Adam or AdamW with this factor, unless found_inf says to skip."""
+    pieces = adam.ADAMW if call.adam_w_mode else adam.ADAM
+    adam.step(adam_call(call, factor), pieces)
+
+
+def adam_call(call: MixedCall, factor: Tensor) -> AdamCall:
+    """The update part of the call."""
+    return AdamCall(
+        call.params,
+        call.grads,
+        call.exp_avgs,
+        call.exp_avg_sqs,
+        call.copies,
+        call.steps,
+        lr=call.lr,
+        beta1=call.beta1,
+        beta2=call.beta2,
+        eps=call.eps,
+        weight_decay=call.weight_decay,
+        factor=factor,
+        found_inf=call.found_inf,
+        bias_correction=call.bias_correction,
+    )
+
+
+def wrapper_call(call: MixedCall) -> WrapperCall:
+    """The part of the call that the wrappers' rule knows."""
+    return WrapperCall(
+        scale=call.scale,
+        cur_iter=call.cur_iter,
+        last_overflow_iter=call.last_overflow_iter,
+        found_inf=call.found_inf,
+        scale_factor=call.scale_factor,
+        scale_window=call.scale_window,
+        min_scale=call.min_scale,
+    )
+
+
+def move_scale(call: MixedCall) -> None:
+    """The loss-scale rule of the call; the static one does nothing."""
+    if call.rule == "dynamic":
+        update_dynamic(
+            DynamicCall(
+                scale=call.scale,
+                cur_iter=call.cur_iter,
+                last_overflow_iter=call.last_overflow_iter,
+                cur_hysteresis=call.cur_hysteresis,
+                exhausted=call.exhausted,
+                found_inf=call.found_inf,
+                scale_factor=call.scale_factor,
+                scale_window=call.scale_window,
+                min_scale=call.min_scale,
+                delayed_shift=call.delayed_shift,
+                consecutive_hysteresis=call.consecutive_hysteresis,
+                raise_error_at_min_scale=call.raise_error_at_min_scale,
+            )
+        )
+    elif call.rule == "wrapper":
+        update_wrapper(wrapper_call(call))
+    elif call.rule == "torch":
+        update_torch(
+            TorchScaleCall(
+                scale=call.scale,
+                growth_tracker=call.growth_tracker,
+                found_inf=call.found_inf,
+                growth_factor=call.scale_factor,
+                backoff_factor=call.backoff_factor,
+                growth_interval=call.scale_window,
+            )
+        )
+
+
+def report_norm(call: MixedCall, norm: Tensor, scale: float) -> None:
+    """The norm of the unscaled gradients."""
+    call.norm.copy_(torch.tensor(divide(float(norm), scale), dtype=torch.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPieces:
+    """The parts of the step; the defaults are right."""
+
+    overflow: Callable[[Tensors], bool] = any_overflow
+    factor: Callable[[MixedCall, Tensor], Tensor] = factor_of
+    update: Callable[[MixedCall, Tensor], None] = update
+    move_scale: Callable[[MixedCall], None] = move_scale
+    report: Callable[[MixedCall, Tensor, float], None] = report_norm
+    scale_moves_first: bool = False
+    clears_found_inf: bool = True
+
+
+MIXED = MixedPieces()
+
+
+def mixed_step(call: MixedCall, f: MixedPieces = MIXED) -> None:
+    """The whole step, in its order."""
+    found = f.overflow(call.grads)
+    if f.clears_found_inf or found:
+        call.found_inf.fill_(float(found))
+    norm = fp32_norm(call.grads)
+    if f.scale_moves_first:
+        f.move_scale(call)
+    scale = float(call.scale)
+    f.update(call, f.factor(call, norm))
+    if not f.scale_moves_first:
+        f.move_scale(call)
+    f.report(call, norm, scale)
+
+
+def unscaled_only(call: MixedCall, norm: Tensor) -> Tensor:
+    """One over the scale: the factor without clipping."""
+    return factor_of(replace(call, max_norm=torch.zeros_like(call.max_norm)), norm)

@@ -1,0 +1,54 @@
+"""What a known-wrong optimizer class and a harmless one are: data, one record each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optimizer class against `FusedAdam` of the reference.
+
+    Attributes:
+        cls: the class.
+        says: one sentence, what is wrong or merely written otherwise.
+        dtypes: dtypes it is judged on; a fault shows in each of them.
+        arithmetic: what it claims to be.
+        private: attributes that are its own business.
+        flat: its state may be views of one buffer.
+    """
+
+    cls: type
+    says: str
+    dtypes: tuple[str, ...] = ("fp32",)
+    arithmetic: str = "exact"
+    private: tuple[str, ...] = ()
+    flat: bool = False
+
+    @property
+    def name(self) -> str:
+        """The class's name."""
+        return self.cls.__name__
+
+
+def twin_of(row: Optimizer) -> Twin:
+    """The row as the registry would hold it; the registry forgets it at once."""
+    with borrowed_twins() as found:
+        register_optimizer(
+            f"wrong.{row.name}",
+            arithmetic=row.arithmetic,
+            dtypes=row.dtypes,
+            private=row.private,
+            flat=row.flat,
+        )(row.cls)
+    return found[0]
+
+
+def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
+    """The failure text of a row, empty if it passes."""
+    twin = twin_of(row)
+    effort = TwinEffort(sequences=sequences, shrink_runs=0, repros=None)
+    return judge_twin(twin, dtype, twin_engine(twin), effort).failure

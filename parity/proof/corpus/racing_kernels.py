@@ -1,0 +1,185 @@
+"""Small Triton kernels whose programs meet in memory; a switch lets three of them race or not.
+
+Replay runs the programs of a small grid in step with one another, so that all of them are right
+there in either case. On a GPU programs start when there is room.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from twinstep.parity.proof.corpus.calls import GlobalNormCall, SgdCall, TorchScaleCall, UnscaleCall
+from twinstep.parity.proof.corpus.sgd import scalars, skipped
+
+BLOCK = 512
+
+
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["p", "g", "b", "c"])
+def sgd_kernel(
+    p,
+    g,
+    b,
+    c,
+    step,
+    numel,
+    mu,
+    damp,
+    lr,
+    wd,
+    factor,
+    BLOCK: tl.constexpr,
+    HAS_BUFFER: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+    ADVANCES: tl.constexpr,
+):
+    """SGD on one tensor; with ADVANCES the first program moves the counter that all read."""
+    t = tl.load(step) + 1
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = at < numel
+    old = tl.load(p + at, mask=here, other=0.0).to(tl.float32)
+    grad = tl.load(g + at, mask=here, other=0.0).to(tl.float32) * factor + wd * old
+    d = grad
+    if HAS_BUFFER:
+        before = tl.load(b + at, mask=here, other=0.0)
+        first = (t == 1) & (at >= 0)
+        buffer = tl.where(first, grad, mu * before + damp * grad)
+        tl.store(b + at, buffer, mask=here)
+        d = grad + mu * buffer if NESTEROV else buffer
+    new = old - lr * d
+    tl.store(p + at, new.to(p.dtype.element_ty), mask=here)
+    if HAS_COPY:
+        tl.store(c + at, new.to(c.dtype.element_ty), mask=here)
+    if ADVANCES and tl.program_id(0) == 0:
+        tl.store(step, t)
+
+
+def sgd(call: SgdCall, advances: bool) -> None:
+    """One launch for each tensor that has elements."""
+    if skipped(call):
+        return
+    s = scalars(call)
+    for i, p in enumerate(call.params):
+        if p.numel():
+            sgd_kernel[(-(-p.numel() // BLOCK),)](
+                p,
+                call.grads[i],
+                call.momentums[i] if call.momentums else p,
+                call.copies[i] if call.copies else p,
+                call.steps[i],
+                p.numel(),
+                *(float(value) for value in (s.mu, s.damp, s.lr, s.wd, call.factor)),
+                BLOCK=BLOCK,
+                HAS_BUFFER=bool(call.momentums),
+                NESTEROV=call.nesterov,
+                HAS_COPY=bool(call.copies),
+                ADVANCES=advances,
+                enable_fp_fusion=False,
+            )
+        if not (advances and p.numel()):
+            call.steps[i].add_(1)
+
+
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["g"])
+def flag_kernel(g, flag, numel, inv_scale, BLOCK: tl.constexpr, COUNTS: tl.constexpr):
+    """Unscale one tensor; `flag` is cleared by the first program, or counted up by atomics."""
+    if not COUNTS and tl.program_id(0) == 0:
+        tl.store(flag, 0)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = at < numel
+    x = tl.load(g + at, mask=here, other=0.0).to(tl.float32)
+    bad = tl.max(tl.where((x - x) != 0.0, 1, 0), axis=0)
+    if COUNTS:
+        tl.atomic_add(flag, bad, sem="relaxed")
+    else:
+        tl.store(flag, 1, mask=bad != 0)
+    tl.store(g + at, (x * inv_scale).to(g.dtype.element_ty), mask=here)
+
+
+def unscale(call: UnscaleCall, counts: bool) -> None:
+    """One launch, with a flag of its own, for each tensor that has elements."""
+    for g in call.grads:
+        if not g.numel():
+            continue
+        # What the step before has left in the flag.
+        flag = torch.full((1,), 0 if counts else 1, dtype=torch.int32, device=g.device)
+        flag_kernel[(-(-g.numel() // BLOCK),)](
+            g, flag, g.numel(), float(call.inv_scale), BLOCK=BLOCK, COUNTS=counts
+        )
+        call.found_inf.copy_(
+            torch.where(flag[0] > 0, torch.ones_like(call.found_inf), call.found_inf)
+        )
+
+
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["g"])
+def squares_kernel(
+    g,
+    partial,
+    arrived,
+    total,
+    numel,
+    BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SEM: tl.constexpr,
+):
+    """The sum of squares of one tensor: the program that arrives last adds what all have left."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
+    tl.store(partial + tl.program_id(0), tl.sum(x * x, axis=0))
+    before = tl.atomic_add(arrived, 1, sem=SEM)
+    if before == tl.num_programs(0) - 1:
+        row = tl.arange(0, PROGRAMS)
+        every = tl.load(partial + row, mask=row < tl.num_programs(0), other=0.0)
+        tl.store(total, tl.sum(every, axis=0))
+
+
+def global_norm(call: GlobalNormCall, sem: str) -> None:
+    """One launch for each tensor that has elements; the root is taken of all sums together."""
+    total = torch.zeros(len(call.grads), dtype=torch.float64, device=call.norm.device)
+    for i, g in enumerate(call.grads):
+        programs = -(-g.numel() // BLOCK)
+        if programs:
+            partial = torch.zeros(programs, dtype=torch.float64, device=g.device)
+            arrived = torch.zeros(1, dtype=torch.int32, device=g.device)
+            squares_kernel[(programs,)](
+                g,
+                partial,
+                arrived,
+                total[i:],
+                g.numel(),
+                BLOCK=BLOCK,
+                PROGRAMS=triton.next_power_of_2(programs),
+                SEM=sem,
+            )
+    call.norm.copy_(total.sum().sqrt())
+    if not bool(torch.isfinite(total).all()):
+        call.found_inf.fill_(1.0)
+
+
+@triton.jit
+def torch_scale_kernel(scale, tracker, found, growth, backoff, interval):
+    """Torch's rule in one program: every thread reads the state, one writes it."""
+    old = tl.load(scale)
+    clean = tl.load(tracker) + 1
+    grown = (old * tl.load(growth)).to(tl.float32)
+    grows = (clean == tl.load(interval)) & (tl.load(found) == 0.0)
+    new = tl.where(grows & (tl.abs(grown) < float("inf")), grown.to(tl.float64), old)
+    if tl.load(found) != 0.0:
+        new = (old * tl.load(backoff)).to(tl.float32).to(tl.float64)
+        clean = clean * 0
+    tl.store(scale, new)
+    tl.store(tracker, tl.where(grows, 0, clean))
+
+
+def update_scale_torch(call: TorchScaleCall) -> None:
+    """One launch of one program."""
+    torch_scale_kernel[(1,)](
+        call.scale,
+        call.growth_tracker,
+        call.found_inf,
+        call.growth_factor,
+        call.backoff_factor,
+        call.growth_interval,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )

@@ -1,0 +1,257 @@
+"""For each law a kernel that breaks it and no other law of its operation.
+
+Each shows what its law sees and the others cannot: an input that only this law draws, a relation
+between two calls, or something that leaves no trace in the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.proof.corpus.adam import only, skipped, step, with_lists
+from twinstep.parity.proof.corpus.calls import AdamCall, GlobalNormCall, Tensors, UnscaleCall
+from twinstep.parity.proof.corpus.entry import Entry
+from twinstep.parity.proof.corpus.gradients import exact_norm, global_norm, raise_flag, unscale
+from twinstep.parity.proof.corpus.shelf import wrong
+
+SHELF: list[Entry] = []
+EXACT = "exact"
+TABLE = 110
+TILE = 12_288
+STAGE = 32
+MARK = "noted"
+
+
+@wrong(SHELF, "adamw_step", "A46", component="gradients", law="value", arithmetic=EXACT, alone=True)
+def zero_gradient_not_counted(call: AdamCall) -> None:
+    """The counter of a tensor whose gradients are all zero stays where it was."""
+    step(call)
+    for t, grad in zip(call.steps, call.grads, strict=True):
+        if not skipped(call) and grad.numel() > 2 and not bool(grad.any()):
+            t.sub_(1)
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    component="memory",
+    law="nothing_else_written",
+    arithmetic=EXACT,
+    alone=True,
+)
+def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
+    """A word of zeros behind a gradient reads as its padding: its last element is left out."""
+
+    def unpadded(grad: Tensor) -> Tensor:
+        end = grad.storage_offset() + grad.numel()
+        padded = grad.numel() and not float(grad.as_strided((1,), (1,), end).abs())
+        kept = grad.clone().view(-1)
+        kept[-1:].mul_(0.0 if padded else 1.0)
+        return kept.view(grad.shape)
+
+    step(replace(call, grads=[unpadded(grad) for grad in call.grads]))
+
+
+@wrong(
+    SHELF,
+    "global_norm",
+    component="norms",
+    law="every_output_written",
+    arithmetic=EXACT,
+    alone=True,
+)
+def large_old_norm_kept(call: GlobalNormCall) -> None:
+    """A norm above one and a half is taken for one that was computed in this step already."""
+    known = call.norm.clone()
+    global_norm(call)
+    if float(known) > 1.5:
+        call.norm.copy_(known)
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A29",
+    component="overflow",
+    law="skipped_step",
+    arithmetic=EXACT,
+    alone=True,
+)
+def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
+    """An overflow starts the first moment over."""
+    if skipped(call):
+        for m in call.exp_avgs:
+            m.zero_()
+    step(call)
+
+
+@wrong(SHELF, "adamw_step", component="counters", law="after_skip", arithmetic=EXACT, alone=True)
+def skips_counted_on_the_host(call: AdamCall) -> None:
+    """The host counts the calls on a buffer, skipped ones too, and adds those to the step."""
+    for t in call.steps:
+        buffer = t.untyped_storage()
+        late = buffer.__dict__.pop(MARK, 0)
+        if skipped(call):
+            buffer.__dict__[MARK] = 1
+        else:
+            t.add_(late)
+    step(call)
+
+
+@wrong(
+    SHELF, "unscale", "C04", component="overflow", law="non_finite", arithmetic=EXACT, alone=True
+)
+def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
+    """A tensor without one small gradient counts as overflowed, finite as it is."""
+    for g in call.grads:
+        huge = g.numel() > 1 and float(g.float().abs().min()) > 3e38
+        raise_flag(call.found_inf, huge)
+    unscale(call)
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A04",
+    component="sizes",
+    law="boundary_sizes",
+    arithmetic=EXACT,
+    alone=True,
+)
+def second_tile_overwrites_the_first(call: AdamCall) -> None:
+    """Beyond one staging tile the gradient of the tile before is used again."""
+
+    def staged(name: str, tensors: Tensors) -> Tensors:
+        return [_restaged(t) for t in tensors] if name == "grads" else tensors
+
+    step(with_lists(call, staged))
+
+
+def _restaged(grad: Tensor) -> Tensor:
+    flat = grad.clone().view(-1)
+    rest = flat.numel() - TILE
+    if rest > 0:
+        flat[TILE:] = flat[:rest].clone()
+    return flat.view(grad.shape)
+
+
+@wrong(SHELF, "adamw_step", component="layout", law="alignment", arithmetic=EXACT, alone=True)
+def head_before_the_first_vector_forgotten(call: AdamCall) -> None:
+    """The vectorised loop starts at the first 16-byte address; the elements before it stay."""
+    for i in range(len(call.params)):
+        one = with_lists(call, only(i))
+        head = _head(call.params[i])
+        kept = [(t, t.view(-1)[:head].clone()) for t in (*one.params, *one.exp_avgs)]
+        step(one)
+        for tensor, old in kept:
+            tensor.view(-1)[:head] = old
+
+
+def _head(tensor: Tensor) -> int:
+    """Elements before the first address divisible by 16."""
+    if not tensor.numel():
+        return 0
+    return min(tensor.numel(), -tensor.data_ptr() % 16 // tensor.element_size())
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A38",
+    "A40",
+    component="layout",
+    law="strided",
+    arithmetic=EXACT,
+    claims=("strided",),
+    alone=True,
+)
+def raw_storage_walked(call: AdamCall) -> None:
+    """Elements are paired in the order of memory, whatever the strides say."""
+
+    def flat(name: str, tensors: Tensors) -> Tensors:
+        if name == "steps":
+            return tensors
+        return [t.as_strided((t.numel(),), (1,)) for t in tensors]
+
+    step(with_lists(call, flat))
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    "A08",
+    component="counters",
+    law="permutation",
+    arithmetic=EXACT,
+    alone=True,
+)
+def counters_found_by_bisection(call: AdamCall) -> None:
+    """The table of counters is sorted by address, that of the weights is not."""
+    step(replace(call, steps=sorted(call.steps, key=Tensor.data_ptr)))
+
+
+@wrong(SHELF, "adamw_step", "A17", component="sizes", law="splitting", arithmetic=EXACT, alone=True)
+def launch_table_overflows(call: AdamCall) -> None:
+    """A launch takes 110 tensors; those beyond wait for a launch that never comes."""
+    step(with_lists(call, lambda name, tensors: tensors[:TABLE]))
+
+
+@wrong(
+    SHELF, "adamw_step", component="gradients", law="sign_symmetry", arithmetic=EXACT, alone=True
+)
+def negative_block_taken_for_empty(call: AdamCall) -> None:
+    """A gradient whose maximum is not positive counts as absent: the maximum, not the magnitude."""
+
+    def present(grad: Tensor) -> bool:
+        never_positive = bool((grad <= 0).all()) and bool(grad.any())
+        return grad.numel() < STAGE or not never_positive
+
+    grads = [grad if present(grad) else torch.zeros_like(grad) for grad in call.grads]
+    step(replace(call, grads=grads))
+
+
+@wrong(
+    SHELF,
+    "adamw_step",
+    "D10",
+    component="loss scale",
+    law="power_of_two",
+    arithmetic=EXACT,
+    alone=True,
+)
+def small_factor_flushed(call: AdamCall) -> None:
+    """One over the loss scale is kept in fp16, and below 2^-24 that is zero."""
+    flushed = call.factor * (call.factor >= 2.0**-24)
+    step(replace(call, factor=flushed))
+
+
+@wrong(SHELF, "adamw_step", "E17", component="caches", law="repeat", arithmetic=EXACT, alone=True)
+def same_gradients_taken_for_applied(call: AdamCall) -> None:
+    """Gradients in the same buffer with the same sum count as those of the last step."""
+    for i, t in enumerate(call.steps):
+        # A storage keeps what is noted on it for as long as it lives.
+        notes = t.untyped_storage().__dict__
+        known = notes.setdefault(MARK, {})
+        total = str(call.grads[i].double().sum().item())
+        if not skipped(call) and known.get(i) != total:
+            known[i] = total
+            step(with_lists(call, only(i)))
+
+
+@wrong(
+    SHELF,
+    "global_norm",
+    "I11",
+    component="capture",
+    law="no_host_read",
+    arithmetic=EXACT,
+    claims=("capturable",),
+    alone=True,
+)
+def norm_summed_on_the_host(call: GlobalNormCall) -> None:
+    """The norm is right, but the host waits for every gradient."""
+    call.norm.copy_(torch.tensor(exact_norm(call.grads), dtype=torch.float64))
+    global_norm(call)

@@ -1,0 +1,308 @@
+"""Global norms and clip factors that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.proof.corpus.arithmetic import (
+    divide,
+    fp32,
+    nonfinite,
+    square_root,
+    sum_of_squares,
+)
+from twinstep.parity.proof.corpus.calls import (
+    ClipCoefficientCall,
+    ClipFactorCall,
+    GlobalNormCall,
+    Tensors,
+)
+from twinstep.parity.proof.corpus.entry import Entry
+from twinstep.parity.proof.corpus.gradients import (
+    clip_coefficient,
+    clip_factor,
+    coefficient,
+    combined_scale,
+    exact_norm,
+    global_norm,
+)
+from twinstep.parity.proof.corpus.shelf import wrong
+
+SHELF: list[Entry] = []
+COMPONENT = "norm"
+NON_FINITE = "non_finite"
+SIZES = "boundary_sizes"
+
+
+def flat(grads: Tensors) -> Tensor:
+    """All gradients in one fp32 vector."""
+    return torch.cat([torch.zeros(0), *(fp32(g).reshape(-1) for g in grads)])
+
+
+@wrong(SHELF, "global_norm", "E05", component=COMPONENT, dtypes=("fp16",))
+def norm_accumulated_in_fp16(call: GlobalNormCall) -> None:
+    """Squares and sum are held in fp16: inf from 65520 on."""
+
+    def norm(grads: Tensors) -> float:
+        total = torch.zeros((), dtype=torch.float16)
+        for g in grads:
+            for x in g.reshape(-1).to(torch.float16):
+                total = total + x * x
+        return square_root(float(total))
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "global_norm", "E05", component=COMPONENT, dtypes=("fp32",))
+def squares_overflow_in_fp32(call: GlobalNormCall) -> None:
+    """Squares are formed in fp32: 1e20 squared is inf, 1e-30 squared is zero."""
+    global_norm(call, lambda grads: square_root(float((flat(grads) ** 2).double().sum())))
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT)
+def norm_without_the_root(call: GlobalNormCall) -> None:
+    """The sum of squares is returned."""
+    global_norm(call, sum_of_squares)
+
+
+@wrong(SHELF, "global_norm", "E04", component=COMPONENT)
+def norm_of_the_magnitudes(call: GlobalNormCall) -> None:
+    """The sum of magnitudes: the 1-norm."""
+    global_norm(call, lambda grads: float(flat(grads).abs().double().sum()))
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT)
+def norm_is_the_maximum(call: GlobalNormCall) -> None:
+    """The largest magnitude: the inf-norm."""
+    global_norm(
+        call, lambda grads: float(max((g.abs().max() for g in grads if g.numel()), default=0))
+    )
+
+
+@wrong(SHELF, "global_norm", "B02", component=COMPONENT)
+def norms_of_the_tensors_added(call: GlobalNormCall) -> None:
+    """The norms of the tensors are added up, not their squares."""
+    global_norm(call, lambda grads: sum(exact_norm([g]) for g in grads))
+
+
+@wrong(SHELF, "global_norm", "B07", component=COMPONENT, law=SIZES)
+def norm_divided_by_the_count(call: GlobalNormCall) -> None:
+    """Each tensor's share is scaled by numel and back: 0/0 for an empty tensor."""
+
+    def norm(grads: Tensors) -> float:
+        shares = [divide(sum_of_squares([g]), g.numel()) * g.numel() for g in grads]
+        return square_root(sum(shares))
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "global_norm", "E11", component=COMPONENT, law=SIZES)
+def empty_list_leaves_the_norm(call: GlobalNormCall) -> None:
+    """Without gradients the norm is not written."""
+    if any(g.numel() for g in call.grads):
+        global_norm(call)
+
+
+@wrong(SHELF, "global_norm", "C05", component=COMPONENT, law=NON_FINITE)
+def inf_times_zero(call: GlobalNormCall) -> None:
+    """A mask is multiplied in: (1 - overflow) * norm is NaN where the norm is inf."""
+
+    def norm(grads: Tensors) -> float:
+        value = exact_norm(grads)
+        overflow = float(value == torch.inf)
+        return overflow * -1.0 + (1.0 - overflow) * value
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, law=NON_FINITE)
+def nan_reported_as_inf(call: GlobalNormCall) -> None:
+    """Any overflow gives inf, NaN too."""
+    global_norm(call, lambda grads: torch.inf if any(map(nonfinite, grads)) else exact_norm(grads))
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, law=NON_FINITE)
+def non_finite_left_out_of_the_norm(call: GlobalNormCall) -> None:
+    """The norm is taken over the finite values only."""
+    global_norm(call, lambda grads: exact_norm([g[torch.isfinite(g)] for g in grads]))
+
+
+@wrong(SHELF, "global_norm", "C04", component="overflow", law=NON_FINITE, dtypes=("fp32",))
+def norm_found_inf_by_the_sum(call: GlobalNormCall) -> None:
+    """found_inf is raised when the fp32 sum is not finite."""
+    global_norm(call, overflow=lambda g: not bool(torch.isfinite(fp32(g).sum())))
+
+
+@wrong(SHELF, "global_norm", "C08", component="overflow")
+def norm_clears_found_inf(call: GlobalNormCall) -> None:
+    """found_inf is set from these gradients alone; what came in is lost."""
+    call.found_inf.zero_()
+    global_norm(call)
+
+
+@wrong(SHELF, "global_norm", "E19", component=COMPONENT, law="nothing_else_written")
+def norm_over_the_padding(call: GlobalNormCall) -> None:
+    """The sum runs to the next multiple of eight and reads what lies behind the tensor."""
+
+    def padded(g: Tensor) -> Tensor:
+        room = g.untyped_storage().nbytes() // g.element_size() - g.storage_offset()
+        return g.as_strided((min(-(-g.numel() // 8) * 8, room),), (1,))
+
+    global_norm(call, lambda grads: exact_norm([padded(g) for g in grads]))
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, law=SIZES)
+def last_tensor_left_out(call: GlobalNormCall) -> None:
+    """The loop over the tensors ends one early."""
+    global_norm(call, lambda grads: exact_norm(grads[:-1]))
+
+
+@wrong(SHELF, "global_norm", "E10", component=COMPONENT)
+def norm_is_zero(call: GlobalNormCall) -> None:
+    """The norm of another, empty attribute is reported."""
+    global_norm(call, lambda grads: 0.0)
+
+
+@wrong(SHELF, "global_norm", component="memory", law="nothing_else_written")
+def gradients_squared_in_place(call: GlobalNormCall) -> None:
+    """The squares are left in the caller's gradients."""
+    global_norm(call)
+    for g in call.grads:
+        g.mul_(g)
+
+
+NORMS: dict[int, float] = {}
+
+
+@wrong(SHELF, "global_norm", "E17", component="memory", law="repeat")
+def norm_cached_by_list_length(call: GlobalNormCall) -> None:
+    """The result of the first list of this length is returned for all of them."""
+    global_norm(call, lambda grads: NORMS.setdefault(len(grads), exact_norm(grads)))
+
+
+GENERATOR = torch.Generator()
+
+
+@wrong(SHELF, "global_norm", "I14", component=COMPONENT, law="repeat", dtypes=("fp32",))
+def norm_summed_in_random_order(call: GlobalNormCall) -> None:
+    """Squares meet in whatever order threads arrive: the last bits differ from call to call."""
+
+    def norm(grads: Tensors) -> float:
+        values = flat(grads)
+        total = torch.zeros(())
+        for i in torch.randperm(values.numel(), generator=GENERATOR).tolist():
+            total = total + values[i] * values[i]
+        return square_root(float(total))
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, arithmetic="exact", dtypes=("fp32",))
+def norm_summed_in_list_order(call: GlobalNormCall) -> None:
+    """Claims to be exact, but adds fp32 squares one after the other."""
+
+    def norm(grads: Tensors) -> float:
+        total = torch.zeros(())
+        for x in flat(grads):
+            total = total + x * x
+        return square_root(float(total))
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "clip_factor", "E01", component="clip")
+def clip_takes_the_smaller(call: ClipFactorCall) -> None:
+    """The scale times min(1, c): small gradients are enlarged, large ones pass."""
+
+    def combined(norm: float, scale: float, max_norm: float) -> float:
+        clip = divide(divide(norm, scale) + 1e-6, max_norm)
+        return scale * clip if max_norm > 0.0 and clip < 1.0 else scale
+
+    clip_factor(call, combined)
+
+
+@wrong(SHELF, "clip_factor", "E02", component="clip")
+def clip_of_the_scaled_norm(call: ClipFactorCall) -> None:
+    """The limit is compared with the norm of the scaled gradients."""
+    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, 1.0, limit) * scale)
+
+
+@wrong(SHELF, "clip_factor", component="clip")
+def clip_without_slack(call: ClipFactorCall) -> None:
+    """The 1e-6 is missing."""
+    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, scale, limit, slack=0.0))
+
+
+@wrong(SHELF, "clip_factor", component="clip")
+def clip_at_a_limit_of_zero(call: ClipFactorCall) -> None:
+    """max_norm = 0 clips everything, where it should switch clipping off."""
+
+    def combined(norm: float, scale: float, max_norm: float) -> float:
+        clip = divide(divide(norm, scale) + 1e-6, max_norm)
+        return scale * clip if clip > 1.0 else scale
+
+    clip_factor(call, combined)
+
+
+@wrong(SHELF, "clip_factor", component="clip")
+def clip_never(call: ClipFactorCall) -> None:
+    """The factor is one over the scale, whatever the norm."""
+    clip_factor(call, lambda norm, scale, limit: scale)
+
+
+@wrong(SHELF, "clip_factor", component="clip")
+def clip_forgets_the_scale(call: ClipFactorCall) -> None:
+    """The factor clips, but leaves the gradients scaled."""
+    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, scale, limit) / scale)
+
+
+@wrong(SHELF, "clip_factor", component="clip")
+def clip_factor_not_inverted(call: ClipFactorCall) -> None:
+    """The combined scale itself is written, not one over it."""
+    clip_factor(call, lambda norm, scale, limit: divide(1.0, combined_scale(norm, scale, limit)))
+
+
+@wrong(SHELF, "clip_factor", component="clip", law="value")
+def clip_of_a_nan_norm(call: ClipFactorCall) -> None:
+    """`not c <= 1` in place of `c > 1`: a NaN norm makes the factor NaN."""
+
+    def combined(norm: float, scale: float, max_norm: float) -> float:
+        clip = divide(divide(norm, scale) + 1e-6, max_norm)
+        return scale * clip if max_norm > 0.0 and not clip <= 1.0 else scale
+
+    clip_factor(call, combined)
+
+
+@wrong(SHELF, "clip_coefficient", "E01", component="clip")
+def coefficient_takes_the_larger(call: ClipCoefficientCall) -> None:
+    """max(1, k): small gradients are amplified, large ones are not clipped."""
+
+    def formula(norm: float, max_norm: float) -> float:
+        k = divide(max_norm, norm + 1e-6)
+        return k if max_norm > 0.0 and k > 1.0 else 1.0
+
+    clip_coefficient(call, formula)
+
+
+@wrong(SHELF, "clip_coefficient", component="clip")
+def coefficient_not_capped(call: ClipCoefficientCall) -> None:
+    """K is used as it is: gradients below the limit are scaled up to it."""
+    clip_coefficient(call, lambda norm, limit: divide(limit, norm + 1e-6) if limit > 0.0 else 1.0)
+
+
+@wrong(SHELF, "clip_coefficient", component="clip")
+def coefficient_without_slack(call: ClipCoefficientCall) -> None:
+    """The 1e-6 is missing."""
+    clip_coefficient(call, lambda norm, limit: coefficient(norm - 1e-6, limit))
+
+
+@wrong(SHELF, "clip_coefficient", component="clip", law="every_output_written")
+def coefficient_written_only_when_clipping(call: ClipCoefficientCall) -> None:
+    """Below the limit the factor keeps what it held before."""
+    scratch = torch.ones_like(call.factor)
+    clip_coefficient(replace(call, factor=scratch))
+    if float(scratch) != 1.0:
+        call.factor.copy_(scratch)

@@ -1,0 +1,1 @@
+"""Facts of our own code that may not move: digests, traces, bytes, compiled code."""

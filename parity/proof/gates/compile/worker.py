@@ -1,0 +1,100 @@
+"""The child process: compiles one variant after the other and writes its facts, a line each.
+
+A compiler that crashes takes this process with it; the parent knows which variant it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from twinstep.parity.proof.gates.compile.artefacts import (
+    Facts,
+    code_bytes,
+    of_amdgcn,
+    of_ptx,
+    of_usage,
+    spilled,
+)
+from twinstep.parity.proof.gates.compile.variants import Variant
+
+
+def target_named(name: str) -> GPUTarget:
+    """The target that Triton knows by `sm_90` or `gfx942`.
+
+    >>> target_named("sm_90").warp_size
+    32
+    """
+    if name.startswith("sm_"):
+        return GPUTarget("cuda", int(name[3:]), 32)
+    return GPUTarget("hip", name, 64)
+
+
+def facts_of(variant: Variant, target: str) -> Facts:
+    """Compile one variant and read its facts."""
+    source = ASTSource(
+        fn=variant.function(),
+        signature=variant.signature,
+        constexprs=variant.constants,
+        attrs=variant.attributes,
+    )
+    options = {"enable_fp_fusion": variant.fusion, "num_warps": variant.warps}
+    compiled = triton.compile(source, target=target_named(target), options=options)
+    if "hsaco" in compiled.asm:
+        facts = of_amdgcn(compiled.asm["amdgcn"])
+        return {**facts, "code": code_bytes(compiled.asm["hsaco"])}
+    with tempfile.TemporaryDirectory() as folder:
+        return _of_cubin(compiled.asm["ptx"], compiled.asm["cubin"], Path(folder), target)
+
+
+def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str) -> Facts:
+    binary, text = folder / "kernel.cubin", folder / "kernel.ptx"
+    binary.write_bytes(cubin)
+    usage = of_usage(_run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(binary)))
+    spills = 0
+    if usage["local"]:
+        # Local memory is spills, arrays, or both: only the assembler's own report tells.
+        text.write_text(ptx)
+        architecture = target + ("a" if int(target[3:]) >= 90 else "")
+        flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]
+        spills = spilled(_run(assembler(target), *flags, str(text), "-o", str(folder / "again")))
+    return {**usage, "spilled": spills, **of_ptx(ptx), "code": code_bytes(cubin)}
+
+
+def assembler(target: str) -> str:
+    """Path of the ptxas that Triton uses for a target."""
+    tools = triton.knobs.nvidia
+    return str((tools.ptxas_blackwell if int(target[3:]) >= 100 else tools.ptxas).path)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        name = Path(command[0]).name
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return done.stdout + done.stderr
+
+
+def main() -> None:
+    """Read (target, variants) from standard input, write one JSON line for each variant."""
+    target, variants = pickle.load(sys.stdin.buffer)
+    for index, variant in enumerate(variants):
+        print(json.dumps({"start": index}), flush=True)
+        try:
+            answer: dict[str, object] = {"facts": facts_of(variant, target)}
+        except Exception as error:  # whatever the compiler raises is its answer
+            first = str(error).strip().splitlines() or [""]
+            answer = {"error": f"{type(error).__name__}: {first[0]}"}
+        print(json.dumps({"done": index, **answer}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Edges that two ranks show, each in a process of its own: Z-1, Z-3, CK-9.
+
+`python -m twinstep.parity.proof.peers.edge_ranks SCENE RANK PORT FOLDER` is one rank; it leaves its numbers in a
+file of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from twinstep.parity.proof.peers.edge_engine import NOT_BUILT, UNIVERSAL_INFO, Sums, convert, engine
+from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
+from twinstep.parity.proof.peers.installed import deepspeed, free_port
+
+WORLD = 2
+SIZES = (4, 3, 5)
+SECONDS = 300
+
+
+def summed(rank: int, folder: Path) -> Numbers:
+    """How far a step moves the first element of each weight; gradients are 1 and 3."""
+    del folder
+    model = Sums(SIZES)
+    config = {
+        "fp16": {"enabled": True, "loss_scale": 1},
+        "zero_optimization": {"stage": 1},
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
+    whole = engine(model, torch.optim.SGD(model.parameters(), lr=1.0), config)
+    whole.backward(whole((1.0, 3.0)[rank], len(SIZES)))
+    whole.step()
+    return [place + 1.0 - weight[0].item() for place, weight in enumerate(model.weights)]
+
+
+ROUND_ROBIN = {
+    "fp16": {"enabled": True, "loss_scale": 1},
+    "zero_optimization": {"stage": 2, "round_robin_gradients": True},
+}
+
+
+def viewed(rank: int, folder: Path) -> Numbers:
+    """The first element of each fp32 weight, as DeepSpeed shows it; they are 1, 2 and 3."""
+    del rank, folder
+    model = Sums(SIZES)
+    engine(model, torch.optim.SGD(model.parameters(), lr=1.0), ROUND_ROBIN)
+    view = deepspeed("deepspeed.utils").safe_get_full_fp32_param
+    return [float(view(weight)[0]) for weight in model.weights]
+
+
+def converted(rank: int, folder: Path) -> Numbers:
+    """The first element of each weight in a universal checkpoint; they are 1, 2 and 3."""
+    model = Sums(SIZES)
+    whole = engine(model, torch.optim.AdamW(model.parameters(), lr=0.0), ROUND_ROBIN)
+    whole.backward(whole(1.0, len(SIZES)))
+    whole.step()
+    whole.save_checkpoint(str(folder), tag="t", client_state=UNIVERSAL_INFO)
+    torch.distributed.barrier()
+    if rank:
+        return []
+    convert(folder / "t", folder / "u")
+    files = [folder / "u" / "zero" / f"weights.{at}" / "fp32.pt" for at in range(len(SIZES))]
+    loaded = [torch.load(file, weights_only=False) for file in files]
+    return [float(held["param"].flatten()[0]) for held in loaded]
+
+
+RUNS: dict[str, Callable[[int, Path], Numbers]] = {
+    "summed": summed,
+    "viewed": viewed,
+    "converted": converted,
+}
+
+
+def on_two_ranks(name: str) -> Numbers:
+    """The numbers of rank 0.
+
+    Raises:
+        RuntimeError: a rank failed or did not end.
+    """
+    port = str(free_port())
+    with tempfile.TemporaryDirectory() as scratch:
+        ranks = [_started(name, rank, port, scratch) for rank in range(WORLD)]
+        try:
+            said = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        for number, rank in enumerate(ranks):
+            if rank.returncode:
+                raise RuntimeError(f"rank {number} of {name} failed: {said[number][-2000:]}")
+        numbers: Numbers = json.loads(Path(scratch, "0.json").read_text())
+    return numbers
+
+
+def _started(name: str, rank: int, port: str, scratch: str) -> subprocess.Popen[str]:
+    group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return subprocess.Popen(
+        [sys.executable, "-m", "twinstep.parity.proof.peers.edge_ranks", name, str(rank), scratch],
+        env={**os.environ, **group, **where},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+SCENES = (
+    Scene(
+        edge="Z-1",
+        setting="two ranks, ZeRO 1 on fp16 with fp32 sums, gradients 1 and 3, SGD at rate 1",
+        shows="how far the step moves each of 3 weights",
+        right=(2, 2, 2),
+        upstream=lambda: on_two_ranks("summed"),
+        lacking=NOT_BUILT,
+    ),
+    Scene(
+        edge="Z-3",
+        setting="two ranks, ZeRO 2, round robin, weights of 1, 2 and 3",
+        shows="the fp32 view of each weight",
+        right=(1, 2, 3),
+        upstream=lambda: on_two_ranks("viewed"),
+        lacking=NOT_BUILT,
+    ),
+    Scene(
+        edge="CK-9",
+        setting="the same, saved and converted to a universal checkpoint",
+        shows="what the file of each weight holds",
+        right=(1, 2, 3),
+        upstream=lambda: on_two_ranks("converted"),
+        lacking=NOT_BUILT,
+    ),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """One rank."""
+    name, rank, folder = arguments[0], int(arguments[1]), Path(arguments[2])
+    torch.set_num_threads(1)
+    numbers = RUNS[name](rank, folder)
+    (folder / f"{rank}.json").write_text(json.dumps(numbers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

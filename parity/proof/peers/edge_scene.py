@@ -1,0 +1,112 @@
+"""What a demonstration of an edge is: the same scene for DeepSpeed, for ours, and for `Compat`.
+
+Each number is small enough to be checked by hand, and what is right is written beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from twinstep.reference.compat import Compat
+
+Numbers = list[float]
+DIGITS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One edge.
+
+    Attributes:
+        edge: its id in the edge table.
+        setting: what is run, in a few words.
+        shows: what the numbers are.
+        right: what they should be.
+        upstream: runs DeepSpeed.
+        ours: runs the reference; None where it has no such optimizer yet.
+        field: of `Compat`, which brings upstream's numbers back; empty where none does.
+        lacking: why there is nothing of ours to run; empty where there is.
+        compiles: whether DeepSpeed compiles C++ for it.
+    """
+
+    edge: str
+    setting: str
+    shows: str
+    right: tuple[float, ...]
+    upstream: Callable[[], Numbers]
+    ours: Callable[[Compat], Numbers] | None = None
+    field: str = ""
+    lacking: str = ""
+    compiles: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What one scene showed; numbers have five significant digits.
+
+    Attributes:
+        edge: its id.
+        upstream: DeepSpeed's numbers.
+        default: ours.
+        compat: ours with `Compat.deepspeed()`.
+        missing: why nothing was run here; empty where it was.
+    """
+
+    edge: str
+    upstream: Numbers = field(default_factory=list)
+    default: Numbers = field(default_factory=list)
+    compat: Numbers = field(default_factory=list)
+    missing: str = ""
+
+    def row(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def shown(scene: Scene, missing: str = "") -> Shown:
+    """Run a scene on every side that it has."""
+    if missing:
+        return Shown(edge=scene.edge, missing=missing)
+    default = scene.ours(Compat()) if scene.ours else []
+    compat = scene.ours(Compat.deepspeed()) if scene.ours else []
+    return Shown(
+        edge=scene.edge,
+        upstream=rounded(scene.upstream()),
+        default=rounded(default),
+        compat=rounded(compat),
+    )
+
+
+def rounded(numbers: Sequence[float]) -> Numbers:
+    """Five significant digits, and no negative zero.
+
+    >>> rounded([2 / 3, -0.0])
+    [0.66667, 0.0]
+    """
+    return [float(f"{number:.{DIGITS}g}") + 0.0 for number in numbers]
+
+
+def verdict(scene: Scene, seen: Shown) -> str:
+    """What the numbers say about DeepSpeed, in a few words."""
+    if seen.missing:
+        return f"not run: {seen.missing}"
+    return "no longer so" if seen.upstream == rounded(scene.right) else "still so"
+
+
+def faults(scene: Scene, seen: Shown, before: Shown | None) -> list[str]:
+    """What the numbers of a scene contradict, one sentence each."""
+    if seen.missing:
+        return []
+    found = []
+    if scene.ours and seen.default != rounded(scene.right):
+        found.append(f"{scene.edge}: ours gives {seen.default}, right is {list(scene.right)}")
+    if scene.field and seen.compat != seen.upstream:
+        found.append(
+            f"{scene.edge}: Compat.deepspeed() gives {seen.compat}, DeepSpeed {seen.upstream}"
+        )
+    if before is not None and not before.missing and seen.upstream != before.upstream:
+        found.append(
+            f"{scene.edge}: DeepSpeed gives {seen.upstream}, on record is {before.upstream}"
+        )
+    return found

@@ -1,0 +1,119 @@
+"""What a peer is: an adapter from an operation to another project's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import TypeVar, cast
+
+from twinstep.parity.operations.operation import Control, Operation, OptionValue
+from twinstep.parity.operations.table import operation_named
+from twinstep.parity.proof.corpus.calls import kernel_from
+from twinstep.parity.proof.corpus.shelf import RECORDS, default_dtypes, sentence
+from twinstep.parity.proof.peers.installed import is_installed
+from twinstep.parity.registry.kernels import Kernel
+
+Run = TypeVar("Run", bound=Callable[..., None])
+Pinned = Mapping[str, tuple[float | OptionValue, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One subject.
+
+    Attributes:
+        name: unique.
+        package: the distribution that is judged.
+        operation: whose contract it is measured by.
+        kernel: the adapter, with the operation's signature.
+        says: one sentence, what is called and how.
+        dtypes: dtype combinations it is judged on.
+        pinned: controls and options that the peer does not have or refuses some values of, with
+            the values that are drawn for them instead.
+        needs: empty, or what this machine lacks to run it.
+    """
+
+    name: str
+    package: str
+    operation: str
+    kernel: Callable[..., object]
+    says: str
+    dtypes: tuple[str, ...]
+    pinned: Pinned = field(default_factory=dict)
+    needs: str = ""
+
+    def missing(self) -> str:
+        """Empty, or why it cannot be judged here."""
+        return self.needs if is_installed(self.package) else f"{self.package} is not installed"
+
+    def version(self) -> str:
+        """The installed version of the package."""
+        return version(self.package)
+
+    def row(self) -> Kernel:
+        """The peer as the judge takes it: within the derived bound, on CPU tensors."""
+        contract = pinned_to(operation_named(self.operation, self.name), self.pinned)
+        return Kernel(
+            name=self.name,
+            operation=contract,
+            function=self.kernel,
+            arithmetic="bounded",
+            dtypes=self.dtypes,
+            layouts=contract.layouts if contract.lists else (),
+            engines=("cpu",),
+            place=f"{self.name}:1",
+        )
+
+
+def pinned_to(operation: Operation, values: Pinned) -> Operation:
+    """The operation with fewer values for some controls and options.
+
+    Raises:
+        KeyError: a name that the operation does not have.
+    """
+    for name in values:
+        if name not in operation.keywords:
+            raise KeyError(f"{operation.name} has no {name} to pin.")
+
+    def control(row: Control) -> Control:
+        return replace(row, values=cast(tuple[float, ...], values.get(row.name, row.values)))
+
+    return replace(
+        operation,
+        controls=tuple(control(row) for row in operation.controls),
+        options=tuple(
+            replace(row, choices=cast(tuple[OptionValue, ...], values.get(row.name, row.choices)))
+            for row in operation.options
+        ),
+    )
+
+
+def peer(
+    shelf: list[Peer],
+    operation: str,
+    *,
+    package: str,
+    dtypes: tuple[str, ...] | None = None,
+    pinned: Pinned | None = None,
+    needs: str = "",
+) -> Callable[[Run], Run]:
+    """Put a function of one call record on the shelf; its docstring says what it is."""
+
+    def put(run: Run) -> Run:
+        name = run.__name__
+        shelf.append(
+            Peer(
+                name=name,
+                package=package,
+                operation=operation,
+                kernel=kernel_from(RECORDS[operation], run, name),
+                says=sentence(run),
+                dtypes=dtypes or default_dtypes(operation),
+                pinned=pinned or {},
+                needs=needs,
+            )
+        )
+        return run
+
+    return put

@@ -1,0 +1,44 @@
+"""The committed observations: written by `parity peers --record`, read by the page and its test."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from twinstep.parity.proof.peers.live import Agreement
+from twinstep.parity.proof.peers.observe import Observation
+from twinstep.parity.proof.peers.peer import Peer
+
+FILE = Path(__file__).with_name("observed.json")
+SCHEMA = 1
+
+
+def live() -> Agreement:
+    """What the runs beside DeepSpeed's optimizers showed."""
+    return Agreement(**json.loads(FILE.read_text())["live"])
+
+
+def recorded() -> tuple[dict[str, str], list[Observation], dict[str, str]]:
+    """Versions, observations, and why the rest could not be judged."""
+    data = json.loads(FILE.read_text())
+    if data["schema"] != SCHEMA:
+        raise ValueError(f"{FILE.name} has schema {data['schema']}, but should have {SCHEMA}.")
+    rows = [Observation(**{**row, "kept": tuple(row["kept"])}) for row in data["observations"]]
+    return data["versions"], rows, data["missing"]
+
+
+def record(chosen: Sequence[Peer], seen: Sequence[Observation], agreement: Agreement) -> None:
+    """Write what was observed, with the versions it holds for."""
+    judged = {one.peer for one in seen}
+    versions = {peer.package: peer.version() for peer in chosen if peer.name in judged}
+    data = {
+        "schema": SCHEMA,
+        "command": "parity peers --record",
+        "versions": {"python": platform.python_version(), **versions},
+        "missing": {peer.name: peer.missing() for peer in chosen if peer.missing()},
+        "live": agreement.row(),
+        "observations": [one.row() for one in seen],
+    }
+    FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,1 @@
+"""What a run leaves behind: the ledger, and errors with their exit codes."""

@@ -1,0 +1,146 @@
+"""What ran, cell by cell, so that an empty success cannot look like a full one.
+
+A cell is operation x kernel x dtype x law x engine. Every cell that the registry declares has
+to appear with a status; a run with fewer cells than declared, or with nothing judged, is no
+success.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+
+from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_NO_DEVICE, EXIT_TOO_LITTLE
+
+SCHEMA = "parity/1"
+
+
+class Status(Enum):
+    """How a cell ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_CLAIMED = "not claimed"
+    SKIPPED = "skipped"
+    EXPECTED_FAILURE = "expected failure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """Names one cell."""
+
+    operation: str
+    kernel: str
+    dtype: str
+    law: str
+    engine: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell and how it ended.
+
+    Attributes:
+        key: names it.
+        status: how it ended.
+        reason: why it was skipped, is not claimed, or is expected to fail.
+        calls: calls of the kernel.
+        elements: elements of the largest list, summed over the calls.
+        sequences: of actions, where a whole optimizer was judged; `calls` are its actions.
+        seconds: wall time.
+        worst: largest error over bound by written argument; empty for exact kernels.
+        arithmetic: what the kernel claims.
+        shared: how many of the calls other laws of the same row had made already.
+        sees: what the cases show: regimes, size classes, values of controls and options, flags.
+        failure: the failure text.
+        repro: path of the stand-alone file.
+    """
+
+    key: Key
+    status: Status
+    reason: str = ""
+    calls: int = 0
+    elements: int = 0
+    sequences: int = 0
+    seconds: float = 0.0
+    worst: dict[str, float] = field(default_factory=dict)
+    arithmetic: str = ""
+    shared: int = 0
+    sees: dict[str, object] = field(default_factory=dict)
+    failure: str = ""
+    repro: str = ""
+
+    def __post_init__(self) -> None:
+        explained = (Status.SKIPPED, Status.NOT_CLAIMED, Status.EXPECTED_FAILURE)
+        if self.status in explained and not self.reason:
+            raise ValueError(f"{self.key} is {self.status.value} without a reason [ledger]")
+        if self.status is Status.PASSED and self.calls == 0:
+            raise ValueError(f"{self.key} passed without a single call [ledger]")
+
+    def record(self) -> dict[str, object]:
+        """The cell as plain data."""
+        row = asdict(self)
+        return {"schema": SCHEMA, **row.pop("key"), **row, "status": self.status.value}
+
+
+@dataclass
+class Ledger:
+    """All cells of one run.
+
+    Attributes:
+        declared: cells that have to appear.
+        asked_device: the engine that was asked for, if one was.
+    """
+
+    declared: tuple[Key, ...] = ()
+    asked_device: str | None = None
+    cells: dict[Key, Cell] = field(default_factory=dict)
+
+    def add(self, cell: Cell) -> None:
+        """Record a cell.
+
+        Raises:
+            ValueError: it was recorded already.
+        """
+        if cell.key in self.cells:
+            raise ValueError(f"{cell.key} is recorded twice [ledger]")
+        self.cells[cell.key] = cell
+
+    def sorted(self) -> Ledger:
+        """The same ledger with its cells in the order in which they are declared."""
+        ordered = {key: self.cells[key] for key in self.declared if key in self.cells}
+        return Ledger(self.declared, self.asked_device, ordered)
+
+    def missing(self) -> list[Key]:
+        """Declared cells that did not appear."""
+        return [key for key in self.declared if key not in self.cells]
+
+    def with_status(self, *statuses: Status) -> list[Cell]:
+        """Cells that ended like this."""
+        return [cell for cell in self.cells.values() if cell.status in statuses]
+
+    def counts(self) -> dict[str, int]:
+        """Number of cells by status."""
+        counted = Counter(cell.status.value for cell in self.cells.values())
+        return {status.value: counted[status.value] for status in Status}
+
+    def exit_code(self) -> int:
+        """0 all kept; 1 a law is broken; 3 too little ran; 4 nothing ran for want of a device."""
+        if self.with_status(Status.FAILED):
+            return EXIT_BROKEN
+        if not self.with_status(Status.PASSED):
+            lacking = self.with_status(Status.SKIPPED)
+            return EXIT_NO_DEVICE if lacking and self.asked_device else EXIT_TOO_LITTLE
+        return EXIT_TOO_LITTLE if self.missing() else EXIT_KEPT
+
+    def verdict(self) -> str:
+        """One sentence: what the exit code means."""
+        failed, missing = len(self.with_status(Status.FAILED)), len(self.missing())
+        if failed:
+            return f"{failed} of {len(self.cells)} cells broke a law"
+        if not self.with_status(Status.PASSED):
+            return "nothing was judged"
+        if missing:
+            return f"{missing} of {len(self.declared)} declared cells did not run"
+        return f"all laws kept in {len(self.with_status(Status.PASSED))} cells"

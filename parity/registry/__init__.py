@@ -1,0 +1,1 @@
+"""Which kernels there are."""

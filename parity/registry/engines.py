@@ -1,0 +1,212 @@
+"""Where a kernel runs: the GPU, replay of compiled code, the CPU, or Triton's interpreter.
+
+The engine is chosen per kernel and named in every cell of the ledger. The reference is always
+evaluated on the CPU.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import CodeType, FunctionType, MethodType, ModuleType
+
+import torch
+
+from twinstep.parity.records.errors import NoDeviceError, UsageError
+from twinstep.parity.registry.kernels import ENGINES, Kernel
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A place to run kernels, or the reason why there is none.
+
+    Attributes:
+        name: `cuda`, `replay`, `cpu` or `interpret`.
+        device: where the tensors go.
+        missing: why this engine cannot run here; empty if it can.
+    """
+
+    name: str
+    device: torch.device
+    missing: str = ""
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of that name, and whether it can run here."""
+    if name not in ENGINES:
+        raise UsageError(
+            f'engine "{name}" is unknown, but should be among {", ".join(ENGINES)} [--engine]'
+        )
+    device = torch.device("cuda" if name == "cuda" else "cpu")
+    missing = ""
+    if name == "cuda" and not torch.cuda.is_available():
+        missing = "no CUDA GPU here"
+    elif name in ("replay", "interpret") and find_spec("triton") is None:
+        missing = "triton is not installed"
+    elif name == "replay":
+        missing = untested_triton()
+    elif name == "interpret" and os.environ.get("TRITON_INTERPRET") != "1":
+        missing = "TRITON_INTERPRET=1 has to be set before kernels are imported"
+    return Engine(name, device, missing)
+
+
+@cache
+def untested_triton() -> str:
+    """Why replay refuses the Triton that is installed; empty if it does not."""
+    from twinstep.replay.driver import check_version
+    from twinstep.replay.errors import UnsupportedTriton
+
+    try:
+        check_version(version("triton"))
+    except UnsupportedTriton as error:
+        return str(error).removesuffix(".")
+    return ""
+
+
+def require(name: str) -> None:
+    """Refuse to start on an engine that was asked for and is not there.
+
+    Raises:
+        NoDeviceError: with exit code 4.
+        UsageError: replay was not tested with the Triton that is installed.
+    """
+    engine = engine_named(name)
+    if name == "replay" and (untested := find_spec("triton") and untested_triton()):
+        raise UsageError(untested)
+    if engine.missing:
+        raise NoDeviceError(f"engine {name} was asked for, but {engine.missing} [--engine]")
+
+
+def engine_for(kernel: Kernel, asked: str | None = None) -> Engine:
+    """The engine that a kernel is judged on.
+
+    Its own choice in order of preference, or else: Triton kernels on the GPU, without one on
+    replay; everything else on the CPU.
+
+    Args:
+        kernel: whose `engines` are looked at.
+        asked: an engine that was asked for; a kernel that cannot run there is skipped by name.
+    """
+    return engine_among(kernel.engines, uses_triton(kernel.function), asked)
+
+
+def engine_among(engines: Sequence[str], triton: bool, asked: str | None = None) -> Engine:
+    """The first engine that can run here, or the one that was asked for.
+
+    Args:
+        engines: in order of preference; empty means the usual ones.
+        triton: whether Triton kernels are launched.
+        asked: an engine that was asked for.
+    """
+    claimed = tuple(engines) or (("cuda", "replay") if triton else ("cpu",))
+    if asked is not None:
+        engine = engine_named(asked)
+        allowed = asked in claimed or _fits(asked, claimed, bool(engines))
+        refusal = f"the kernel runs on {', '.join(claimed)}, not on {asked}"
+        return engine if allowed else Engine(asked, engine.device, refusal)
+    if not engines and os.environ.get("TRITON_INTERPRET") == "1" and "replay" in claimed:
+        claimed = ("interpret",)
+    choices = [engine_named(name) for name in claimed]
+    return next((engine for engine in choices if not engine.missing), choices[-1])
+
+
+def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
+    """Whether a kernel may try an engine it does not name; the interpreter takes any Triton."""
+    return (asked == "interpret" and "replay" in claimed) or (asked == "cuda" and not said)
+
+
+def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
+    """Whether a function can reach a Triton kernel through the names in its code or its closure.
+
+    What else stands in the same file does not matter.
+    """
+    for value in _named(function):
+        if type(value).__module__.startswith("triton.runtime"):
+            return True
+        if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("triton", "fast"):
+            return True
+        for inner in _functions_of(value) if depth else ():
+            if inner is function or (inner.__module__ or "").startswith("torch"):
+                continue
+            if (inner.__module__ or "").startswith("fast") or uses_triton(inner, depth - 1):
+                return True
+    return False
+
+
+def _named(function: Callable[..., object]) -> list[object]:
+    """What the names in a function's code stand for, one attribute deep, and its closure."""
+    code, found = getattr(function, "__code__", None), list[object]()
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    names = set(_names(code)) if code is not None else set()
+    known = {**vars(builtins), **getattr(function, "__globals__", {})}
+    values = [known[name] for name in sorted(names & known.keys())]
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    own = [m for m in modules if m.__name__.split(".")[0] != "torch"]
+    return [
+        *found,
+        *values,
+        *(vars(m)[name] for m in own for name in sorted(names & vars(m).keys())),
+    ]
+
+
+def _functions_of(value: object) -> list[FunctionType]:
+    """A function, what a partial or bound method calls, and the methods of a class or instance."""
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if isinstance(value, FunctionType):
+        return [value]
+    owner = value if isinstance(value, type) else type(value)
+    return [row for row in vars(owner).values() if isinstance(row, FunctionType)]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names in a code object and in the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+@contextlib.contextmanager
+def running(engine: Engine) -> Iterator[None]:
+    """Make an engine ready for the calls inside the block."""
+    if engine.name != "replay" or engine.missing:
+        yield
+        return
+    import twinstep.replay
+
+    twinstep.replay.activate()
+    try:
+        yield
+    finally:
+        twinstep.replay.deactivate()
+
+
+def live_subnormals() -> bool:
+    """Whether this thread computes with subnormals instead of flushing them to zero."""
+    half = torch.full((64,), 2.0**-126) * 0.5
+    return bool((half == 2.0**-127).all()) and bool((half != 0).all())
+
+
+def require_live_subnormals(after: str) -> None:
+    """Refuse to judge in a thread that flushes subnormals to zero.
+
+    Raises:
+        UsageError: subnormals are flushed.
+    """
+    if not live_subnormals():
+        raise UsageError(
+            f"subnormal numbers are flushed to zero after {after}, but the reference needs them; "
+            "remove torch.set_flush_denormal(True) or the library that sets it [subnormals]"
+        )

@@ -1,0 +1,208 @@
+"""Which kernels there are: one row each, ours and those that users register.
+
+A kernel declares what it claims: dtype combinations, layouts, engines and its arithmetic. What it
+does not declare is "not claimed" in the ledger, never passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstep.parity.operations.operation import LAYOUTS, Operation
+from twinstep.parity.operations.signature import check_combinations, check_signature
+from twinstep.parity.operations.table import add_operation, borrowed_operations, operation_named
+from twinstep.parity.records.errors import UsageError
+
+ARITHMETICS = ("bounded", "exact")
+ENGINES = ("cuda", "replay", "cpu", "interpret")
+CLAIMS = ("strided", "capturable")
+DEFAULT_DTYPES = ("fp16", "bf16", "fp32")
+Function = Callable[..., object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A registered implementation of an operation.
+
+    Attributes:
+        name: unique.
+        operation: whose contract it claims to keep.
+        function: writes its arguments in place and returns None.
+        arithmetic: `exact` (bit for bit) or `bounded` (within the derived bound).
+        dtypes: dtype combinations it claims.
+        layouts: `flat`, `list`; empty where the operation has no lists.
+        engines: where it may run; empty means that the judge finds out.
+        claims: optional laws it wants to be held to, by what they are for: `strided`,
+            `capturable`.
+        place: file and line of the function.
+    """
+
+    name: str
+    operation: Operation
+    function: Function
+    arithmetic: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    engines: tuple[str, ...]
+    place: str
+    claims: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        """The file that defines the function."""
+        return Path(self.place.rpartition(":")[0])
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+_kernels: dict[str, Kernel] = {}
+
+
+def register(
+    operation: str,
+    *,
+    name: str | None = None,
+    arithmetic: str = "bounded",
+    dtypes: Sequence[str] | None = None,
+    layouts: Sequence[str] | None = None,
+    engines: Sequence[str] = (),
+    claims: Sequence[str] = (),
+) -> Callable[[Function], Function]:
+    """Register the decorated function as a kernel of an operation; the function stays as it is.
+
+    Args:
+        operation: name of the operation, see `docs/reference/operations.md`.
+        name: of the kernel; the function's own by default.
+        arithmetic: "bounded" (within a bound derived from the operation's formula) or "exact"
+            (every bit).
+        dtypes: dtype combinations it handles; by default those of fp16, bf16 and fp32 that the
+            operation has.
+        layouts: "list" (many tensors), "flat" (lists of one); by default both.
+        engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run
+            on the GPU or on replay, everything else on the CPU.
+        claims: "strided" (matrices stored by columns are handled, or refused with a clear error),
+            "capturable" (reads no device value on the host; may be captured as a CUDA graph).
+
+    Raises:
+        UsageError: unknown operation, dtype, layout, engine, arithmetic or claim, a taken name, or
+            a signature that is not the operation's.
+    """
+
+    def decorate(function: Function) -> Function:
+        place = _place(function)
+        contract = operation_named(operation, place)
+        kernel = Kernel(
+            name=name or str(getattr(function, "__name__", operation)),
+            operation=contract,
+            function=function,
+            arithmetic=arithmetic,
+            dtypes=_dtypes(contract, dtypes),
+            layouts=tuple(layouts if layouts is not None else LAYOUTS) if contract.lists else (),
+            engines=tuple(engines),
+            claims=tuple(claims),
+            place=place,
+        )
+        add_kernel(kernel)
+        return function
+
+    return decorate
+
+
+def _dtypes(contract: Operation, dtypes: Sequence[str] | None) -> tuple[str, ...]:
+    if dtypes is not None:
+        return tuple(dtypes)
+    usual = tuple(key for key in DEFAULT_DTYPES if key in contract.combinations)
+    return usual or tuple(contract.combinations)
+
+
+def add_kernel(kernel: Kernel) -> None:
+    """Check a kernel and add it to the registry.
+
+    Raises:
+        UsageError: see `register`.
+    """
+    where = kernel.place
+    if kernel.name in _kernels:
+        other = _kernels[kernel.name].place
+        raise UsageError(
+            f'kernel "{kernel.name}" is registered already at {other}, '
+            f"but names should be unique [{where}]"
+        )
+    _one_of("arithmetic", [kernel.arithmetic], ARITHMETICS, where)
+    _one_of("dtypes", kernel.dtypes, tuple(kernel.operation.combinations), where)
+    _one_of("layouts", kernel.layouts, LAYOUTS, where)
+    _one_of("engines", kernel.engines, ENGINES, where)
+    _one_of("claims", kernel.claims, CLAIMS, where)
+    for argument, values in (("dtypes", kernel.dtypes), ("layouts", kernel.layouts)):
+        if not values and (argument == "dtypes" or kernel.operation.lists):
+            raise UsageError(f"{argument} is empty, but should name at least one [{where}]")
+    check_signature(kernel.function, kernel.operation, where)
+    _kernels[kernel.name] = kernel
+
+
+def register_operation(operation: Operation) -> Operation:
+    """Bring a new operation: reference, what it writes, dtype combinations, laws; see `Operation`.
+
+    Raises:
+        UsageError: the name is taken, a law is unknown, a written name is no argument, the
+            reference is no function or has another signature, or a dtype combination does not fit.
+    """
+    from twinstep.parity.expected.bounds_matmul import add_matrix_rules
+    from twinstep.parity.laws import LAWS
+
+    add_matrix_rules()
+    where = f"register_operation {operation.name}"
+    _one_of("laws", operation.laws, tuple(LAWS), where)
+    arguments = tuple(argument.name for argument in operation.lists) + operation.keywords
+    _one_of("writes", operation.writes, arguments, where)
+    if not operation.writes or not operation.laws:
+        raise UsageError(f"writes and laws should name at least one each [{where}]")
+    if not callable(operation.reference):
+        raise UsageError(
+            f"reference is {operation.reference!r}, but should be a function [{where}]"
+        )
+    check_combinations(operation, where)
+    check_signature(operation.reference, operation, _place(operation.reference))
+    add_operation(operation)
+    return operation
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """All registered kernels, in the order of registration."""
+    return tuple(_kernels.values())
+
+
+@contextlib.contextmanager
+def registrations() -> Iterator[list[Kernel]]:
+    """Collect what is registered inside the block, and forget it and its operations afterwards."""
+    before = dict(_kernels)
+    collected: list[Kernel] = []
+    try:
+        with borrowed_operations():
+            yield collected
+    finally:
+        collected += [kernel for name, kernel in _kernels.items() if name not in before]
+        _kernels.clear()
+        _kernels.update(before)
+
+
+def _place(function: Function) -> str:
+    bare = inspect.unwrap(function)
+    code = getattr(bare, "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '?')}:0"
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
+    for value in given:
+        if value not in known:
+            raise UsageError(
+                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
+            )

@@ -1,0 +1,1 @@
+"""From kernels to verdicts: plan, calls, checks, shrinking, worker processes."""

@@ -1,0 +1,210 @@
+"""Judge one cell: draw cases, apply a law, shrink and report the first violation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.coverage import Seen
+from twinstep.parity.cases.covering import deck
+from twinstep.parity.laws import LAWS
+from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.finding import Finding
+from twinstep.parity.records.errors import CannotJudge, ReferenceFault
+from twinstep.parity.records.ledger import Cell, Key, Status
+from twinstep.parity.registry.engines import Engine
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.call_cache import Shared
+from twinstep.parity.runner.error_search import Climber
+from twinstep.parity.runner.failure import Failure
+from twinstep.parity.runner.invoke import SECONDS
+from twinstep.parity.runner.repro import write_repro
+from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.shrink import shrunk
+
+EXAMPLES = 12
+SCALAR_CASES = {"value": 20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How hard to look.
+
+    Attributes:
+        examples: cases drawn for the value law; others draw their share of it.
+        seed: of the generator; None draws the same cases in every run.
+        call_seconds: limit of one call.
+        shrink_seconds: limit of shrinking one failure.
+        repros: folder for repro files; None writes none.
+        spread: dtype combinations in turn see the halves of a longer deck, and of the sizes and
+            values that laws enumerate.
+    """
+
+    examples: int = EXAMPLES
+    seed: int | None = None
+    call_seconds: float = SECONDS
+    shrink_seconds: float = 4.0
+    repros: str | None = "."
+    spread: bool = False
+
+    def cases(self, law: Law, kernel: Kernel) -> int:
+        """Number of recipes to draw for a law."""
+        if not kernel.operation.lists:
+            return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
+        # A whole step has the decisions of several operations in it, and only the values show them.
+        several = 2 if law.name == "value" and len(kernel.operation.options) > 2 else 1
+        return max(1, round(self.examples * law.share * several))
+
+    def longest(self, kernel: Kernel) -> int:
+        """Recipes in the deck that all laws of a row take theirs from."""
+        return max(self.cases(LAWS[name], kernel) for name in kernel.operation.laws)
+
+
+class _Broken(BaseException):
+    """Stops the search at the first violation."""
+
+    def __init__(self, case: Case, finding: Finding) -> None:
+        super().__init__(finding.says)
+        self.case = case
+        self.finding = finding
+
+
+def judge_cell(
+    kernel: Kernel,
+    dtype: str,
+    law: Law,
+    engine: Engine,
+    effort: Effort,
+    shared: Shared | None = None,
+) -> Cell:
+    """Judge a kernel on one dtype combination by one law.
+
+    Args:
+        kernel: under judgement.
+        dtype: combination.
+        law: that it has to keep.
+        engine: where it runs.
+        effort: how hard to look.
+        shared: calls that other laws of the same kernel, combination and engine have made.
+    """
+    key = Key(
+        operation=kernel.operation.name,
+        kernel=kernel.name,
+        dtype=dtype,
+        law=law.name,
+        engine=engine.name,
+    )
+    if law.claim and law.claim not in kernel.claims:
+        reason = f"{kernel.name} does not claim {law.claim}"
+        return Cell(key=key, status=Status.NOT_CLAIMED, reason=reason)
+    idle = law.idle(kernel.operation, dtype)
+    if idle:
+        return Cell(key=key, status=Status.SKIPPED, reason=idle)
+    if engine.missing:
+        return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
+    if engine.name not in law.engines:
+        where = " or ".join(law.engines)
+        return Cell(key=key, status=Status.SKIPPED, reason=f"{law.name} is judged on {where} only")
+    started = time.perf_counter()
+    judge = Judge(kernel, engine, effort.call_seconds, shared=shared or Shared())
+    seen = Seen(kernel.operation)
+    try:
+        broken = _search(judge, dtype, law, effort, seen)
+        failure = None if broken is None else _explained(judge, law, broken, effort)
+    except CannotJudge as cause:
+        return Cell(key=key, status=Status.SKIPPED, calls=judge.calls, reason=str(cause))
+    except ReferenceFault as fault:
+        return Cell(key=key, status=Status.FAILED, calls=judge.calls, failure=str(fault))
+    return Cell(
+        key=key,
+        status=Status.PASSED if failure is None else Status.FAILED,
+        calls=judge.calls,
+        elements=judge.elements,
+        seconds=time.perf_counter() - started,
+        worst=dict(judge.worst),
+        shared=judge.repeated,
+        sees={**seen.numbers(), **({"refused calls": judge.refused} if judge.refused else {})},
+        failure="" if failure is None else failure.text(),
+        repro="" if failure is None else failure.repro,
+    )
+
+
+def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _Broken | None:
+    """Go through the law's cases until one breaks it."""
+    kernel = judge.kernel
+    climber = Climber(effort.seed or 0)
+    try:
+        for recipe in _recipes(kernel, dtype, law, effort):
+            varied = list(law.vary(judge.shared.case(kernel.operation, dtype, recipe)))
+            if effort.spread and law.each_layout and len(varied) > 3:
+                varied = varied[_turn(kernel, dtype) :: 2]
+            for case in varied:
+                seen.add(case)
+                finding = judge.violation(law.plan(case, kernel.arithmetic))
+                if finding is not None:
+                    raise _Broken(case, finding)
+                climber.see(case, judge.scores)
+        if law.name == "value":
+            _climb(judge, law, climber, effort.cases(law, kernel) // 2)
+    except _Broken as broken:
+        return broken
+    return None
+
+
+def _climb(judge: Judge, law: Law, climber: Climber, generations: int) -> None:
+    """Go on from the cases that came closest to a bound; nothing to do where there is none."""
+    for _ in range(generations):
+        case = climber.next()
+        if case is None:
+            return
+        finding = judge.violation(law.plan(case, judge.kernel.arithmetic))
+        if finding is not None:
+            raise _Broken(case, finding)
+        climber.see(case, judge.scores)
+
+
+def _turn(kernel: Kernel, dtype: str) -> int:
+    """Which half of a spread deck, or of what a law enumerates, is this combination's."""
+    return tuple(kernel.operation.combinations).index(dtype) % 2
+
+
+def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
+    """What the law takes from the deck of the row."""
+    count = effort.cases(law, kernel)
+    length = max(count, effort.longest(kernel), EXAMPLES)
+    if effort.spread:
+        turn = _turn(kernel, dtype)
+        cards = deck(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
+        cards = cards[turn * length : (turn + 1) * length]
+    else:
+        cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+    if not (law.each_layout and kernel.operation.lists):
+        return law.draw.of(cards, count)
+    groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]
+    return [recipe for group in groups for recipe in law.draw.of(group, count)]
+
+
+def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failure:
+    """Shrink the case, find the violation again, and write the repro file."""
+    kernel = judge.kernel
+
+    def finding_in(case: Case) -> Finding | None:
+        return judge.violation(law.plan(case, kernel.arithmetic))
+
+    case, finding = shrunk(broken.case, broken.finding, finding_in, effort.shrink_seconds)
+    failure = Failure(
+        kernel=kernel,
+        engine=judge.engine.name,
+        law=law.name,
+        case=case,
+        original=broken.case,
+        finding=finding,
+    )
+    # What an instruction may do elsewhere leaves nothing that a repro could compare.
+    if effort.repros is None or not (finding.name or finding.failure or finding.got is not None):
+        return failure
+    plan = law.plan(case, kernel.arithmetic)
+    if any(call.end or call.captured or call.races for call in plan.calls):
+        return failure
+    return write_repro(failure, plan, effort.repros, judge.charges)

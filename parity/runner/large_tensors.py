@@ -1,0 +1,119 @@
+"""A call on a tensor of more than 2³¹ elements, of which only both ends are looked at.
+
+On replay the tensor is virtual: addresses without memory, and only the first and last blocks of
+every launch run. On a GPU the memory is real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.records.errors import CannotJudge
+from twinstep.parity.registry.engines import Engine
+from twinstep.parity.runner.invoke import invoke
+
+# Past 2³¹, and on replay past 2³², where unsigned offsets wrap too.
+ELEMENTS = {"replay": 2**32 + 2**31 + 77, "cuda": 2**31 + 4_099}
+ENDS = 8
+SECONDS = 4.0
+
+
+class Large:
+    """One case with its last tensors blown up: the small tensor's values at both ends.
+
+    Args:
+        case: of one tensor, or of several of which the last grows.
+        engine: where it will run.
+
+    Attributes:
+        block: a tensor on the device, for `invoke`.
+    """
+
+    def __init__(self, case: Case, engine: Engine) -> None:
+        self.case = case
+        self.numel = ELEMENTS[engine.name]
+        grown = _on_gpu if engine.name == "cuda" else _virtual
+        self._need_memory(engine)
+        self.lists = {name: grown(list(ts), self.numel) for name, ts in case.lists.items()}
+        self.controls = {name: t.clone().to(engine.device) for name, t in case.controls.items()}
+        self.block = torch.empty(0, device=engine.device)
+
+    def _need_memory(self, engine: Engine) -> None:
+        if engine.name != "cuda":
+            return
+        last = [ts[-1] for ts in self.case.lists.values() if len(ts) and ts[-1].dim()]
+        needed = sum(self.numel * tensor.element_size() for tensor in last)
+        free, _ = torch.cuda.mem_get_info()
+        if needed > free:
+            raise CannotJudge(
+                f"{self.numel} elements take {needed >> 30} GiB, but the GPU has {free >> 30} free"
+            )
+
+    def call(self, kernel: Callable[..., object]) -> object:
+        """Call the kernel on the large tensors."""
+        ordered = [self.lists[argument.name] for argument in self.case.operation.lists]
+        return kernel(*ordered, **self.controls, **self.case.options)
+
+    def end(self, arena: Arena, last: bool) -> Tensor:
+        """The arena's bytes, had it held what the first, or last, elements hold now."""
+        after = arena.before.clone()
+        for span in arena.spans:
+            if not span.value.numel():
+                continue
+            held = self.controls if span.control else None
+            tensor = held[span.name] if held else self.lists[span.name][span.index]
+            flat, count = tensor.reshape(-1), span.value.numel()
+            part = flat[flat.numel() - count :] if last else flat[:count]
+            span.of(after).copy_(part.view(span.value.shape))
+        return after
+
+
+def _virtual(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
+    from twinstep.replay import virtual_ends
+
+    return virtual_ends(
+        [tensor.reshape(-1) if tensor.dim() else tensor for tensor in tensors], numel
+    )
+
+
+def _on_gpu(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
+    copies = [tensor.cuda() for tensor in tensors]
+    if not copies or copies[-1].dim() == 0 or not copies[-1].numel():
+        return copies
+    small = copies[-1].reshape(-1)
+    grown = torch.zeros(numel, dtype=small.dtype, device="cuda")
+    grown[: small.numel()] = small
+    grown[numel - small.numel() :] = small
+    return [*copies[:-1], grown]
+
+
+@contextlib.contextmanager
+def _only_ends(engine: Engine) -> Iterator[None]:
+    if engine.name != "replay":
+        yield
+        return
+    from twinstep.replay import options
+
+    with options(only_ends=ENDS):
+        yield
+
+
+def called(function: Callable[..., object], large: Large, engine: Engine) -> str:
+    """Call the kernel; empty if it returned None, otherwise what happened instead.
+
+    Raises:
+        CannotJudge: on replay a program walks over the whole tensor.
+    """
+    with _only_ends(engine):
+        failure = invoke(function, large, SECONDS if engine.name == "replay" else 60.0)
+    if engine.name == "replay" and failure.startswith("hangs"):
+        raise CannotJudge(
+            f"a program walks over all of {large.numel} elements, which takes replay too long"
+        )
+    return failure

@@ -1,0 +1,222 @@
+"""Write a failing case as one stand-alone Python file.
+
+The file needs torch (and Triton, if the kernel does), the kernel's file, and nothing of ours: the
+guarded memory of every call is in it as hexadecimal bytes, with the bytes that are accepted. It
+exits with 1 while the kernel breaks the law on this case, with 0 when it does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.guarded_memory import Arena, Span, spans_of
+from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.formula import tolerance
+from twinstep.parity.expected.instruction_error import Charges
+from twinstep.parity.expected.outputs import Wants, truths, wants
+from twinstep.parity.laws.plan import (
+    Call,
+    Check,
+    Formula,
+    NoHostRead,
+    Plan,
+    Same,
+    Unchanged,
+    Untouched,
+    Values,
+)
+from twinstep.parity.runner.failure import Failure
+
+CPU = torch.device("cpu")
+
+
+def write_repro(failure: Failure, plan: Plan, folder: str, charges: Charges) -> Failure:
+    """Write the file into a folder; the failure with its path.
+
+    Args:
+        failure: shrunk.
+        plan: calls and checks of its law on its case.
+        folder: is created if it does not exist.
+        charges: what the kernel's instructions add to its bounds.
+    """
+    text = repro_text(failure, plan, charges)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    path = Path(folder) / f"repro_{digest}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    named = replace(failure, repro=str(path))
+    path.write_text(text)
+    return named
+
+
+def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
+    """The file's text."""
+    template = resources.files("parity").joinpath("repro_template.txt").read_text()
+    filled = {
+        "HEADLINE": failure.headline().replace('"""', "'''"),
+        "KERNEL_FILE": repr(str(failure.kernel.file)),
+        "KERNEL": repr(failure.kernel.name),
+        "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
+        "ROOT": repr(str(Path(__file__).resolve().parent.parent)),
+        "ENGINE": repr(failure.engine),
+        "CALLS": _lines([_call(call) for call in plan.calls]),
+        "CHECKS": _lines(_checks(failure, plan, charges)),
+    }
+    for mark, text in filled.items():
+        template = template.replace(f"@{mark}@", text)
+    return template
+
+
+def _lines(rows: list[dict[str, object]]) -> str:
+    return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
+
+
+def _call(call: Call) -> dict[str, object]:
+    """Everything needed to lay out one call again."""
+    case = call.case
+    arena = Arena.of(case, CPU)
+    tensors = [
+        (
+            span.name,
+            span.index,
+            span.start,
+            str(span.value.dtype)[6:],
+            list(span.value.shape),
+            span.columns,
+        )
+        for span in sorted(arena.spans, key=lambda span: span.index)
+    ]
+    return {
+        "lists": [argument.name for argument in case.operation.lists],
+        "tensors": tensors,
+        "controls": list(case.controls),
+        "options": dict(case.options),
+        "memory": _packed(arena.before, case.guard),
+        "reuse": call.reuse,
+        "may_refuse": call.may_refuse,
+        "lifted": call.lifted,
+    }
+
+
+def _packed(block: Tensor, guard: int) -> list[tuple[int, str]]:
+    """The bytes as runs: (repetitions, hexadecimal digits)."""
+    text = bytes(block.tolist())
+    runs: list[tuple[int, str]] = []
+    room = bytes([guard])
+    start = 0
+    for at in range(len(text) + 1):
+        if at == len(text) or text[at : at + 16] == room * 16:
+            if at > start:
+                runs.append((1, text[start:at].hex()))
+            start = at
+            while start < len(text) and text[start : start + 1] == room:
+                start += 1
+            if start > at:
+                runs.append((start - at, room.hex()))
+            if start >= len(text):
+                break
+        if at < start:
+            continue
+    return _checked(runs, text)
+
+
+def _checked(runs: list[tuple[int, str]], text: bytes) -> list[tuple[int, str]]:
+    """Fall back to the plain digits if the runs do not spell the same bytes."""
+    spelled = b"".join(bytes.fromhex(digits) * count for count, digits in runs)
+    return runs if spelled == text else [(1, text.hex())]
+
+
+def _checks(failure: Failure, plan: Plan, charges: Charges) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for check in plan.checks:
+        rows += _rows(check, plan, failure.kernel.arithmetic, charges)
+    return rows
+
+
+def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[dict[str, object]]:
+    if isinstance(check, Values):
+        case = plan.calls[check.call].case
+        return _value_rows(case, check.call, wants(case, arithmetic, charges))
+    if isinstance(check, Formula):
+        return _formula_rows(plan.calls[check.call].case, check.call)
+    if isinstance(check, Untouched):
+        written = list(plan.calls[check.call].case.operation.writes)
+        return [{"kind": "untouched", "call": check.call, "written": written}]
+    if isinstance(check, NoHostRead):
+        return []
+    if isinstance(check, Unchanged):
+        return [{"kind": "unchanged", "call": check.call, "names": list(check.names)}]
+    return _same_rows(check, plan.calls[check.first].case)
+
+
+def _formula_rows(case: Case, call: int) -> list[dict[str, object]]:
+    known, rows = truths(case), []
+    for span in spans_of(case)[0]:
+        truth = known.get((span.name, span.index))
+        if truth is None or not span.value.numel():
+            continue
+        judged = torch.isfinite(truth.exact) & ~truth.zone
+        row: dict[str, object] = {"kind": "formula", "call": call}
+        row |= {"tensor": (span.name, span.index), "judged": judged.reshape(-1).tolist()}
+        row |= {"want": [x.hex() for x in truth.exact.reshape(-1).tolist()]}
+        row |= {"tolerance": [x.hex() for x in tolerance(truth).reshape(-1).tolist()]}
+        rows.append(row)
+    return rows
+
+
+def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:
+    spans, _ = spans_of(case)
+    rows: list[dict[str, object]] = []
+    for span in spans:
+        compared = check.names is None or span.name in check.names
+        if span.name not in case.operation.writes or not compared:
+            continue
+        piece = check.piece(span)
+        rows.append(
+            {
+                "kind": "same",
+                "says": check.says,
+                "calls": (check.first, check.second),
+                "tensor": (span.name, span.index),
+                "other": (span.name, piece.index, piece.start, piece.step),
+                "sign": -1 if span.name in check.negated else 1,
+                "power": dict(check.powers).get(span.name, 0),
+            }
+        )
+    return rows
+
+
+def _value_rows(case: Case, call: int, wanted: Wants) -> list[dict[str, object]]:
+    spans, _ = spans_of(case)
+    return [
+        _value_row(span, wanted[span.name][span.index], call)
+        for span in spans
+        if span.name in case.operation.writes
+    ]
+
+
+def _value_row(span: Span, want: Want, call: int) -> dict[str, object]:
+    row: dict[str, object] = {
+        "kind": "values",
+        "call": call,
+        "tensor": (span.name, span.index),
+        "want": _hex(want.value),
+    }
+    if want.low is not None and want.high is not None and want.zone is not None:
+        bound = torch.zeros_like(want.zone, dtype=torch.float64)
+        bound = bound if want.bound is None else want.bound
+        row |= {"low": _hex(want.low), "high": _hex(want.high)}
+        row |= {"zone": want.zone.reshape(-1).nonzero().reshape(-1).tolist()}
+        row |= {"bound": [f"{x:.3g}" for x in bound.reshape(-1).tolist()]}
+    return row
+
+
+def _hex(tensor: Tensor) -> str:
+    flat = tensor.contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()).hex() if flat.numel() else ""

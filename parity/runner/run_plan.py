@@ -1,0 +1,210 @@
+"""Carry out a plan: make the calls, run the checks, report the first violation."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.expected.formula import formulated, lifted, refusal
+from twinstep.parity.expected.instruction_error import CPU, IEEE, UNKNOWN, Charges, charges_of
+from twinstep.parity.expected.outputs import Wants, wants
+from twinstep.parity.laws.finding import Finding
+from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
+from twinstep.parity.records.errors import ReferenceFault
+from twinstep.parity.registry.engines import Engine
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.call_cache import Shared
+from twinstep.parity.runner.execute_call import made
+from twinstep.parity.runner.host_sync import watched
+from twinstep.parity.runner.invoke import SECONDS
+
+if TYPE_CHECKING:
+    from twinstep.replay.record import Launch
+
+# What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
+REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
+NOBODY: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
+Scores = dict[tuple[str, int], Tensor]
+
+
+@dataclass
+class Judge:
+    """Judges one kernel on one engine.
+
+    Attributes:
+        kernel: under judgement.
+        engine: where it runs.
+        seconds: limit of one call.
+        calls: calls made so far.
+        elements: elements of the largest list, summed over all calls.
+        shared: calls that other laws have made.
+        repeated: how many calls were taken from there.
+        refused: how many calls ended in a clear error, where that is allowed.
+        worst: largest error over bound seen in what was accepted, by written argument.
+        charges: what the instructions of the last judged call add to its bounds.
+        scores: error over bound of every element of the last plan, by argument and position; of
+            few bits, plus how near the result is to a tie (see `Want.nearness`).
+    """
+
+    kernel: Kernel
+    engine: Engine
+    seconds: float = SECONDS
+    calls: int = 0
+    elements: int = 0
+    shared: Shared = field(default_factory=Shared)
+    repeated: int = 0
+    refused: int = 0
+
+    def __post_init__(self) -> None:
+        self.worst: dict[str, float] = {}
+        self.charges = UNKNOWN
+        self.scores: Scores = {}
+
+    def violation(self, plan: Plan) -> Finding | None:
+        """Carry out a plan; the first violation, or None."""
+        outcomes: list[Outcome] = []
+        approximate: list[Finding] = []
+        for number, call in enumerate(plan.calls):
+            with self._listening(plan, number, approximate):
+                outcome, failure = self._outcome(plan, number, outcomes)
+            if failure:
+                return Finding(says=f"the kernel {failure}", call=number, failure=failure)
+            self.calls += 1
+            self.elements += call.case.numel
+            outcomes.append(outcome)
+        for check in plan.checks:
+            found = check.violation(outcomes)
+            if found is not None:
+                return found
+        if approximate:
+            return approximate[0]
+        self._keep_worst(plan, outcomes)
+        return None
+
+    @contextlib.contextmanager
+    def _listening(self, plan: Plan, number: int, found: list[Finding]) -> Iterator[None]:
+        """Find approximate instructions of a kernel that claims to be exact.
+
+        Replay rounds them correctly and the hardware need not, so equal values prove nothing.
+        """
+        claims = self.engine.name == "replay" and self.kernel.arithmetic == "exact"
+        if not (claims and _needs_wants(plan, number)):
+            yield
+            return
+        from twinstep.replay import launches
+
+        with launches() as log:
+            yield
+        for launch in log:
+            for name, place in launch.approximated_at.items():
+                says = f"claims to be exact, but {launch.kernel} runs {name} at {place}"
+                found.append(Finding(says=says, call=number))
+
+    def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
+        call = plan.calls[number]
+        known = self.shared.outcome(call)
+        if known is not None:
+            self.repeated += 1
+            return self._with_wants(call, *known, plan, number), ""
+        if call.reuse is None:
+            arena = Arena.of(call.case, self.engine.device)
+        else:
+            arena = outcomes[call.reuse].arena.renewed(call.case)
+        with (
+            recorded(self.engine) as log,
+            watched(arena.block) if call.watched else NOBODY as reads,
+            lifted(arena, call.lifted) as lift,
+        ):
+            failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
+        if call.lifted:
+            refusal(failure)
+        after = arena.before if failure and not call.may_refuse else arena.after()
+        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
+        if not (call.end and call.reuse is not None):
+            # The other end of a large call was launched by the first.
+            self.charges = charges_on(self.engine, log)
+        asked = not failure and _needs_wants(plan, number)
+        wanted = self._wants(call.case) if asked else _shapes(arena)
+        outcome = Outcome(
+            arena, arena.before, after, wanted, asked, tuple(reads), failure if refused else ""
+        )
+        if call.lifted:
+            outcome = replace(outcome, formulas=formulated(lift, arena))
+        if not failure:
+            self.shared.keep(call, outcome, self.charges)
+        self.refused += bool(refused)
+        return outcome, "" if refused else failure
+
+    def _with_wants(
+        self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int
+    ) -> Outcome:
+        """What a call made for another law left behind, with what this law wants to know of it."""
+        if not _needs_wants(plan, number) or outcome.wanted:
+            return outcome
+        self.charges = charges
+        complete = replace(outcome, wants=self._wants(call.case), wanted=True)
+        self.shared.keep(call, complete, charges)
+        return complete
+
+    def _wants(self, case: Case) -> Wants:
+        try:
+            return wants(case, self.kernel.arithmetic, self.charges)
+        except Exception as error:
+            name = f"{case.operation.name}[{case.combination}]"
+            raise ReferenceFault(
+                f"{name} cannot be judged: its reference raises {type(error).__name__}: {error}"
+            ) from error
+
+    def _keep_worst(self, plan: Plan, outcomes: list[Outcome]) -> None:
+        self.scores = {}
+        for check in plan.checks:
+            if not isinstance(check, Values):
+                continue
+            for span, want in outcomes[check.call].written():
+                got = outcomes[check.call].got(span)
+                ratio = want.ratio(got)
+                if ratio is not None and ratio.numel():
+                    known = self.worst.get(span.name, 0.0)
+                    self.worst[span.name] = max(known, float(ratio.max().item()))
+                    self.scores[span.name, span.index] = ratio.reshape(-1) + want.nearness(got)
+
+
+@contextlib.contextmanager
+def recorded(engine: Engine) -> Iterator[list[Launch]]:
+    """The launches made inside the context, where the engine records them."""
+    if engine.name != "replay":
+        yield []
+        return
+    from twinstep.replay import launches
+
+    with launches() as log:
+        yield log
+
+
+def charges_on(engine: Engine, log: list[Launch]) -> Charges:
+    """What the bounds of a call have to allow for on this engine."""
+    if engine.name == "replay":
+        return charges_of(log) if log else CPU
+    return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
+
+
+def _needs_wants(plan: Plan, number: int) -> bool:
+    return any(isinstance(check, Values) and check.call == number for check in plan.checks)
+
+
+def _shapes(arena: Arena) -> Wants:
+    """Placeholders for checks that compare calls with one another and need no reference."""
+    from twinstep.parity.expected.accepted import Want
+
+    found: dict[str, list[Want]] = {}
+    for span in arena.spans:
+        found.setdefault(span.name, []).append(Want(value=span.value))
+    return found

@@ -1,0 +1,121 @@
+"""How a rule set declares what can be done to an optimizer.
+
+    class MyRules(OptimizerRules):
+        @action(drives=("override_loss_scale",), scale=(128.0, 1.0, 2.0**16))
+        def override(self, world, scale):
+            world.optimizer.override_loss_scale(scale)
+
+Every argument is a sequence of plain values to draw from, the simplest first: failures are shrunk
+towards it. Needs nothing but the standard library and torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+from twinstep.parity.sequences.world import Act, Value, World
+
+Method = TypeVar("Method", bound=Callable[..., object])
+MARK = "_twin_action"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A declared action.
+
+    Attributes:
+        name: of the method.
+        drives: public methods of the optimizer that it calls.
+        often: how often it is drawn, relative to others.
+        choices: values of each argument, the simplest first.
+    """
+
+    name: str
+    drives: tuple[str, ...]
+    often: int
+    choices: Mapping[str, Sequence[Value]]
+
+    def draw(self, dice: Random) -> Act:
+        """This action with drawn arguments."""
+        return Act(self.name, {name: dice.choice(row) for name, row in self.choices.items()})
+
+
+def action(
+    *, drives: Sequence[str] = (), often: int = 1, **choices: Sequence[Value]
+) -> Callable[[Method], Method]:
+    """Declare a method of a rule set as an action; it is called with the world and the arguments.
+
+    Args:
+        drives: public methods of the optimizer that it calls.
+        often: how often it is drawn, relative to others.
+        choices: for each argument, what it is drawn from, the simplest first.
+    """
+
+    def decorate(method: Method) -> Method:
+        declared = Action(
+            name=method.__name__, drives=tuple(drives), often=often, choices=dict(choices)
+        )
+        setattr(method, MARK, declared)
+        return method
+
+    return decorate
+
+
+class Rules:
+    """Base of all rule sets: collects the actions, subclasses' replacing their parents'.
+
+    Attributes:
+        exempt: public methods that no action drives, and why.
+    """
+
+    exempt: Mapping[str, str] = {}
+
+    def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
+        """A world to begin with. Declared with `action` as well, so that it draws and shrinks."""
+        raise TypeError(f"{type(self).__name__} has no build, but should make a world [{cls}]")
+
+    def actions(self) -> dict[str, Action]:
+        """Every action by name, `build` too."""
+        found: dict[str, Action] = {}
+        for name in dir(type(self)):
+            declared = getattr(getattr(type(self), name), MARK, None)
+            if isinstance(declared, Action):
+                found[name] = declared
+        return found
+
+    def driven(self) -> set[str]:
+        """Public methods that some action calls."""
+        return {method for row in self.actions().values() for method in row.drives}
+
+    def apply(self, world: World, act: Act) -> object:
+        """Carry out an action; what it returns is compared."""
+        return getattr(self, act.name)(world, **act.values)
+
+    def contracts(self, world: World) -> Sequence[object]:
+        """What one update may do, for bounded twins; see `parity.sequences.contracts`."""
+        return ()
+
+    def draw(self, dice: Random, mean: int) -> list[Act]:
+        """A sequence: `build`, then about `mean` actions."""
+        known = self.actions()
+        others = [row for name, row in known.items() if name != "build"]
+        weights = [row.often for row in others]
+        count = dice.randint(mean // 2, mean + mean // 2)
+        drawn = dice.choices(others, weights, k=count)
+        return [row.draw(dice) for row in (known["build"], *drawn)]
+
+
+def public_methods(cls: type) -> set[str]:
+    """Names of a class's public methods, inherited ones too; properties are no methods."""
+    names = (name for name in dir(cls) if not name.startswith("_"))
+    return {name for name in names if inspect.isroutine(getattr(cls, name, None))}
+
+
+def public_properties(cls: type) -> tuple[str, ...]:
+    """Names of a class's public properties."""
+    names = (name for name in dir(cls) if not name.startswith("_"))
+    return tuple(name for name in names if isinstance(getattr(cls, name), property))

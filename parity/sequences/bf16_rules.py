@@ -1,0 +1,278 @@
+"""What can be done to an optimizer with the interface of `BF16Optimizer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.fills import REGIMES, Dice, filled
+from twinstep.parity.sequences.rules import SEEDS, Group, OptimizerRules, like, parameters, side_of
+from twinstep.parity.sequences.world import Act, Value, World
+
+if TYPE_CHECKING:
+    from twinstep.reference.bf16_optimizer import BF16Optimizer
+
+NUMBERS = range(12)
+TURNS = ("bf16", "fp32", "fp16")
+ACCUMULATION = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Entry = dict[str, object]
+
+
+def _of(world: World) -> BF16Optimizer:
+    return cast("BF16Optimizer", world.optimizer)
+
+
+def wrapped(
+    cls: Callable[..., object],
+    groups: Sequence[Mapping[str, object]],
+    options: Mapping[str, object],
+) -> object:
+    """An optimizer around a fresh `FusedAdam` of its own side."""
+    side, given = side_of(cls), dict(options)
+    mode, keep = bool(given.pop("adam_w_mode")), bool(given.pop("keep"))
+    params = [param for group in groups for param in cast(Sequence[Tensor], group["params"])]
+    names = {param: f"p{at}" for at, param in enumerate(params)}
+    adam = import_module(f"{side}.fused_adam").FusedAdam
+    inside = adam([dict(group) for group in groups], adam_w_mode=mode)
+    compat = import_module(f"{side}.compat").Compat(keep_masters_on_load=keep)
+    return cls(inside, param_names=names, compat=compat, **given)
+
+
+class BF16Rules(OptimizerRules):
+    """Accumulators, partitions and masters: what `FusedAdam` has, and all that is around a step.
+
+    With dtype `mixed` every group has a dtype of its own. Copies of the optimizer are left out:
+    copied parameters are no views of flat buffers, on either side.
+    """
+
+    hyper = {
+        "lr": (3.7e-3, 0.25, 2.3e-5, 0.0),
+        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.0, 0.99995)),
+        "eps": (3e-6, 1.3e-3, 1e-10),
+        "weight_decay": (0.013, 0.0, 0.31, -0.02),
+        "bias_correction": (True, False),
+    }
+    tensor_hyper = True
+
+    def actions(self) -> dict[str, Action]:
+        """Every action but copying."""
+        return {name: row for name, row in super().actions().items() if name != "copy"}
+
+    @action(
+        seed=SEEDS,
+        groups=(1, 1, 2, 3),
+        accumulation=("fp32", "bf16", "bf16"),
+        clip=(0.0, 0.7, 0.05, 30.0),
+        norm=(2.0, 2.0, 1.0, float("inf")),
+        immediate=(False, False, True),
+        keep=(False, False, True),
+    )
+    def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
+        """Groups of parameters, some frozen, around a fresh optimizer."""
+        seed = int(values["seed"])
+        dice = Dice(seed)
+        groups: list[Group] = []
+        for number in range(int(values["groups"])):
+            own = TURNS[number % 3] if dtype == "mixed" else dtype
+            row = parameters(dice, own, device, seed + number, together=False)
+            groups.append({"params": row, **self.drawn_hyper(dice)})
+        params = [param for group in groups for param in cast(list[Parameter], group["params"])]
+        for param in params[1:]:
+            param.requires_grad_(dice.pick((True, True, True, False)))
+        options: dict[str, object] = {
+            "grad_acc_dtype": ACCUMULATION[str(values["accumulation"])],
+            "clip_grad": values["clip"],
+            "norm_type": values["norm"],
+            "immediate_grad_update": values["immediate"],
+            "adam_w_mode": dice.pick((True, False)),
+            "keep": values["keep"],
+        }
+        return World(
+            cls=cls,
+            options=options,
+            params=params,
+            optimizer=wrapped(cls, groups, options),
+            device=torch.device(device),
+            more={"dtype": dtype, "groups": [len(cast(list[Tensor], g["params"])) for g in groups]},
+        )
+
+    @action(often=3, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
+    def fill(self, world: World, seed: int, regime: str, missing: int) -> None:
+        """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
+        for index, param in enumerate(world.params):
+            none = missing >> (index % 3) & 1 or not param.requires_grad
+            grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            param.grad = None if none else grad.to(world.device)
+
+    @action(
+        often=9,
+        drives=("backward",),
+        seed=SEEDS,
+        regime=(*REGIMES[:1] * 2, *REGIMES, "planted"),
+        missing=(0, 0, 0, *range(8)),
+        update=(True, True, True, False),
+        clear=(False, True),
+    )
+    def backward(  # type: ignore[override]
+        self, world: World, seed: int, regime: str, missing: int, update: bool, clear: bool
+    ) -> None:
+        """Backward through the optimizer; the gradients are what the regime says."""
+        loss = torch.zeros((), device=world.device)
+        for index, param in enumerate(world.params):
+            if missing >> (index % 3) & 1 and index:
+                continue
+            weight = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            loss = loss + (param * weight.to(world.device)).float().sum()
+        _of(world).backward(loss, update_hp_grads=update, clear_lp_grads=clear)
+
+    @action(
+        often=9,
+        drives=("backward", "step"),
+        seed=SEEDS,
+        regime=(*REGIMES[:1] * 4, *REGIMES, "planted"),
+        missing=(0, 0, 0, *range(8)),
+    )
+    def train(self, world: World, seed: int, regime: str, missing: int) -> object:
+        """Backward through the optimizer, then one update."""
+        self.backward(world, seed, regime, missing, True, False)
+        return self.step(world)
+
+    @action(often=3, drives=("update_hp_grads",), clear=(False, True))
+    def update_hp_grads(self, world: World, clear: bool) -> None:
+        """Accumulate what the parameters have."""
+        _of(world).update_hp_grads(clear)
+
+    def apply(self, world: World, act: Act) -> object:
+        """Carry out an action, and read what the last step left behind."""
+        try:
+            return super().apply(world, act)
+        finally:
+            optimizer = _of(world)
+            world.more["readings"] = (optimizer.overflow, optimizer.get_global_norm())
+
+    @action(often=2, drives=("get_global_norm",))
+    def ask(self, world: World) -> object:
+        """What became of the last step."""
+        return _of(world).overflow, _of(world).get_global_norm()
+
+    @action(drives=("clear_hp_grads", "clear_lp_grads"), which=("hp", "lp", "lp to none"))
+    def clear(self, world: World, which: str) -> None:
+        """Forget gradients of one kind."""
+        if which == "hp":
+            _of(world).clear_hp_grads()
+        else:
+            _of(world).clear_lp_grads(set_to_none=which == "lp to none")
+
+    @action(often=2, drives=("get_grads_for_reduction",), half=(False, True))
+    def reduce(self, world: World, half: bool) -> object:
+        """Look at the accumulators, and average them as if over two equal ranks."""
+        shared, experts = _of(world).get_grads_for_reduction()
+        for flat in shared if half else []:
+            flat.mul_(0.5)
+        return shared, experts
+
+    @action(drives=("get_grads_for_norm",), clipping=(False, True))
+    def grads_for_norm(self, world: World, clipping: bool) -> object:
+        """Look at what enters the norm, or what is clipped."""
+        return _of(world).get_grads_for_norm(for_clipping=clipping)
+
+    @action(drives=("set_lr", "get_lr"), lr=(0.03, 1e-4))
+    def set_lr(self, world: World, lr: float) -> object:
+        """Set and read the learning rate."""
+        _of(world).set_lr(lr)
+        return _of(world).get_lr()
+
+    @action(drives=("refresh_fp32_params",), seed=SEEDS, number=NUMBERS)
+    def load_weights(self, world: World, seed: int, number: int) -> None:
+        """Somebody loads weights into the model."""
+        param = world.params[number % len(world.params)]
+        values = filled(tuple(param.shape), param.dtype, "ordinary", seed)
+        with torch.no_grad():
+            param.copy_(values.to(world.device))
+        _of(world).refresh_fp32_params()
+
+    @action(
+        often=2,
+        drives=("get_full_hp_param", "get_full_hp_grad"),
+        number=NUMBERS,
+        key=("", "exp_avg", "exp_avg_sq", "step"),
+    )
+    def whole(self, world: World, number: int, key: str) -> object:
+        """Read a parameter's gradient and its weight or a state by name."""
+        name = f"p{number % len(world.params)}"
+        return _of(world).get_full_hp_grad(name), _of(world).get_full_hp_param(name, key or None)
+
+    @action(
+        drives=("set_full_hp_param", "update_lp_params"),
+        seed=SEEDS,
+        number=NUMBERS,
+        key=("", "exp_avg"),
+        publish=(True, False),
+    )
+    def set_whole(self, world: World, seed: int, number: int, key: str, publish: bool) -> None:
+        """Write a weight or a state by name."""
+        at = number % len(world.params)
+        value = filled(tuple(world.params[at].shape), torch.float32, "ordinary", seed)
+        _of(world).set_full_hp_param(f"p{at}", value.to(world.device), key or None)
+        if publish:
+            _of(world).update_lp_params()
+
+    @action(drives=("initialize_optimizer_states",))
+    def initialize_states(self, world: World) -> None:
+        """Make the state of the optimizer inside."""
+        _of(world).initialize_optimizer_states()
+
+    @action(drives=("memory_report",))
+    def report(self, world: World) -> object:
+        """Bytes by kind."""
+        return _of(world).memory_report()
+
+    @action(drives=("destroy",))
+    def destroy(self, world: World) -> None:
+        """Remove the hooks of immediate updates."""
+        _of(world).destroy()
+
+    @action(often=2, drives=("load_state_dict",), states=(True, False), masters=(True, False))
+    def load(  # type: ignore[override]
+        self, world: World, states: bool, masters: bool
+    ) -> None:
+        """Load what was saved into the optimizer as it is now."""
+        if world.saved is None:
+            self.save(world)
+        self._load(world, self._read(world), states, masters)
+
+    @action(drives=("load_state_dict",))
+    def load_kept(self, world: World) -> None:
+        """Load the state dict that was kept, or the one of now through a file."""
+        if world.kept is None:
+            self.save(world)
+            world.kept = self._read(world)
+        self._load(world, world.kept, True, True)
+
+    def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
+        _of(world).load_state_dict(
+            [entry], load_optimizer_states=states, load_from_fp32_weights=masters
+        )
+
+    @action(often=2, drives=("load_state_dict",), seed=SEEDS)
+    def resume(self, world: World, seed: int) -> None:
+        """Save now; load into a new instance over copies of the parameters, other defaults."""
+        self.save(world)
+        dice = Dice(seed)
+        copies = [like(param) for param in world.params]
+        for copied, param in zip(copies, world.params, strict=True):
+            copied.requires_grad_(param.requires_grad)
+        parts: list[Group] = []
+        at = 0
+        for count in cast(list[int], world.more["groups"]):
+            parts.append({"params": copies[at : at + count], **self.drawn_hyper(dice)})
+            at += count
+        world.optimizer = wrapped(world.cls, parts, world.options)
+        world.params, world.scheduler = copies, None
+        self._load(world, self._read(world), True, True)

@@ -1,0 +1,106 @@
+"""What one update may do to a parameter and its state, when arithmetic is bounded.
+
+Bounds over many steps cannot be derived: an error in a moment is divided by a root that it moved.
+So bounded twins are judged step by step. Before every update the reference's formula says, on the
+reference's own state, which interval each result may lie in; after it the subject takes over the
+reference's bits. Everything between updates is compared exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.outputs import wants
+from twinstep.parity.operations.table import operation_named
+from twinstep.parity.sequences.world import World
+
+Place = Callable[[World], Tensor]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What may stand at some places after the update.
+
+    Attributes:
+        wants: by path.
+        places: where to find the tensor of a path on either side.
+    """
+
+    wants: Mapping[str, Want]
+    places: Mapping[str, Place]
+
+
+def adam_contracts(world: World) -> Sequence[Contract]:
+    """One contract for each parameter with a gradient; parameters are found by their number."""
+    found = []
+    for group in world.torch_optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                index = next(at for at, known in enumerate(world.params) if known is param)
+                found.append(_adam_contract(world, group, index))
+    return found
+
+
+def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Contract:
+    param = world.params[index]
+    decoupled = bool(world.options["adam_w_mode"])
+    operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
+    state = world.torch_optimizer.state.get(param) or {}
+    zeros = torch.zeros(param.shape)
+    lists = {
+        "params": param.detach(),
+        "grads": cast(Tensor, param.grad),
+        "exp_avgs": state.get("exp_avg", zeros),
+        "exp_avg_sqs": state.get("exp_avg_sq", zeros),
+        "steps": state.get("step", torch.zeros((), dtype=torch.int64)),
+    }
+    case = Case(
+        operation=operation,
+        combination="",
+        lists={**{name: [value.clone()] for name, value in lists.items()}, "copies": []},
+        controls=_controls(group),
+        options={"bias_correction": bool(group["bias_correction"])},
+        skews={},
+        guard=0,
+        recipe=Recipe(layout="list", sizes=(param.numel(),)),
+    )
+    wanted = wants(case, "bounded")
+    state_path = f"optimizer.state[params[{index}]]"
+    names = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
+    places: dict[str, Place] = {f"params[{index}]": lambda side: side.params[index].detach()}
+    chosen = {f"params[{index}]": wanted["params"][0]}
+    for argument, name in names.items():
+        places[f"{state_path}.{name}"] = _state_place(index, name)
+        chosen[f"{state_path}.{name}"] = wanted[argument][0]
+    return Contract(chosen, places)
+
+
+def _state_place(index: int, name: str) -> Place:
+    def found(side: World) -> Tensor:
+        return cast(Tensor, side.torch_optimizer.state[side.params[index]][name])
+
+    return found
+
+
+def _controls(group: Mapping[str, object]) -> dict[str, Tensor]:
+    beta1, beta2 = cast(tuple[float, float], group["betas"])
+    numbers = {
+        "lr": group["lr"],
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+    }
+    controls = {
+        name: torch.tensor(float(cast(float, number)), dtype=torch.float64)
+        for name, number in numbers.items()
+    }
+    controls["factor"] = torch.ones(())
+    return {**controls, "found_inf": torch.zeros(())}

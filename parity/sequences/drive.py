@@ -1,0 +1,188 @@
+"""Drive both sides of a twin with the same actions and compare all that can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import cast
+
+import torch
+
+from twinstep.parity.sequences.actions import Rules, public_properties
+from twinstep.parity.sequences.contracts import Contract
+from twinstep.parity.sequences.observe import Difference, Observation, differences, shown
+from twinstep.parity.sequences.registry import Twin
+from twinstep.parity.sequences.world import Act, World, nothing, observe
+
+MEAN = 12
+# What the subject takes over from the reference after an update: path -> bits, by action.
+Resets = dict[int, dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """The first action after which the two sides differ.
+
+    Attributes:
+        at: number of the action.
+        difference: the first path that differs.
+        want: all that can be seen of the reference then.
+        resets: what a bounded subject took over on the way.
+        accepted: bounds of the path, where it has any.
+    """
+
+    at: int
+    difference: Difference
+    want: Observation
+    resets: Resets
+    accepted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+
+@dataclass
+class Side:
+    """One class under a rule set.
+
+    Attributes:
+        cls: the optimizer's class.
+        rules: what can be done to it.
+        dtype: of the parameters.
+        device: of the parameters.
+        world: what the actions work on, once built.
+        outcome: of the last action.
+    """
+
+    cls: type
+    rules: Rules
+    dtype: str
+    device: str
+    world: World | None = None
+    outcome: dict[str, object] = field(default_factory=dict)
+
+    def carry_out(self, act: Act) -> None:
+        """Carry out one action; an exception is an outcome like any other."""
+        self.outcome = {}
+        try:
+            if self.world is None:
+                self.world = self.rules.build(self.cls, self.dtype, self.device, **act.values)
+                return
+            self.outcome["returned"] = self.rules.apply(self.world, act)
+        except Exception as error:
+            self.outcome = {"raised": type(error).__name__}
+            self.says = f"{type(error).__name__}: {error}"
+
+    def seen(self, twin: Twin) -> Observation:
+        """All that can be seen now."""
+        if self.world is None:
+            return observe_nothing(self.outcome)
+        return observe(
+            self.world,
+            outcome=self.outcome,
+            properties=public_properties(twin.reference),
+            private=twin.private,
+            overlap=twin.flat,
+        )
+
+
+def observe_nothing(outcome: dict[str, object]) -> Observation:
+    """What is seen where not even the construction went through."""
+    from twinstep.parity.sequences.observe import Walk
+
+    walk = Walk(home=torch.device("cpu"))
+    walk.root("outcome", outcome)
+    return walk.leaves
+
+
+def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
+    """The actions of a sequence; the same in every run."""
+    return rules.draw(Random(f"{seed} {dtype} {number}"), MEAN)
+
+
+def run(twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> Mismatch | None:
+    """Carry out the actions on both sides; the first difference, if any."""
+    want = Side(twin.reference, twin.rules, dtype, "cpu")
+    got = Side(twin.subject, twin.rules, dtype, device)
+    resets: Resets = {}
+    for at, act in enumerate(acts):
+        contracts: list[Contract] = []
+        if twin.arithmetic == "bounded" and want.world is not None:
+            want.world.updating = partial(_note, contracts, twin.rules, want.world)
+        want.carry_out(act)
+        got.carry_out(act)
+        if want.world is not None:
+            want.world.updating = nothing
+        broken = _bounded(contracts, want, got, resets.setdefault(at, {}))
+        seen = want.seen(twin)
+        if broken is not None:
+            difference, accepted = broken
+            return Mismatch(
+                at=at, difference=difference, want=seen, resets=resets, accepted=accepted
+            )
+        found = differences(got.seen(twin), seen)
+        if found:
+            first = _explained(_telling(found), got, want)
+            return Mismatch(at=at, difference=first, want=seen, resets=resets)
+    return None
+
+
+def _note(contracts: list[Contract], rules: Rules, world: World) -> None:
+    """Write down what the update that is about to happen may do."""
+    contracts += cast("Sequence[Contract]", rules.contracts(world))
+
+
+def _telling(found: Sequence[Difference]) -> Difference:
+    """Outcomes and state tell more than the weights that follow from them."""
+    order = ("outcome", "optimizer", "grads", "params")
+    rank = {name: place for place, name in enumerate(order)}
+    return min(found, key=lambda row: rank.get(row.path.split(".")[0].split("[")[0], len(order)))
+
+
+def _explained(difference: Difference, got: Side, want: Side) -> Difference:
+    """With the message, where one side raised."""
+    if not difference.path.startswith("outcome"):
+        return difference
+    texts = [getattr(side, "says", "") if "raised" in side.outcome else "" for side in (got, want)]
+    return Difference(
+        difference.path,
+        f"{difference.got} ({texts[0]})" if texts[0] else difference.got,
+        f"{difference.want} ({texts[1]})" if texts[1] else difference.want,
+    )
+
+
+Accepted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _bounded(
+    contracts: Sequence[Contract], want: Side, got: Side, reset: dict[str, torch.Tensor]
+) -> tuple[Difference, Accepted | None] | None:
+    """Judge an update by its bounds, then give the subject the reference's bits."""
+    if want.world is None or got.world is None or got.outcome.keys() != want.outcome.keys():
+        return None
+    for contract in contracts:
+        for path, wanted in contract.wants.items():
+            try:
+                theirs = contract.places[path](got.world)
+            except (KeyError, AttributeError, IndexError):
+                return None  # the comparison that follows names what is missing
+            ours = contract.places[path](want.world)
+            if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
+                return None
+            here = theirs.cpu().contiguous()
+            wrong = (~wanted.accepts(here)).reshape(-1).nonzero().reshape(-1).tolist()
+            if wrong:
+                place = wrong[0]
+                says = shown(here.reshape(-1)[place])
+                expected = shown(wanted.value.reshape(-1)[place])
+                return Difference(f"{path}[{place}]", says, expected), _ends(wanted)
+            reset[path] = ours.detach().clone()
+            theirs.copy_(ours)
+    return None
+
+
+def _ends(wanted: object) -> Accepted | None:
+    low, high = getattr(wanted, "low", None), getattr(wanted, "high", None)
+    zone = getattr(wanted, "zone", None)
+    if low is None or high is None or zone is None:
+        return None
+    return low, high, zone

@@ -1,0 +1,24 @@
+"""What can be done to an optimizer with the interface of `FP16UnfusedOptimizer`."""
+
+from __future__ import annotations
+
+from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
+from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
+from twinstep.parity.sequences.world import World
+
+
+class FP16UnfusedRules(FP16Rules):
+    """The same actions; LAMB may be handed gradients, copies and a divisor."""
+
+    # Reporting the scaled norm, and leaving out experts, are two more things to reproduce.
+    recipes = {
+        **RECIPES,
+        "adamw, dynamic, scaled norm": Recipe(policies={"report_scaled_norm": True}),
+        "adamw, dynamic, without experts": Recipe(policies={"clip_without_experts": True}),
+    }
+
+    def made(self, world: World, groups: list[Group]) -> object:
+        """Around LAMB, hand over or not."""
+        recipe, seed = self.recipe_of(world)
+        world.options["fused_lamb_legacy"] = recipe.lamb and seed % 2 == 0
+        return super().made(world, groups)

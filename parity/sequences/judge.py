@@ -1,0 +1,125 @@
+"""Judge a twin on one dtype: many sequences, one cell of the ledger."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinstep.parity.records.ledger import Cell, Key, Status
+from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
+from twinstep.parity.sequences.drive import Mismatch, run, sequence
+from twinstep.parity.sequences.registry import Twin
+from twinstep.parity.sequences.repro import write_repro
+from twinstep.parity.sequences.shrink import shrunk
+from twinstep.parity.sequences.world import Act
+
+LAW = "sequences"
+SEQUENCES = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwinEffort:
+    """How hard to look.
+
+    Attributes:
+        sequences: of actions for each cell.
+        seed: of the generator.
+        shrink_runs: limit of sequences tried in shrinking one failure.
+        repros: folder for repro files; None writes none.
+    """
+
+    sequences: int = SEQUENCES
+    seed: int = 0
+    shrink_runs: int = 300
+    repros: str | None = "."
+
+
+def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
+    """Where a twin is judged; the reference always runs on the CPU."""
+    own = [cls for cls in twin.subject.__mro__ if not cls.__module__.startswith("torch.")]
+    methods = [method for cls in own for method in vars(cls).values() if callable(method)]
+    triton = any(uses_triton(inspect.unwrap(method)) for method in methods)
+    return engine_among(twin.engines, triton, asked)
+
+
+def twin_key(twin: Twin, dtype: str, engine: Engine) -> Key:
+    """Names the cell."""
+    return Key(
+        operation=twin.reference.__name__,
+        kernel=twin.name,
+        dtype=dtype,
+        law=LAW,
+        engine=engine.name,
+    )
+
+
+def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Cell:
+    """Drive sequences until one fails; the cell, with the shrunk failure if there is one."""
+    key = twin_key(twin, dtype, engine)
+    if dtype not in twin.dtypes:
+        return Cell(
+            key=key, status=Status.NOT_CLAIMED, reason=f"{twin.name} does not claim {dtype}"
+        )
+    if engine.missing:
+        return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
+    started = time.perf_counter()
+    calls = 0
+    with running(engine):
+        for number in range(effort.sequences):
+            acts = sequence(twin.rules, effort.seed, dtype, number)
+            mismatch = run(twin, dtype, str(engine.device), acts)
+            calls += len(acts) if mismatch is None else mismatch.at + 1
+            if mismatch is not None:
+                drawn = f"seed {effort.seed}, sequence {number}, {mismatch.at + 1} actions"
+                failure, repro = _explained(twin, dtype, engine, acts, mismatch, drawn, effort)
+                return Cell(
+                    key=key,
+                    status=Status.FAILED,
+                    arithmetic=twin.arithmetic,
+                    calls=calls,
+                    sequences=number + 1,
+                    seconds=time.perf_counter() - started,
+                    failure=failure,
+                    repro=repro,
+                )
+    return Cell(
+        key=key,
+        status=Status.PASSED,
+        arithmetic=twin.arithmetic,
+        calls=calls,
+        sequences=effort.sequences,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _explained(
+    twin: Twin,
+    dtype: str,
+    engine: Engine,
+    drawn_acts: Sequence[Act],
+    drawn_mismatch: Mismatch,
+    drawn: str,
+    effort: TwinEffort,
+) -> tuple[str, str]:
+    """The failure text and the path of the repro file."""
+
+    def failing(candidate: Sequence[Act]) -> Mismatch | None:
+        return run(twin, dtype, str(engine.device), candidate)
+
+    acts, mismatch = shrunk(drawn_acts, drawn_mismatch, failing, twin.rules, effort.shrink_runs)
+    acts = acts[: mismatch.at + 1]
+    difference = mismatch.difference
+    headline = (
+        f"{twin.reference.__name__}[{twin.name}, {dtype}, {engine.name}] breaks `{LAW}`: "
+        f"{difference.path} differs from the reference after {acts[-1]}"
+    )
+    lines = [headline, f"  got      {difference.got}", f"  want     {difference.want}"]
+    lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(acts)]
+    lines.append(f"  drawn    {drawn}")
+    path = ""
+    if effort.repros is not None:
+        path = write_repro(twin, dtype, acts, mismatch, headline, effort.repros)
+        lines.append(f"  repro    python {path}")
+    return "\n".join(lines), path

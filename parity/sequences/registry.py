@@ -1,0 +1,234 @@
+"""Which twins there are: an optimizer class and the reference class that it is judged against."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from twinstep.parity.records.errors import UsageError
+from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
+from twinstep.parity.sequences.bf16_rules import BF16Rules
+from twinstep.parity.sequences.fp16_rules import FP16Rules
+from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
+from twinstep.parity.sequences.lamb_rules import LambRules
+from twinstep.parity.sequences.rules import AdamRules, OptimizerRules
+from twinstep.parity.sequences.scaler_rules import ScalerRules
+from twinstep.reference.bf16_optimizer import BF16Optimizer
+from twinstep.reference.fp16_optimizer import FP16Optimizer
+from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.scalers import DynamicLossScale, StaticLossScale
+
+ARITHMETICS = ("bounded", "exact")
+DTYPES = ("fp16", "bf16", "fp32", "mixed")
+ENGINES = ("cuda", "replay", "cpu")
+# References of ours by name, and the rules of each.
+REFERENCES: Mapping[str, type] = {
+    "FusedAdam": FusedAdam,
+    "FusedLamb": FusedLamb,
+    "BF16Optimizer": BF16Optimizer,
+    "FP16Optimizer": FP16Optimizer,
+    "FP16UnfusedOptimizer": FP16UnfusedOptimizer,
+    "DynamicLossScale": DynamicLossScale,
+    "StaticLossScale": StaticLossScale,
+}
+RULES: Mapping[type, Rules] = {
+    FusedAdam: AdamRules(),
+    FusedLamb: LambRules(),
+    BF16Optimizer: BF16Rules(),
+    FP16Optimizer: FP16Rules(),
+    FP16UnfusedOptimizer: FP16UnfusedRules(),
+    DynamicLossScale: ScalerRules(),
+    StaticLossScale: ScalerRules(),
+}
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """A registered optimizer class.
+
+    Attributes:
+        name: unique.
+        subject: the class that is judged.
+        reference: the class that says what is right.
+        rules: the actions both are driven by.
+        arithmetic: `exact`, or `bounded` for each update.
+        dtypes: dtypes of parameters that it claims.
+        private: attributes of the optimizer that are its own business: caches, buffers.
+        flat: tensors of its state may be views of one buffer.
+        engines: where it may run; empty means that the judge finds out.
+        place: file and line of the class.
+    """
+
+    name: str
+    subject: type
+    reference: type
+    rules: Rules
+    arithmetic: str
+    dtypes: tuple[str, ...]
+    private: tuple[str, ...]
+    flat: bool
+    engines: tuple[str, ...]
+    place: str
+
+    @property
+    def file(self) -> Path:
+        """The file that defines the class."""
+        return Path(self.place.rpartition(":")[0])
+
+
+_twins: dict[str, Twin] = {}
+
+
+def register_optimizer(
+    name: str | None = None,
+    *,
+    reference: type | str = "FusedAdam",
+    arithmetic: str = "bounded",
+    dtypes: Sequence[str] = ("fp16", "bf16", "fp32"),
+    rules: Rules | None = None,
+    private: Sequence[str] = (),
+    flat: bool = False,
+    engines: Sequence[str] = (),
+) -> Callable[[Class], Class]:
+    """Register the decorated optimizer class; the class stays as it is.
+
+    Args:
+        name: of the twin; the class's own by default.
+        reference: the class that says what is right, or the name of one of ours.
+        arithmetic: "bounded" (each update within a bound derived from the reference's formula) or
+            "exact" (every bit).
+        dtypes: dtypes of parameters: fp16, bf16, fp32, mixed.
+        rules: actions to drive both by; those of the reference, or of any torch optimizer.
+        private: attributes of the optimizer that nobody else should look at.
+        flat: tensors of the state may be views of one buffer.
+        engines: cuda, replay, cpu; by default found out as for kernels.
+
+    Raises:
+        UsageError: a taken name, an unknown reference or value, a method that the reference has
+            and the class has not, or a method that no action drives.
+    """
+
+    def decorate(cls: Class) -> Class:
+        place = _place(cls)
+        if not inspect.isclass(cls):
+            raise UsageError(f"{cls!r} is no class, but should be an optimizer class [{place}]")
+        against = _reference(reference, place)
+        chosen = rules if rules is not None else RULES.get(against, OptimizerRules())
+        twin = Twin(
+            name=name or cls.__name__,
+            subject=cls,
+            reference=against,
+            rules=chosen,
+            arithmetic=arithmetic,
+            dtypes=tuple(dtypes),
+            private=tuple(private),
+            flat=flat,
+            engines=tuple(engines),
+            place=place,
+        )
+        _check(twin)
+        _twins[twin.name] = twin
+        return cls
+
+    return decorate
+
+
+def _reference(given: type | str, place: str) -> type:
+    if isinstance(given, str):
+        if given not in REFERENCES:
+            known = ", ".join(REFERENCES)
+            raise UsageError(
+                f'reference "{given}" is unknown, but should be a class or one of {known} [{place}]'
+            )
+        return REFERENCES[given]
+    if not inspect.isclass(given):
+        raise UsageError(f"reference is {given!r}, but should be a class [{place}]")
+    return given
+
+
+def _check(twin: Twin) -> None:
+    where = twin.place
+    if twin.name in _twins:
+        raise UsageError(
+            f'optimizer "{twin.name}" is registered already at {_twins[twin.name].place}, '
+            f"but names should be unique [{where}]"
+        )
+    _one_of("arithmetic", [twin.arithmetic], ARITHMETICS, where)
+    _one_of("dtypes", twin.dtypes, DTYPES, where)
+    _one_of("engines", twin.engines, ENGINES, where)
+    if not twin.dtypes:
+        raise UsageError(f"dtypes is empty, but should name at least one [{where}]")
+    lacking = sorted(
+        public_methods(twin.reference) - public_methods(twin.subject) - twin.rules.exempt.keys()
+    )
+    if lacking:
+        raise UsageError(
+            f"{twin.subject.__name__} lacks {lacking[0]}, but should have every public method of "
+            f"{twin.reference.__name__} [{where}]"
+        )
+    idle = undriven(twin.reference, twin.rules)
+    if idle:
+        raise UsageError(
+            f"no action of {type(twin.rules).__name__} drives {idle[0]}, but every public method "
+            f"and property that can be assigned of {twin.reference.__name__} should have one, or "
+            f"a reason in `exempt` [{where}]"
+        )
+    if twin.arithmetic == "bounded" and type(twin.rules).contracts is Rules.contracts:
+        raise UsageError(
+            f'arithmetic is "bounded", but {type(twin.rules).__name__} has no contracts that say '
+            f'what an update may do; it should be "exact" [{where}]'
+        )
+
+
+def undriven(cls: type, rules: Rules) -> list[str]:
+    """Public methods and assignable properties of a reference class that no action drives.
+
+    What a property reads is compared after every action anyway.
+    """
+    assigned = {name for name in public_properties(cls) if getattr(cls, name).fset is not None}
+    return sorted((public_methods(cls) | assigned) - rules.driven() - rules.exempt.keys())
+
+
+def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
+    for value in given:
+        if value not in known:
+            raise UsageError(
+                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
+            )
+
+
+def _place(cls: object) -> str:
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"  # type: ignore[arg-type]
+    except (TypeError, OSError):
+        return f"{getattr(cls, '__module__', '?')}:0"
+
+
+def twins() -> tuple[Twin, ...]:
+    """All registered twins, in the order of registration."""
+    return tuple(_twins.values())
+
+
+def registered_as(cls: object) -> Twin | None:
+    """The twin whose subject a class is, if it is any."""
+    return next((twin for twin in _twins.values() if twin.subject is cls), None)
+
+
+@contextlib.contextmanager
+def borrowed_twins() -> Iterator[list[Twin]]:
+    """Collect what is registered inside the block, and forget it afterwards."""
+    before = dict(_twins)
+    collected: list[Twin] = []
+    try:
+        yield collected
+    finally:
+        collected += [twin for name, twin in _twins.items() if name not in before]
+        _twins.clear()
+        _twins.update(before)

@@ -1,0 +1,120 @@
+"""Write a failing sequence as one stand-alone Python file.
+
+The file carries the modules that build, act and observe, what the reference showed at the end, and
+for bounded twins what the subject took over on the way. It needs torch and the user's file; a
+wrapper also needs the optimizer inside and the scaler, which come from this project's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module, resources
+from pathlib import Path
+
+import torch
+
+from twinstep.parity.sequences.actions import public_properties
+from twinstep.parity.sequences.drive import Mismatch
+from twinstep.parity.sequences.registry import Twin
+from twinstep.parity.sequences.world import Act
+
+BASE = ("twinstep.parity.sequences.rules",)
+IMPORT = re.compile(r"^from (parity\.twins\.\w+) import", re.MULTILINE)
+
+
+def write_repro(
+    twin: Twin, dtype: str, acts: Sequence[Act], mismatch: Mismatch, headline: str, folder: str
+) -> str:
+    """Write the file into a folder, which is created if need be; its path."""
+    text = repro_text(twin, dtype, acts, mismatch, headline)
+    path = Path(folder) / f"repro_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def repro_text(
+    twin: Twin, dtype: str, acts: Sequence[Act], mismatch: Mismatch, headline: str
+) -> str:
+    """The file's text."""
+    template = (
+        resources.files("twinstep.parity.sequences").joinpath("repro_template.txt").read_text()
+    )
+    wanted = {
+        path: (leaf.says, None if leaf.tensor is None else digits(leaf.tensor))
+        for path, leaf in mismatch.want.items()
+    }
+    resets = {
+        at: {path: digits(tensor) for path, tensor in row.items()}
+        for at, row in mismatch.resets.items()
+        if row and at < mismatch.at
+    }
+    engine = headline.split("]")[0].split(", ")[-1]
+    filled = {
+        "HEADLINE": headline.replace('"""', "'''").replace("\\", "\\\\"),
+        "FILE": repr(str(twin.file)),
+        "NAME": repr(twin.name),
+        "CLASS": repr(twin.subject.__name__),
+        "ROOT": repr(str(Path(__file__).resolve().parents[2])),
+        "ENGINE": repr(engine),
+        "DTYPE": repr(dtype),
+        "RULES": repr((type(twin.rules).__module__, type(twin.rules).__name__)),
+        "PRIVATE": repr(twin.private),
+        "OVERLAP": repr(twin.flat),
+        "PROPERTIES": repr(public_properties(twin.reference)),
+        "ACTIONS": _rows([(act.name, dict(act.values)) for act in acts]),
+        "WANTED": _table(wanted),
+        "RESETS": repr(resets),
+        "ACCEPTED": repr(_accepted(mismatch)),
+        "SOURCES": _table({name: _source(name) for name in carried(type(twin.rules))}),
+    }
+    for mark, text in filled.items():
+        template = template.replace(f"@{mark}@", text, 1)
+    return template
+
+
+def _accepted(mismatch: Mismatch) -> tuple[str, str, str, list[int]] | None:
+    if mismatch.accepted is None:
+        return None
+    low, high, zone = mismatch.accepted
+    places = zone.reshape(-1).nonzero().reshape(-1).tolist()
+    return mismatch.difference.path.rpartition("[")[0], digits(low), digits(high), places
+
+
+def carried(rules: type) -> list[str]:
+    """Modules that a rule set needs, each behind those that it imports."""
+    homes = [kind.__module__ for kind in rules.__mro__]
+    found: list[str] = []
+    for name in (
+        *BASE,
+        *(home for home in homes[::-1] if home.startswith("twinstep.parity.sequences.")),
+    ):
+        _collect(name, found)
+    return found
+
+
+def _collect(name: str, found: list[str]) -> None:
+    if name not in found:
+        for needed in IMPORT.findall(_source(name)):
+            _collect(needed, found)
+        found.append(name)
+
+
+def _source(name: str) -> str:
+    return Path(str(import_module(name).__file__)).read_text()
+
+
+def digits(tensor: torch.Tensor) -> str:
+    """Bytes of the elements, in order, as hexadecimal digits."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()).hex() if flat.numel() else ""
+
+
+def _rows(rows: Sequence[object]) -> str:
+    return "[\n" + "".join(f"    {row!r},\n" for row in rows) + "]"
+
+
+def _table(table: Mapping[str, object]) -> str:
+    return "{\n" + "".join(f"    {name!r}: {value!r},\n" for name, value in table.items()) + "}"

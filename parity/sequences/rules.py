@@ -1,0 +1,348 @@
+"""What can be done to any `torch.optim.Optimizer`, and to Adam in particular."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import lr_scheduler
+
+from twinstep.parity.sequences.actions import Rules, action
+from twinstep.parity.sequences.fills import DTYPES, REGIMES, Dice, filled
+from twinstep.parity.sequences.world import Value, World
+
+SEEDS = range(10_000)
+SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,))
+Group = dict[str, object]
+
+
+class OptimizerRules(Rules):
+    """Actions of every optimizer with torch's interface.
+
+    Attributes:
+        hyper: hyper-parameters of a group and the values they take, the ordinary one first.
+        options: further arguments of the constructor, for the whole instance.
+        tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
+    """
+
+    exempt: Mapping[str, str] = {
+        "profile_hook_step": "torch's wrapper of step, put on by torch",
+        "param_groups": "assigned by torch's base class, which `load` has it do",
+        "state": "assigned by torch's base class, which `load` has it do",
+    }
+    hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 0.0)}
+    options: Mapping[str, Sequence[object]] = {}
+    tensor_hyper: bool = False
+
+    @action(seed=SEEDS, groups=(1, 1, 2, 3), together=(False, False, True))
+    def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
+        """Groups of parameters, each with hyper-parameters of its own.
+
+        With `together` all parameters of a group are views of one buffer.
+        """
+        seed = int(values["seed"])
+        dice = Dice(seed)
+        groups = []
+        for number in range(int(values["groups"])):
+            params = parameters(dice, dtype, device, seed + number, bool(values["together"]))
+            groups.append({"params": params, **self.drawn_hyper(dice)})
+        options = {name: dice.pick(row) for name, row in self.options.items()}
+        optimizer = cls(groups, **self.drawn_hyper(dice), **options)
+        params = [param for group in groups for param in cast(list[Parameter], group["params"])]
+        return World(
+            cls=cls,
+            options=options,
+            params=params,
+            optimizer=optimizer,
+            device=torch.device(device),
+            more={"dtype": dtype},
+        )
+
+    def drawn_hyper(self, dice: Dice) -> Group:
+        """A value for each hyper-parameter."""
+        return {name: dice.pick(row) for name, row in self.hyper.items()}
+
+    @action(often=3, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
+    def fill(self, world: World, seed: int, regime: str, missing: int) -> None:
+        """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
+        for index, param in enumerate(world.params):
+            if missing >> (index % 3) & 1:
+                param.grad = None
+                continue
+            grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            param.grad = grad.to(world.device)
+
+    @action(often=2, seed=SEEDS)
+    def backward(self, world: World, seed: int) -> None:
+        """Gradients through autograd, on top of those that are there."""
+        loss = torch.zeros((), device=world.device)
+        for index, param in enumerate(world.params):
+            weight = filled(
+                tuple(param.shape), param.dtype, "ordinary", seed + index if seed else 0
+            )
+            loss = loss + (param * weight.to(world.device)).sum()
+        with warnings.catch_warnings():
+            # torch remarks on gradients that are laid out otherwise than their parameter.
+            warnings.simplefilter("ignore", UserWarning)
+            torch.autograd.backward(loss)
+
+    @action(
+        often=9,
+        drives=("step",),
+        seed=SEEDS,
+        regime=REGIMES[:1] * 4 + REGIMES,
+        missing=(0, 0, 0, *range(8)),
+    )
+    def train(self, world: World, seed: int, regime: str, missing: int) -> object:
+        """New gradients by bit pattern, then one update."""
+        self.fill(world, seed, regime, missing)
+        return self.step(world)
+
+    @action(often=5, drives=("step",))
+    def step(self, world: World) -> object:
+        """Update once."""
+        world.updating()
+        return world.torch_optimizer.step()  # type: ignore[call-overload, unused-ignore]
+
+    @action(drives=("step",), seed=SEEDS)
+    def step_with_closure(self, world: World, seed: int) -> object:
+        """Update once, with gradients that the closure makes."""
+
+        def closure() -> float:
+            self.fill(world, seed, "ordinary", 0)
+            world.events.append(f"closure, gradients {torch.is_grad_enabled()}")
+            world.updating()
+            return 0.5
+
+        return world.torch_optimizer.step(closure)
+
+    @action(often=2, drives=("zero_grad",), how=("as it is", "drop", "zero"))
+    def zero_grad(self, world: World, how: str) -> None:
+        """Drop or zero the gradients."""
+        if how == "as it is":
+            world.torch_optimizer.zero_grad()
+        else:
+            world.torch_optimizer.zero_grad(set_to_none=how == "drop")
+
+    @action(often=3, seed=SEEDS, group=range(4), as_tensor=(False, False, True))
+    def set_hyper(self, world: World, seed: int, group: int, as_tensor: bool) -> None:
+        """Assign a hyper-parameter of one group."""
+        groups = world.torch_optimizer.param_groups
+        dice = Dice(seed)
+        name = dice.pick(tuple(self.hyper))
+        value = dice.pick(self.hyper[name][::-1])
+        if as_tensor and self.tensor_hyper and isinstance(value, float):
+            value = torch.tensor(value, dtype=torch.float64)
+        groups[group % len(groups)][name] = value
+
+    @action(kind=("lambda", "cyclic", "onecycle"))
+    def start_scheduler(self, world: World, kind: str) -> None:
+        """Put a learning-rate scheduler on; the last two cycle momentum or beta1 as well."""
+        optimizer = world.torch_optimizer
+        momentum = bool({"momentum", "betas"} & optimizer.defaults.keys())
+        if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+            # torch's schedulers fill such a tensor in place, in float64: nothing of ours to see.
+            return
+        # Every group keeps a rate of its own.
+        rates = [1.0 + at for at in range(len(optimizer.param_groups))]
+        if kind == "lambda":
+            world.scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+        elif kind == "cyclic":
+            low, high = [1e-4 * one for one in rates], [0.1 * one for one in rates]
+            world.scheduler = lr_scheduler.CyclicLR(
+                optimizer, low, high, step_size_up=2, cycle_momentum=momentum
+            )
+        else:
+            world.scheduler = lr_scheduler.OneCycleLR(
+                optimizer,
+                [0.1 * one for one in rates],
+                total_steps=40,
+                cycle_momentum=momentum,
+            )
+
+    @action(often=3)
+    def scheduler_step(self, world: World) -> None:
+        """Let the scheduler change the learning rate."""
+        if world.scheduler is None:
+            return
+        with warnings.catch_warnings():
+            # A scheduler that steps before the optimizer does is one of the sequences.
+            warnings.simplefilter("ignore", UserWarning)
+            world.scheduler.step()
+
+    @action(drives=("add_param_group",), seed=SEEDS)
+    def add_group(self, world: World, seed: int) -> None:
+        """Add a group; every other hyper-parameter is left to the defaults."""
+        dice = Dice(seed)
+        dtype = str(world.more["dtype"])
+        params = parameters(dice, dtype, str(world.device), seed, together=False)
+        given = {k: v for k, v in self.drawn_hyper(dice).items() if dice.pick((False, True))}
+        world.torch_optimizer.add_param_group({"params": params, **given})
+        world.params += params
+        world.scheduler = None
+
+    @action(drives=("add_param_group",))
+    def add_group_again(self, world: World) -> None:
+        """Try to add a parameter that is there already."""
+        world.torch_optimizer.add_param_group({"params": [world.params[0]]})
+
+    @action(often=2, drives=("state_dict",))
+    def save(self, world: World) -> object:
+        """The state dict through `torch.save`; what can be read back is compared."""
+        file = io.BytesIO()
+        torch.save(world.torch_optimizer.state_dict(), file)
+        world.saved = file.getvalue()
+        return self._read(world)
+
+    def _read(self, world: World) -> dict[str, object]:
+        assert world.saved is not None
+        loaded = torch.load(
+            io.BytesIO(world.saved), weights_only=True, map_location=torch.device("cpu")
+        )
+        return cast(dict[str, object], loaded)
+
+    @action(often=2, drives=("load_state_dict",))
+    def load(self, world: World) -> None:
+        """Load what was saved into the optimizer as it is now."""
+        if world.saved is None:
+            self.save(world)
+        world.torch_optimizer.load_state_dict(self._read(world))
+
+    @action(often=2, drives=("load_state_dict",), seed=SEEDS)
+    def resume(self, world: World, seed: int) -> None:
+        """Save now; load into a new instance over copies of the parameters, other defaults."""
+        self.save(world)
+        dice = Dice(seed)
+        groups = world.torch_optimizer.param_groups
+        counts = [len(group["params"]) for group in groups]
+        copies = [like(param) for param in world.params]
+        parts, at = [], 0
+        for count in counts:
+            parts.append({"params": copies[at : at + count]})
+            at += count
+        world.optimizer = world.cls(parts, **self.drawn_hyper(dice), **world.options)
+        world.params, world.scheduler = copies, None
+        world.torch_optimizer.load_state_dict(self._read(world))
+
+    @action(drives=("state_dict",))
+    def keep(self, world: World) -> None:
+        """Keep a state dict in memory and watch what becomes of it."""
+        world.kept = world.torch_optimizer.state_dict()
+
+    @action(often=2, drives=("load_state_dict",))
+    def load_kept(self, world: World) -> None:
+        """Load the state dict that was kept, or the one of now through a file."""
+        if world.kept is None:
+            self.save(world)
+            world.kept = self._read(world)
+        world.torch_optimizer.load_state_dict(world.kept)
+
+    @action(how=("deepcopy", "pickle"))
+    def copy(self, world: World, how: str) -> None:
+        """Go on with a copy of optimizer and parameters."""
+        pair = (world.optimizer, world.params)
+        copied = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+        world.optimizer, world.params = copied
+        world.scheduler = None
+
+    @action(
+        drives=(
+            "register_step_pre_hook",
+            "register_step_post_hook",
+            "register_state_dict_pre_hook",
+            "register_state_dict_post_hook",
+            "register_load_state_dict_pre_hook",
+            "register_load_state_dict_post_hook",
+        )
+    )
+    def watch(self, world: World) -> None:
+        """Register every kind of hook; what they are told and when is compared."""
+        optimizer, events = world.torch_optimizer, world.events
+
+        def told(what: str) -> Callable[..., None]:
+            return lambda *given: events.append(f"{what} with {len(given)} arguments")
+
+        optimizer.register_step_pre_hook(told("step begins"))
+        optimizer.register_step_post_hook(told("step ends"))
+        optimizer.register_state_dict_pre_hook(told("state_dict begins"))
+        optimizer.register_state_dict_post_hook(told("state_dict ends"))
+        optimizer.register_load_state_dict_pre_hook(told("load begins"))
+        optimizer.register_load_state_dict_post_hook(told("load ends"))
+
+
+def parameters(dice: Dice, dtype: str, device: str, seed: int, together: bool) -> list[Parameter]:
+    """Up to three parameters; `mixed` takes fp16, bf16 and fp32 in turn."""
+    turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
+    shapes = [dice.pick(SHAPES) for _ in range(dice.pick((1, 2, 3)))]
+    values = [
+        filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
+        for index, shape in enumerate(shapes)
+    ]
+    if dice.pick((False, False, True)):
+        values = [value.t() if value.dim() == 2 else value for value in values]
+    elif together and len(turns) == 1:
+        flat = torch.cat([value.reshape(-1) for value in values]).to(device)
+        parts = torch.split(flat, [value.numel() for value in values])
+        values = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [Parameter(value.to(device)) for value in values]
+
+
+def like(param: Parameter) -> Parameter:
+    """A copy with memory of its own."""
+    copied = Parameter(param.detach().clone())
+    copied.grad = None if param.grad is None else param.grad.clone()
+    return copied
+
+
+def side_of(cls: Callable[..., object]) -> str:
+    """The package a class derives from; what it is built of comes from there, or else from ours."""
+    homes = [kind.__module__.partition(".")[0] for kind in cast(type, cls).__mro__]
+    return next((home for home in homes if home in ("reference", "fast")), "reference")
+
+
+class _Initializing(Protocol):
+    def initialize_states(self) -> None:
+        """Make all state."""
+
+
+class AdamRules(OptimizerRules):
+    """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
+
+    hyper = {
+        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0),
+        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995)),
+        "eps": (3e-6, 1.3e-3, 1e-10),
+        "weight_decay": (0.013, 0.0, 0.31, -0.02),
+        "bias_correction": (True, False),
+    }
+    options = {"adam_w_mode": (True, False), "set_grad_none": (True, False)}
+
+    @action(drives=("add_param_group",))
+    def add_impossible_group(self, world: World) -> None:
+        """Try to add a group with a learning rate below zero."""
+        extra = Parameter(torch.ones(2, device=world.device))
+        world.torch_optimizer.add_param_group({"params": [extra], "lr": -1.0})
+
+    @action(drives=("initialize_states",))
+    def initialize_states(self, world: World) -> None:
+        """Make the state of parameters that have not been stepped yet."""
+        cast(_Initializing, world.optimizer).initialize_states()
+
+    def contracts(self, world: World) -> Sequence[object]:
+        """One `adamw_step` or `adam_step` for each parameter with a gradient."""
+        from twinstep.parity.sequences.contracts import adam_contracts
+
+        return adam_contracts(world)
+
+
+class TensorAdamRules(AdamRules):
+    """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
+
+    tensor_hyper = True

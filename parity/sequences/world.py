@@ -1,0 +1,122 @@
+"""One side of a twin: an optimizer, its parameters, and what has been kept along the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import cast
+
+import torch
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.observe import Observation, Walk
+
+Value = bool | int | float | str
+
+
+@cache
+def machinery() -> frozenset[str]:
+    """What torch's base class and its schedulers keep on an optimizer for themselves.
+
+    Found out when it is needed: torch's first optimizer loads its compiler, which takes seconds.
+    """
+    plain = vars(torch.optim.SGD([torch.zeros(1)])).keys()
+    return frozenset({"step", "_opt_called"}) | (plain - {"defaults", "state", "param_groups"})
+
+
+@dataclass(frozen=True)
+class Act:
+    """One action with its arguments, as plain data.
+
+    Attributes:
+        name: of the rule.
+        values: its arguments.
+    """
+
+    name: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As a call."""
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.values.items())
+        return f"{self.name}({inside})"
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class World:
+    """What a sequence of actions works on.
+
+    Attributes:
+        cls: the optimizer's class.
+        options: arguments of its constructor that are no hyper-parameters of a group.
+        params: parameters, in the order of their groups.
+        optimizer: under test.
+        device: where the parameters are.
+        saved: a state dict as bytes of `torch.save`, or None.
+        kept: a state dict as it was returned, or None.
+        scheduler: the learning-rate scheduler in use, or None.
+        events: what hooks were told.
+        more: anything that rules of a certain class want to keep; it is observed like the rest.
+        updating: to be called right before parameters are updated, gradients being final.
+    """
+
+    cls: Callable[..., object]
+    options: dict[str, object]
+    params: list[Parameter]
+    optimizer: object
+    device: torch.device
+    saved: bytes | None = None
+    kept: dict[str, object] | None = None
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    events: list[str] = field(default_factory=list)
+    more: dict[str, object] = field(default_factory=dict)
+    updating: Callable[[], None] = nothing
+
+    @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer, typed as torch's."""
+        return cast(torch.optim.Optimizer, self.optimizer)
+
+
+def observe(
+    world: World,
+    *,
+    outcome: Mapping[str, object],
+    properties: Sequence[str] = (),
+    private: Sequence[str] = (),
+    overlap: bool = False,
+) -> Observation:
+    """All that can be seen of a world.
+
+    Args:
+        world: one side.
+        outcome: what the last action returned or raised.
+        properties: names of the optimizer's properties, read after every action.
+        private: attributes of the optimizer that are its own business.
+        overlap: count memory as shared only where bytes are.
+    """
+    hidden = frozenset(f"optimizer.{name}" for name in (*machinery(), *private))
+    walk = Walk(home=world.device, skipped=hidden, overlap=overlap)
+    walk.root("params", world.params)
+    walk.root("grads", [param.grad for param in world.params])
+    walk.root("optimizer", world.optimizer)
+    for name in properties:
+        walk.root(f"optimizer.{name}", read(world.optimizer, name))
+    walk.root("kept", world.kept)
+    walk.root("events", world.events)
+    walk.root("more", world.more)
+    walk.root("outcome", dict(outcome))
+    return walk.leaves
+
+
+def read(optimizer: object, name: str) -> object:
+    """A property's value; what it raises is seen like a value."""
+    try:
+        return getattr(optimizer, name)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}"

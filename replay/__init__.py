@@ -1,0 +1,72 @@
+"""Replay: a compiled GPU kernel's PTX executed on the CPU, instruction by instruction.
+
+    import twinstep.replay
+    replay.activate()
+    kernel[grid](x, y, n, BLOCK=1024)        # CPU tensors; the code a GPU would run
+
+    with replay.launches() as log:    # what each launch did
+        kernel[grid](x, y, n, BLOCK=1024)
+    log[0].bytes_read, log[0].opcodes
+
+Accesses outside the tensors of a launch, misaligned ones, unknown instructions and deadlocks are
+errors with kernel, source line, block and thread; `options` adds checks of races and of memory
+that nobody wrote, and shuffles the order of blocks.
+"""
+
+from __future__ import annotations
+
+if __name__ != "twinstep.replay":
+    raise ImportError("import twinstep.replay, not replay")
+
+from twinstep.replay.driver import activate, active, deactivate
+from twinstep.replay.errors import (
+    Deadlock,
+    KernelTrap,
+    Misaligned,
+    OutOfBounds,
+    Race,
+    ReplayError,
+    UninitialisedRead,
+    UnknownInstruction,
+    UnsupportedTriton,
+)
+from twinstep.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
+from twinstep.replay.nvrtc import CudaKernel, cuda_kernel
+from twinstep.replay.record import Launch, Traffic, launches
+from twinstep.replay.virtual import (
+    ends_of,
+    folded_tensor,
+    forget_pages,
+    virtual_ends,
+    virtual_tensor,
+)
+
+__all__ = [
+    "CudaKernel",
+    "Deadlock",
+    "KernelTrap",
+    "Launch",
+    "Misaligned",
+    "Options",
+    "OutOfBounds",
+    "Race",
+    "ReplayError",
+    "Traffic",
+    "UninitialisedRead",
+    "UnknownInstruction",
+    "UnsupportedTriton",
+    "activate",
+    "active",
+    "allow",
+    "cuda_kernel",
+    "deactivate",
+    "ends_of",
+    "folded_tensor",
+    "forget_pages",
+    "launches",
+    "options",
+    "register_buffer_provider",
+    "run_ptx",
+    "virtual_ends",
+    "virtual_tensor",
+]

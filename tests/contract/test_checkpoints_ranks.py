@@ -1,0 +1,106 @@
+"""Checkpoints over ranks: what one rank refuses, no rank loads, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fast.test_fast_bf16_ranks import SIDES, Polite, built, in_turns, seen, trained
+from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
+from tests.reference.test_reference_bf16_ranks import simulated
+
+pytestmark = pytest.mark.usefixtures("replay", "simulated")
+
+__all__ = ["simulated"]  # a fixture
+BOTH = pytest.mark.parametrize("side", list(SIDES))
+MASTERS = "single_partition_of_fp32_groups"
+
+
+@BOTH
+def test_an_entry_that_one_rank_refuses_is_loaded_by_none(side: str) -> None:
+    def run(group: Polite | None) -> tuple[str, bool]:
+        assert group is not None
+        params, optimizer = built(side, dp_process_group=group)
+        trained(params, optimizer, range(1))
+        entry = optimizer.state_dict()
+        trained(params, optimizer, range(1, 2))
+        before = seen(params, optimizer)
+        bad = {**entry, MASTERS: [flat[:-1] for flat in entry[MASTERS]]}
+        entries: list[Any] = [None, None]
+        entries[group.rank] = bad if group.rank == 1 else entry
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
+            optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+        same = seen(params, optimizer) == before
+        entries[group.rank] = entry
+        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+        changed = seen(params, optimizer) != before
+        return str(caught.value), same and changed
+
+    (first, kept), (second, also) = in_turns(2, run)
+    assert kept
+    assert also
+    assert "another" in first
+    assert "should have" in second
+
+
+@BOTH
+def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
+    side: str, tmp_path: Path
+) -> None:
+    """Edge CK-8: one rank failed there, and the others waited for it."""
+    for rank in range(2):
+        shutil.copytree(UNIVERSAL, tmp_path / str(rank))
+    (tmp_path / "0" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
+    cls, adam = SIDES[side]
+
+    def run(group: Polite | None) -> tuple[str, bool]:
+        assert group is not None
+        params = [
+            nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)) for shape in SHAPES.values()
+        ]
+        names = dict(zip(params, SHAPES, strict=True))
+        optimizer = cls(adam(params), param_names=names, dp_process_group=group)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
+            optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank))
+        untouched = not any(bool(param.any()) for param in params) and not optimizer.state
+        return str(caught.value), untouched
+
+    (first, kept), (second, also) = in_turns(2, run)
+    assert kept
+    assert also
+    assert "exp_avg.pt should be a whole" in first
+    assert "another" in second
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+@BOTH
+def test_either_side_resumes_the_other_on_another_number_of_ranks(
+    side: str, before: int, after: int
+) -> None:
+    other = "reference" if side == "fast" else "fast"
+
+    def saving(group: Polite | None) -> Any:
+        params, optimizer = built(side, dp_process_group=group)
+        trained(params, optimizer, range(1))
+        return optimizer.state_dict()
+
+    def whole(group: Polite | None) -> list[object]:
+        params, optimizer = built("reference", dp_process_group=group)
+        trained(params, optimizer, range(2))
+        return seen(params, optimizer)
+
+    entries = in_turns(before, saving)
+
+    def resuming(group: Polite | None) -> list[object]:
+        params, optimizer = built(other, dp_process_group=group)
+        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+        trained(params, optimizer, range(1, 2))
+        return seen(params, optimizer)
+
+    (wanted,) = in_turns(1, whole)
+    assert in_turns(after, resuming) == [wanted] * after

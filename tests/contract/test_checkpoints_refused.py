@@ -1,0 +1,112 @@
+"""A state that does not fit gets one sentence, and changes nothing that can be reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.checkpoint_faults import MASTERS, faults
+from tests.helpers.checkpoint_runs import KINDS, SIDES, Run, started
+from twinstep.parity.sequences.observe import differences
+
+pytestmark = pytest.mark.usefixtures("replay")
+
+
+def good(kind: str) -> dict[str, Any]:
+    """A state that fits, unlike that of any run below."""
+    source = started("reference", kind)
+    source.train(range(10, 13))
+    state: dict[str, Any] = source.optimizer.state_dict()
+    return state
+
+
+def refused(run: Run, state: object) -> str:
+    """Load what cannot be loaded; return what differs or was said badly, or nothing."""
+    before = run.seen()
+    try:
+        run.load(state)
+    except ValueError as error:
+        said = str(error)
+    else:
+        return "was loaded"
+    if "\n" in said or len(said) > 400 or "[" not in said:
+        return f"said {said}"
+    changed = differences(run.seen(), before)
+    return "; ".join(f"{one.path}: {one.got}, was {one.want}" for one in changed[:3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+def test_what_does_not_fit_is_said_and_changes_nothing(side: str, kind: str) -> None:
+    """Before the first step, and after a step that nobody has asked about."""
+    state = good(kind)
+    run = started(side, kind)
+    wrong = {f"fresh, {name}": refused(run, make(state)) for name, make in faults(kind).items()}
+    run.train(range(2), at=(1,))
+    wrong |= {f"trained, {name}": refused(run, make(state)) for name, make in faults(kind).items()}
+    assert {name: what for name, what in wrong.items() if what} == {}
+    assert len(wrong) > 100
+    run.load(state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+def test_a_change_would_be_seen(side: str, kind: str) -> None:
+    """The digest of the test above says no to every tensor and counter."""
+    run = started(side, kind)
+    assert refused(run, good(kind)) == "was loaded"
+    before = run.seen()
+    assert differences(run.seen(), before) == []
+    masters = next(iter(run.optimizer.param_groups))["params"]
+    for tensor in (run.params[0].data, masters[0].data, *run.optimizer.state[masters[0]].values()):
+        kept = tensor.clone()
+        tensor.add_(1)
+        assert differences(run.seen(), before) != []
+        tensor.copy_(kept)
+    run.optimizer.clip_grad += 1.0
+    assert differences(run.seen(), before) != []
+
+
+@pytest.mark.parametrize("kind", ["flat", "unfused"])
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_state_of_another_class_inside_is_refused_by_torchs_own(
+    side: str, kind: str, name: str
+) -> None:
+    """Torch itself would take it, and fail or go wrong in the next step."""
+
+    def inside(groups: Any) -> torch.optim.Optimizer:
+        if name == "SGD":
+            return torch.optim.SGD(groups, momentum=0.9)
+        return torch.optim.Adam(groups)
+
+    run = started(side, kind, inside)
+    for step in range(2):
+        state = good(kind)
+        if name == "Adam":
+            # Adam's own keys and options, and one fault.
+            held = state["optimizer_state_dict"]["state"]
+            held[max(held)]["exp_avg_sq"] = held[max(held)]["exp_avg_sq"].half()
+        assert refused(run, state) == ""
+        run.train(range(step, step + 1))
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_adam_and_lamb_do_not_take_each_others_state(side: str) -> None:
+    adam, lamb = started(side, "unfused"), started(side, "lamb")
+    assert refused(adam, good("lamb")) == ""
+    assert refused(lamb, good("unfused")) == ""
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_sentence_names_whose_file_it_is(side: str) -> None:
+    run = started(side, "flat")
+    theirs: dict[str, object] = {key: [] for key in ("optimizer_state_dict", MASTERS["unfused"])}
+    with pytest.raises(ValueError, match=r"that of FP16UnfusedOptimizer"):
+        run.load(theirs)
+    with pytest.raises(ValueError, match=r"that of a ZeRO optimizer"):
+        run.load({"zero_stage": 1, "base_optimizer_state": {}})
+    with pytest.raises(ValueError, match=r"whole checkpoint of DeepSpeed.* optimizer \["):
+        run.load({"module": {}, "optimizer": run.optimizer.state_dict(), "ds_version": "0.19.8"})

@@ -1,0 +1,134 @@
+"""Mistakes of the FP16 optimizers about ranks are noticed; each was shipped by some project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import twinstep.fast.collectives
+from tests.fast.test_fast_fp16_ranks import engine, norms_of_experts
+from tests.helpers.mesh import Experts, Unreduced, compared, experts
+from tests.reference.test_reference_bf16_ranks import simulated
+from twinstep.fast.fp16_optimizer import FP16Optimizer
+
+pytestmark = pytest.mark.usefixtures("replay", "simulated")
+
+__all__ = ["simulated"]  # a fixture
+SORTED, STEP = twinstep.fast.collectives.Ranks.gradients, FP16Optimizer.step
+
+
+def without(**fields: Any) -> Callable[..., Any]:
+    """Make the fast side forget something of how gradients are sorted."""
+
+    def wrong(self: Any, *args: Any, **options: Any) -> Any:
+        return replace(SORTED(self, *args, **options), **fields)
+
+    return wrong
+
+
+def averaged_by_nobody(self: Any, *args: Any, **options: Any) -> Any:
+    """Experts are added over their copies, as over other experts."""
+    found = SORTED(self, *args, **options)
+    return replace(
+        found, shares=[replace(s, experts=s.replicas, replicas=None) for s in found.shares]
+    )
+
+
+def over_the_wrong_ranks(self: Any, *args: Any, **options: Any) -> Any:
+    """The model's sums are added over those that hold the same part of it."""
+    column = self.mpu.get_data_parallel_group()
+    return replace(SORTED(self, *args, **options), model=[column])
+
+
+def over_the_world(self: Any, *args: Any, **options: Any) -> Any:
+    """Without a model-parallel unit, sums are added over all ranks."""
+    return replace(SORTED(self, *args, **options), model=[self.engine.world])
+
+
+def alone_in_its_row(self: Any, *args: Any, **options: Any) -> Any:
+    """A model that one rank holds has nobody to agree with."""
+    found = SORTED(self, *args, **options)
+    several = self.mpu.get_model_parallel_group().world > 1
+    return found if several else replace(found, model=(), unreduced=())
+
+
+def scale_of_its_own(self: Any, closure: None = None) -> None:
+    """The scale moves by what this rank found, the step by what all have."""
+    scaler, control = self.loss_scaler, self._step.control
+    before, found = scaler.state_dict(), scaler.has_overflow(self._params())
+    STEP(self, closure)
+    voted = control["found_inf"].clone()
+    scaler.load_state_dict(before)
+    scaler.update_scale(found)
+    control["found_inf"].copy_(voted)
+
+
+def reports_its_part(self: Any, closure: None = None) -> None:
+    """All clip alike, and each tells of the norm of what it has."""
+    grads = [param.grad.float().flatten() for param in self._params() if param.grad is not None]
+    own = torch.cat(grads).norm() / self.loss_scale
+    STEP(self, closure)
+    self._step.control["norm"].copy_(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "world", "options"),
+    [
+        ("counts_here", lambda param, rank: True, (1, 2), {}),
+        ("expert_name", lambda param: "", (1, 2), {"cls": Experts, "given": experts}),
+        ("gradients", without(model=()), (1, 2), {}),
+        ("gradients", without(uncounted=()), (1, 2), {"slot": 0}),
+        (
+            "gradients",
+            without(unreduced=()),
+            (2, 1),
+            {"cls": Unreduced, "given": lambda mesh: {"mpu": mesh, **engine(mesh, False)}},
+        ),
+        ("gradients", over_the_wrong_ranks, (2, 2), {}),
+        ("gradients", over_the_world, (2, 1), {"given": lambda mesh: engine(mesh, True)}),
+        (
+            "gradients",
+            alone_in_its_row,
+            (2, 1),
+            {"cls": Unreduced, "given": lambda mesh: {"mpu": mesh, **engine(mesh, False)}},
+        ),
+        ("step", scale_of_its_own, (1, 2), {}),
+        ("step", reports_its_part, (1, 2), {}),
+    ],
+    ids=[
+        "duplicates count",
+        "experts are shared",
+        "this rank alone",
+        "skip missed",
+        "not agreed",
+        "wrong ranks",
+        "no group means world",
+        "group of one",
+        "own scale",
+        "own part reported",
+    ],
+)
+def test_a_mistake_about_ranks_is_noticed(
+    name: str,
+    wrong: Any,
+    world: tuple[int, int],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shipped by some project, as docs/reference/bugs.md tells: B17, C02, C10, C13, E07, E14, G32."""
+    homes: dict[str, Any] = {"gradients": twinstep.fast.collectives.Ranks, "step": FP16Optimizer}
+    monkeypatch.setattr(homes.get(name, twinstep.fast.collectives), name, wrong)
+    with pytest.raises(AssertionError):
+        compared(*world, **options)
+
+
+def test_experts_that_are_added_over_their_copies_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = norms_of_experts("reference", [1.7] * 2, experts, 2.0)
+    monkeypatch.setattr(twinstep.fast.collectives.Ranks, "gradients", averaged_by_nobody)
+    assert norms_of_experts("fast", [1.7] * 2, experts, 2.0) != right

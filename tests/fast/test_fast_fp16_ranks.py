@@ -1,0 +1,184 @@
+"""The fast FP16 optimizers over ranks do what the reference does, bit for bit, and alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.mesh import (
+    BADS,
+    SIDES,
+    Experts,
+    Idle,
+    Mesh,
+    Training,
+    Unreduced,
+    compared,
+    experts,
+    on_mesh,
+)
+from tests.reference.test_reference_bf16_ranks import simulated
+from twinstep.parity.runner.host_sync import watched
+
+pytestmark = pytest.mark.usefixtures("replay", "simulated")
+
+__all__ = ["simulated"]  # a fixture
+KINDS = pytest.mark.parametrize("kind", ["fp16_optimizer", "fp16_unfused_optimizer"])
+
+
+@KINDS
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 2), (1, 4), (2, 2)])
+def test_a_model_over_ranks_steps_like_the_reference_and_alike(
+    rows: int, columns: int, kind: str
+) -> None:
+    """One rank's infinity or NaN skips the step of all; norm, scale and counters are the same."""
+    said = compared(rows, columns, kind=kind)
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+    assert len({step[2] for step in said}) > 2
+
+
+@KINDS
+@pytest.mark.parametrize("norm_type", [1.0, math.inf, 3.0])
+def test_every_norm_of_a_model_over_ranks_equals_the_reference(kind: str, norm_type: float) -> None:
+    compared(1, 2, kind=kind, norm_type=norm_type)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_models_of_other_dtypes_step_over_ranks_like_the_reference(dtype: torch.dtype) -> None:
+    compared(1, 2, dtype=dtype, given=lambda mesh: {"mpu": mesh, **experts(mesh)}, cls=Experts)
+
+
+@KINDS
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf, 3.0])
+def test_experts_on_different_ranks_step_like_the_reference(kind: str, norm_type: float) -> None:
+    """Their norms enter one sum before the root; whose copies are equal, average to themselves."""
+    world = (2, 2) if norm_type == 2.0 else (1, 2)
+    said = compared(*world, cls=Experts, kind=kind, given=experts, norm_type=norm_type)
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+
+
+@pytest.mark.parametrize("inside", ["lamb", "sgd"])
+def test_other_optimizers_inside_step_over_ranks_like_the_reference(inside: str) -> None:
+    for cls, given in ((Training, None), (Experts, experts)):
+        more = {} if given is None else {"given": given}
+        compared(1, 2, cls=cls, kind="fp16_unfused_optimizer", inside=inside, **more)
+
+
+@KINDS
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_type: float) -> None:
+    """A copy on the second rank of the first parameter, which is not split."""
+    said = compared(1, 2, kind=kind, norm_type=norm_type, slot=0)
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+    assert not math.isfinite(float.fromhex(said[1][1]))
+
+
+def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
+    """An engine that reduces gradients over columns, or does not."""
+    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
+    return {"deepspeed": handle}
+
+
+def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
+    said = compared(2, 1, cls=Unreduced, given=lambda mesh: {"mpu": mesh, **engine(mesh, False)})
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+
+
+def test_a_rank_without_any_gradient_agrees_like_the_others() -> None:
+    said = compared(1, 2, cls=Idle)
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+
+
+def test_upstreams_norm_leaves_out_the_experts_of_all_ranks() -> None:
+    """Edge ME-3: they skip a step, and clip nothing."""
+    options: dict[str, Any] = {"cls": Experts, "kind": "fp16_unfused_optimizer", "given": experts}
+    ours = compared(1, 2, **options, compat={"clip_without_experts": True})
+    theirs = compared(1, 2, **options)
+    assert ours[0][1] != theirs[0][1]
+    assert [step[0] for step in ours] == [step[0] for step in theirs]
+
+
+def norms_of_experts(side: str, values: list[float], given: Any, norm_type: float) -> list[float]:
+    """What each rank of a column reports, whose expert has this gradient."""
+
+    def run(mesh: Mesh) -> float:
+        training = Experts(side, mesh, given=given, norm_type=norm_type)
+        for param in training.params:
+            param.grad = torch.zeros_like(param)
+        training.params[3].grad = torch.full_like(training.params[3], values[mesh.place[1]])
+        training.optimizer.step()
+        norm: float = training.optimizer.get_global_norm()
+        return norm * 64.0
+
+    return on_mesh(len(values), 1, run)
+
+
+@pytest.mark.parametrize("grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1)])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
+def test_the_norm_of_experts_that_differ_is_averaged_over_their_copies(
+    norm_type: float, grads: tuple[float, ...]
+) -> None:
+    """Sums of powers are: 33 elements, of another value on each rank. All ranks clip alike."""
+    found = norms_of_experts("fast", list(grads), experts, norm_type)
+    assert found == norms_of_experts("reference", list(grads), experts, norm_type)
+    wanted = max(grads)
+    if norm_type < math.inf:
+        wanted = (33 * sum(g**norm_type for g in grads) / len(grads)) ** (1.0 / norm_type)
+    assert found == [pytest.approx(wanted, rel=1e-3)] * len(grads)
+    alone = norms_of_experts("fast", [1.7] * len(grads), lambda mesh: {}, norm_type)
+    assert norms_of_experts("fast", [1.7] * len(grads), experts, norm_type) == alone
+
+
+@KINDS
+def test_a_step_over_ranks_waits_for_nothing_and_sends_one_sum(kind: str) -> None:
+    """A collective for each group, of 32 integers: experts, copies of them, the model."""
+
+    def run(cls: type[Training], given: Callable[[Mesh], dict[str, Any]]) -> list[object]:
+        def one(mesh: Mesh) -> tuple[list[str], object]:
+            training = cls("fast", mesh, kind=kind, given=given)
+            training.fill(0)
+            training.optimizer.step()
+            mesh.calls.clear()
+            training.fill(1)
+            control = training.optimizer._step.control
+            with ExitStack() as stack:
+                device = [p.grad for p in training.params] + [control["norm"], control["scale"]]
+                reads = [
+                    stack.enter_context(watched(tensor)) for tensor in device if tensor.numel()
+                ]
+                training.optimizer.step()
+            return [read for each in reads for read in each], list(mesh.calls)
+
+        return list(on_mesh(1, 2, one))
+
+    message = (32, torch.int64)
+    assert run(Training, lambda mesh: {"mpu": mesh}) == [([], [message])] * 2
+    both = lambda mesh: {"mpu": mesh, **experts(mesh)}  # noqa: E731
+    assert run(Experts, both) == [([], [message] * 3)] * 2
+
+
+@pytest.mark.parametrize("side", list(SIDES))
+def test_the_error_at_the_floor_comes_on_all_ranks_at_once(side: str) -> None:
+    """Edge LS-9: one rank overflows, every rank raises and has changed nothing."""
+
+    def run(mesh: Mesh) -> tuple[str, bool]:
+        floor = {"init_scale": 1.0, "min_scale": 1.0, "delayed_shift": 1}
+        scaler = SIDES[side].scalers.DynamicLossScale(**floor, raise_error_at_min_scale=True)
+        training = Training(side, mesh, loss_scale_config=scaler)
+        before = [param.detach().clone() for param in training.params]
+        training.fill(0, math.inf)
+        try:
+            training.optimizer.step()
+            training.optimizer.get_global_norm()
+        except RuntimeError as error:
+            same = all(map(torch.equal, training.params, before))
+            return type(error).__name__, same
+        return "nothing", False
+
+    assert on_mesh(1, 2, run) == [("MinimumLossScale", True)] * 2

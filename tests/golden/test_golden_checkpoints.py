@@ -1,0 +1,268 @@
+"""DeepSpeed's own checkpoints: loaded, continued bit for bit, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from twinstep.golden import record_checkpoints
+from twinstep.golden.record_checkpoints import FOLDER, SCALING, SIZES, gradient
+from twinstep.parity.cases.fixed_inputs import bits
+from twinstep.reference.bf16_optimizer import BF16Optimizer
+from twinstep.reference.checkpoint import read_checkpoint
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.fp16_optimizer import FP16Optimizer
+from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.restore import StateDict
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+UNIVERSAL = FOLDER / "deepspeed_universal"
+SHAPES = {"0.weight": (2, 3), "0.bias": (2,), "1.weight": (1, 2)}
+Wrapper = FP16Optimizer | FP16UnfusedOptimizer | BF16Optimizer
+COMPATS = pytest.mark.parametrize("compat", [CORRECT, Compat.deepspeed()], ids=["ours", "theirs"])
+
+
+def built(kind: str, compat: Compat = CORRECT) -> tuple[list[nn.Parameter], Wrapper]:
+    """An object whose weights are still zero."""
+    dtype = BRAIN if kind == "bf16" else HALF
+    params = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in SIZES]
+    inside = torch.optim.AdamW(params, lr=0.25, weight_decay=0.125)
+    if kind == "bf16":
+        names = {param: f"p{place}" for place, param in enumerate(params)}
+        return params, BF16Optimizer(inside, param_names=names, compat=compat)
+    make: Callable[..., Wrapper] = FP16Optimizer if kind == "flat" else FP16UnfusedOptimizer
+    options = {"dynamic_loss_scale": True, "dynamic_loss_args": SCALING, "verbose": False}
+    return params, make(inside, compat=compat, **options)
+
+
+def state_of(kind: str) -> StateDict:
+    key = "optimizer_state_dict" if kind == "bf16" else "optimizer"
+    state = read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")[key]
+    assert isinstance(state, dict)
+    return state
+
+
+def load(optimizer: Wrapper, state: StateDict) -> None:
+    if isinstance(optimizer, BF16Optimizer):
+        optimizer.load_state_dict([state], load_from_fp32_weights=True)
+    else:
+        optimizer.load_state_dict(state)
+
+
+@COMPATS
+@pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
+def test_a_checkpoint_of_deepspeed_continues_bit_for_bit(kind: str, compat: Compat) -> None:
+    params, optimizer = built(kind, compat)
+    load(optimizer, state_of(kind))
+    for step in range(2, 4):
+        for place, param in enumerate(params):
+            values = torch.tensor(gradient(step, place, param.numel())).view(param.shape)
+            scale = 1.0 if kind == "bf16" else SCALING["init_scale"]
+            param.grad = (values * scale).to(param.dtype)
+        if isinstance(optimizer, BF16Optimizer):
+            optimizer.update_hp_grads()
+        optimizer.step()
+    after = read_checkpoint(FOLDER / f"deepspeed_{kind}_after.pt")["weights"]
+    assert isinstance(after, list)
+    assert [bits(param.detach()) for param in params] == [bits(weight) for weight in after]
+
+
+@pytest.mark.parametrize("kind", ["flat", "unfused"])
+def test_scale_and_counters_of_deepspeed_are_taken_over(kind: str) -> None:
+    _, optimizer = built(kind)
+    load(optimizer, state_of(kind))
+    saved = optimizer.state_dict()
+    counters = {"cur_scale": 16.0, "cur_iter": 2, "last_overflow_iter": -1}
+    assert {name: saved[name] for name in counters} == counters
+
+
+@pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
+def test_a_checkpoint_of_another_class_is_refused(kind: str) -> None:
+    for other in {"flat", "unfused", "bf16"} - {kind}:
+        _, optimizer = built(kind)
+        with pytest.raises(ValueError, match="state lacks"):
+            load(optimizer, state_of(other))
+
+
+def universal_optimizer(
+    group: dist.ProcessGroup | None = None, ours: bool = True
+) -> tuple[list[nn.Parameter], BF16Optimizer]:
+    params = [nn.Parameter(torch.zeros(shape, dtype=BRAIN)) for shape in SHAPES.values()]
+    names = dict(zip(params, SHAPES, strict=True))
+    inside = FusedAdam(params) if ours else torch.optim.AdamW(params)
+    return params, BF16Optimizer(inside, param_names=names, dp_process_group=group)
+
+
+def whole(name: str, key: str = "fp32") -> torch.Tensor:
+    tensor = read_checkpoint(UNIVERSAL / "zero" / name / f"{key}.pt")["param"]
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.detach()
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["FusedAdam", "torch"])
+def test_a_universal_checkpoint_is_loaded_before_any_step(ours: bool) -> None:
+    """Edges CK-7, CK-16, BF-14: no linked state, no iteration, no model-parallel unit needed."""
+    params, optimizer = universal_optimizer(ours=ours)
+    optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
+    for param, name in zip(params, SHAPES, strict=True):
+        assert bits(param.detach()) == bits(whole(name).to(BRAIN))
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert bits(optimizer.get_full_hp_param(name, key)) == bits(whole(name, key))
+    (state,) = optimizer.state.values()
+    assert state["step"] == torch.tensor(3.0)
+    assert optimizer.get_lr() == 0.25
+
+
+def test_weights_and_moments_stay_apart_after_loading() -> None:
+    """Edges TF-3, TF-4 and CK-15: the fp32 weight is the weight, and the next step moves it."""
+    params, optimizer = universal_optimizer()
+    optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.update_hp_grads()
+    optimizer.step()
+    for param, name in zip(params, SHAPES, strict=True):
+        weight = optimizer.get_full_hp_param(name)
+        assert bits(weight.to(BRAIN)) == bits(param.detach())
+        assert bits(weight) != bits(whole(name))
+        assert bits(weight) != bits(optimizer.get_full_hp_param(name, "exp_avg"))
+
+
+def test_states_can_be_left_out() -> None:
+    _, optimizer = universal_optimizer()
+    optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL, load_optimizer_states=False)
+    assert bits(optimizer.get_full_hp_param("0.bias")) == bits(whole("0.bias"))
+    assert not optimizer.state
+    assert optimizer.get_lr() == 1e-3
+
+
+class Rank:
+    """One of several ranks that load and only gather; each keeps what it would send."""
+
+    def __init__(self, rank: int, world: int, sent: dict[int, torch.Tensor], meet: object) -> None:
+        self.rank, self.world, self.sent, self.meet = rank, world, sent, meet
+
+
+def test_ranks_that_own_only_padding_load_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge CK-8: ten elements over eight ranks leave three with nothing but padding."""
+    world = 8
+    meet, sent = threading.Barrier(world, timeout=20), dict[int, torch.Tensor]()
+
+    def all_gather(out: list[torch.Tensor], tensor: torch.Tensor, group: Rank) -> None:
+        sent[group.rank] = tensor
+        meet.wait()
+        for place, target in enumerate(out):
+            target.copy_(sent[place])
+        meet.wait()
+
+    def all_reduce(tensor: torch.Tensor, op: object, group: Rank) -> None:
+        sent[group.rank] = tensor.clone()
+        meet.wait()
+        tensor.copy_(torch.stack([sent[rank] for rank in range(world)]).amax(0))
+        meet.wait()
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
+    found: dict[int, tuple[list[list[int]], object]] = {}
+
+    def run(rank: int) -> None:
+        group = Rank(rank, world, sent, meet)
+        params, optimizer = universal_optimizer(group)  # type: ignore[arg-type]
+        optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
+        (state,) = optimizer.state.values()
+        found[rank] = ([bits(param.detach()) for param in params], int(str(state["step"].item())))  # type: ignore[attr-defined]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = [bits(whole(name).to(BRAIN)) for name in SHAPES]
+    assert [found[rank] for rank in range(world)] == [(wanted, 3)] * world
+
+
+def spoiled(tmp_path: Path) -> Path:
+    target = tmp_path / "universal"
+    shutil.copytree(UNIVERSAL, target)
+    return target
+
+
+def remove_common(folder: Path) -> None:
+    (folder / "zero" / "optimizer_state.pt").unlink()
+
+
+def remove_weight(folder: Path) -> None:
+    (folder / "zero" / "0.bias" / "fp32.pt").unlink()
+
+
+def cut_moment(folder: Path) -> None:
+    file = folder / "zero" / "0.bias" / "exp_avg.pt"
+    file.write_bytes(file.read_bytes()[:300])
+
+
+def other_size(folder: Path) -> None:
+    torch.save({"param": torch.zeros(7)}, folder / "zero" / "0.bias" / "exp_avg.pt")
+
+
+def other_step(folder: Path) -> None:
+    torch.save(torch.tensor(4.0), folder / "zero" / "0.bias" / "step.pt")
+
+
+SPOILS = [
+    (remove_common, "optimizer_state.pt does not exist, but should"),
+    (remove_weight, "fp32.pt does not exist, but should"),
+    (cut_moment, "exp_avg.pt should be a whole checkpoint"),
+    (other_size, "exp_avg.pt of 0.bias has 7 elements, but should have 2"),
+    (other_step, "parameters of one group have steps 3, 4, but should agree"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILS, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_spoiled_universal_checkpoint_is_refused_and_changes_nothing(
+    spoil: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = spoiled(tmp_path)
+    spoil(folder)
+    params, optimizer = universal_optimizer()
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict([], checkpoint_folder=folder)
+    assert all(bool((param == 0).all()) for param in params)
+    assert not optimizer.state
+
+
+def test_stray_files_are_not_read(tmp_path: Path) -> None:
+    """Edge CK-10: whatever does not end in .pt."""
+    folder = spoiled(tmp_path)
+    (folder / "zero" / "0.bias" / "notesxpt").write_text("no checkpoint")
+    (folder / "zero" / "0.bias" / "exp_avg.pt.old").write_text("no checkpoint")
+    universal_optimizer()[1].load_state_dict([], checkpoint_folder=folder)
+
+
+def test_a_universal_checkpoint_of_other_groups_is_refused() -> None:
+    params = [nn.Parameter(torch.zeros(shape, dtype=BRAIN)) for shape in SHAPES.values()]
+    inside = FusedAdam(params[:2])
+    inside.add_param_group({"params": params[2:]})
+    names = dict(zip(params, SHAPES, strict=True))
+    optimizer = BF16Optimizer(inside, param_names=names)
+    with pytest.raises(ValueError, match="has 1 groups, but should have 2"):
+        optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
+
+
+def test_a_package_that_is_not_installed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("deepspeed"):
+        pytest.skip("DeepSpeed is installed here, so that its absence cannot be shown")
+    assert record_checkpoints.main([str(tmp_path)]) == 2
+    assert "deepspeed should be installed to be recorded" in capsys.readouterr().err

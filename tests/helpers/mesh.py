@@ -1,0 +1,249 @@
+"""FP16 optimizers of both sides on a mesh of ranks, which are threads that take turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+import twinstep.fast.compat
+import twinstep.fast.fp16_optimizer
+import twinstep.fast.fp16_unfused_optimizer
+import twinstep.fast.fused_adam
+import twinstep.fast.fused_lamb
+import twinstep.fast.scalers
+import twinstep.reference.compat
+import twinstep.reference.fp16_optimizer
+import twinstep.reference.fp16_unfused_optimizer
+import twinstep.reference.fused_adam
+import twinstep.reference.fused_lamb
+import twinstep.reference.scalers
+from tests.fast.test_fast_bf16_ranks import Polite, in_turns
+from tests.reference.test_reference_bf16_ranks import Group, Meeting
+from twinstep.parity.cases.fixed_inputs import bits, moderate
+
+HALF = torch.float16
+T = TypeVar("T")
+SIDES: dict[str, Any] = {"fast": twinstep.fast, "reference": twinstep.reference}
+SIZES = (20, 5, 70, 33)
+BADS = (None, math.inf, None, math.nan)
+
+
+@dataclass
+class Mesh:
+    """A rank's place among rows, which hold one model, and columns, which hold the same part.
+
+    Attributes:
+        row: process group of this rank's row.
+        column: of its column.
+        place: number of the column and of the row that cross here.
+        shape: number of rows and of columns.
+        calls: collectives so far, as (elements, dtype).
+    """
+
+    row: Any
+    column: Any
+    place: tuple[int, int]
+    shape: tuple[int, int]
+    calls: list[tuple[int, torch.dtype]]
+
+    def get_model_parallel_group(self) -> Any:
+        """The row."""
+        return self.row
+
+    def get_data_parallel_group(self) -> Any:
+        """The column."""
+        return self.column
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """Place in the row."""
+        return self.place[0]
+
+
+class Counting(Polite):
+    """A handle that notes what is sent."""
+
+    calls: list[tuple[int, torch.dtype]]
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        """Note it."""
+        self.calls.append((tensor.numel(), tensor.dtype))
+        return super().exchange(tensor)
+
+
+class Simulated:
+    """Process groups of a mesh, simulated."""
+
+    def __init__(self) -> None:
+        self.meetings: dict[str, Meeting] = {}
+
+    def __call__(self, name: str, rank: int, world: int, calls: list[Any]) -> Any:
+        """One rank's handle."""
+        meeting = self.meetings.setdefault(name, Meeting(world))
+        handle = Counting(meeting, rank, world)
+        handle.calls = calls
+        return handle
+
+
+def on_mesh(
+    rows: int,
+    columns: int,
+    run: Callable[[Mesh], T],
+    groups: Callable[[], Callable[[str, int, int, list[Any]], Any]] = Simulated,
+) -> list[T]:
+    """Run a function on every rank of a mesh, one at a time."""
+    made = groups()
+
+    def one(group: Group | None) -> T:
+        row, column = divmod(0 if group is None else group.rank, columns)
+        calls: list[Any] = []
+        mesh = Mesh(
+            row=made(f"row {row}", column, columns, calls),
+            column=made(f"column {column}", row, rows, calls),
+            place=(column, row),
+            shape=(rows, columns),
+            calls=calls,
+        )
+        return run(mesh)
+
+    return in_turns(rows * columns, one)
+
+
+class Training:
+    """One rank of one side: what is shared, what is split, a replica, and two experts."""
+
+    def __init__(
+        self,
+        side: str,
+        mesh: Mesh,
+        *,
+        kind: str = "fp16_optimizer",
+        inside: str = "adam",
+        dtype: torch.dtype = HALF,
+        given: Callable[[Mesh], dict[str, Any]] = lambda mesh: {"mpu": mesh},
+        compat: dict[str, bool] | None = None,
+        **options: Any,
+    ) -> None:
+        self.mesh = mesh
+        self.params = [nn.Parameter(moderate(n, slot, dtype)) for slot, n in enumerate(SIZES)]
+        self.mark()
+        groups = [{"params": self.params[:2]}, {"params": self.params[2:], "lr": 0.3}]
+        home = SIDES[side]
+        hyper = {"lr": 0.02, "betas": (0.87, 0.987), "weight_decay": 0.03}
+        inner = home.fused_lamb.FusedLamb if inside == "lamb" else home.fused_adam.FusedAdam
+        wrapper = {
+            "fp16_optimizer": home.fp16_optimizer.__dict__.get("FP16Optimizer"),
+            "fp16_unfused_optimizer": home.fp16_unfused_optimizer.__dict__.get(
+                "FP16UnfusedOptimizer"
+            ),
+        }[kind]
+        assert wrapper is not None
+        made: Any = (
+            torch.optim.SGD(self.params, lr=0.02) if inside == "sgd" else inner(groups, **hyper)
+        )
+        scaler = home.scalers.DynamicLossScale(init_scale=64.0, scale_window=2, delayed_shift=1)
+        self.optimizer = wrapper(
+            made,
+            verbose=False,
+            compat=home.compat.Compat(**(compat or {})),
+            **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
+        )
+
+    def mark(self) -> None:
+        """The second parameter is the same on a row, the third is split over it."""
+        self.params[2].model_parallel = True  # type: ignore[attr-defined]
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Gradients of a step; one rank's may hold a number that is not finite."""
+        for place, param in enumerate(self.params):
+            split = 7000 * self.mesh.place[0] if place == 2 else 0
+            param.grad = moderate(param.numel(), 100 * seed + place + split, param.dtype)
+        if bad is not None and self.mesh.place[0] == self.mesh.shape[1] - 1:
+            grad = self.params[slot].grad
+            assert grad is not None
+            grad[-1] = bad
+
+    def seen(self) -> list[object]:
+        """Weights, masters and their state, and what all ranks have to agree on, at the end."""
+        optimizer = self.optimizer
+        masters = [master for group in optimizer.param_groups for master in group["params"]]
+        state = [optimizer.state.get(master, {}) for master in masters]
+        tensors = [*self.params, *masters, *(torch.as_tensor(v) for s in state for v in s.values())]
+        return [*(bits(tensor.detach()) for tensor in tensors), self.agreed()]
+
+    def agreed(self) -> tuple[str, ...]:
+        """Overflow, norm, scale and the counters of its rule."""
+        optimizer = self.optimizer
+        state = optimizer.loss_scaler.state_dict()
+        told = (optimizer.overflow, optimizer.get_global_norm().hex(), optimizer.loss_scale)
+        return (*map(str, told), *(f"{name}={value}" for name, value in state.items()))
+
+
+def experts(mesh: Mesh) -> dict[str, Any]:
+    """Experts over rows, copies of them over columns."""
+    return {"expert_groups": {"e": mesh.row}, "expert_data_groups": {"e": mesh.column}}
+
+
+class Experts(Training):
+    """The third and the last parameter are experts."""
+
+    def mark(self) -> None:
+        """They say so."""
+        for param in self.params[2:]:
+            param.allreduce, param.group_name = False, "e"  # type: ignore[attr-defined]
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Every rank of a row has other experts."""
+        super().fill(seed, bad, slot)
+        grad = moderate(SIZES[3], 100 * seed + 9 * self.mesh.place[0], self.params[3].dtype)
+        self.params[3].grad = grad
+
+
+def trained(training: Training, slot: int = 2) -> list[object]:
+    """What was seen after each of some steps, with an infinity and a NaN on some ranks."""
+    found = []
+    for seed, bad in enumerate(BADS):
+        training.fill(seed, bad, slot)
+        training.optimizer.step()
+        found.append(training.seen())
+    return [*found, training.agreed()]
+
+
+def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
+    """What the ranks of the fast side agreed on, once both sides have seen the same."""
+    slot, groups = options.pop("slot", 2), options.pop("groups", Simulated)
+
+    def run(side: str) -> list[list[object]]:
+        def one(mesh: Mesh) -> list[object]:
+            return trained(cls(side, mesh, **options), slot)
+
+        return on_mesh(rows, columns, one, groups if side == "fast" else Simulated)
+
+    ours = run("fast")
+    assert ours == run("reference")
+    said = [[step[-1] for step in rank[:-1]] for rank in ours]  # type: ignore[index]
+    assert said == said[:1] * len(said)
+    return said[0]
+
+
+class Unreduced(Training):
+    """Nobody has reduced the gradients over columns: one rank alone may overflow."""
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Bad on the last rank of all."""
+        last = self.mesh.place[1] == self.mesh.shape[0] - 1
+        super().fill(seed, bad if last else None, slot)
+
+
+class Idle(Training):
+    """The first rank of a row has no gradients at all."""
+
+    def fill(self, seed: int, bad: float | None = None, slot: int = 2) -> None:
+        """Only on the others."""
+        super().fill(seed, bad, slot)
+        for param in self.params if self.mesh.place[0] == 0 else []:
+            param.grad = None

@@ -1,0 +1,153 @@
+"""Faults in each reference class are noticed: idle methods, a lost alias, a skipped step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from twinstep.parity.sequences.actions import public_properties
+from twinstep.parity.sequences.drive import Mismatch, run, sequence
+from twinstep.parity.sequences.registry import (
+    REFERENCES,
+    RULES,
+    Twin,
+    borrowed_twins,
+    register_optimizer,
+)
+
+OPTIMIZERS = [name for name in REFERENCES if "Scale" not in name]
+Step = Callable[..., object]
+
+
+def twin_of(reference: type, body: dict[str, object]) -> Twin:
+    """The reference class with something else in it, judged against itself."""
+    with borrowed_twins() as found:
+        register_optimizer(
+            "planted",
+            reference=reference,
+            arithmetic="exact",
+            dtypes=("bf16",),
+            engines=("cpu",),
+            rules=RULES[reference],
+        )(type("Planted", (reference,), body))
+    return found[0]
+
+
+def noticed(twin: Twin, sequences: int) -> Mismatch | None:
+    """The first difference, if there is any."""
+    for number in range(sequences):
+        acts = sequence(twin.rules, 5, "bf16", number)
+        mismatch = run(twin, "bf16", "cpu", acts)
+        if mismatch is not None:
+            return mismatch
+    return None
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_nothing_is_noticed_where_nothing_is_planted(name: str) -> None:
+    assert noticed(twin_of(REFERENCES[name], {}), 4) is None
+
+
+def own_methods(cls: type) -> list[str]:
+    """Public methods that a class has from the reference, not from torch."""
+    ours = [kind for kind in cls.__mro__ if kind.__module__.startswith("reference.")]
+    names = {name for kind in ours for name, value in vars(kind).items() if callable(value)}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_method_that_does_nothing_is_noticed(name: str) -> None:
+    """So the actions do call what they say, and what it does can be seen."""
+    cls = REFERENCES[name]
+    methods = [one for one in own_methods(cls) if one not in RULES[cls].exempt]
+    assert len(methods) >= 5
+    idle: dict[str, object] = {one: lambda self, *given, **named: None for one in methods}
+    quiet = [one for one in methods if noticed(twin_of(cls, {one: idle[one]}), 150) is None]
+    assert quiet == []
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_property_that_cannot_be_assigned_is_noticed(name: str) -> None:
+    cls = REFERENCES[name]
+    for attribute in public_properties(cls):
+        held = getattr(cls, attribute)
+        if held.fset is None or attribute in RULES[cls].exempt:
+            continue
+        deaf = property(held.fget, lambda self, value: None)
+        assert noticed(twin_of(cls, {attribute: deaf}), 150) is not None, attribute
+
+
+def after_step(fault: Callable[[Any], None]) -> Callable[[type], dict[str, object]]:
+    """A class body whose step does something more at the end."""
+
+    def body(cls: type) -> dict[str, object]:
+        def step(self: Any, *given: object, **named: object) -> object:
+            result = cls.step(self, *given, **named)  # type: ignore[attr-defined]
+            fault(self)
+            return result
+
+        return {"step": step}
+
+    return body
+
+
+@after_step
+def extra(optimizer: Any) -> None:
+    """One more tensor."""
+    optimizer.extra = torch.zeros(2)
+
+
+@after_step
+def entry(optimizer: Any) -> None:
+    """One more entry in the state of a parameter."""
+    for state in optimizer.state.values():
+        state["ema"] = 1.0
+
+
+@after_step
+def dtype(optimizer: Any) -> None:
+    """A moment in float64: the values are the same."""
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "momentum_buffer"):
+            if state.get(name) is not None:
+                state[name] = state[name].double()
+
+
+@after_step
+def alias(optimizer: Any) -> None:
+    """A parameter, or a master where it is a parameter of the optimizer inside, moves away."""
+    if hasattr(optimizer, "fp32_groups"):
+        optimizer.fp32_groups = [[one.clone() for one in row] for row in optimizer.fp32_groups]
+        return
+    groups = getattr(optimizer, "fp16_groups", None) or getattr(optimizer, "bf16_groups", None)
+    for row in groups or [group["params"] for group in optimizer.param_groups]:
+        for param in row:
+            param.data = param.data.clone()
+
+
+@after_step
+def sharing(optimizer: Any) -> None:
+    """Both moments in the same memory, as long as they are equal."""
+    for state in optimizer.state.values():
+        if state.get("exp_avg") is not None and torch.equal(state["exp_avg"], state["exp_avg_sq"]):
+            state["exp_avg_sq"] = state["exp_avg"]
+
+
+def skipped(cls: type) -> dict[str, object]:
+    """Every other step is left out."""
+    turns = []
+
+    def step(self: Any, *given: object, **named: object) -> object:
+        turns.append(0)
+        return None if len(turns) % 2 else cls.step(self, *given, **named)  # type: ignore[attr-defined]
+
+    return {"step": step}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("fault", [extra, entry, dtype, alias, sharing, skipped])
+def test_a_planted_fault_is_noticed(fault: Callable[[type], dict[str, object]], name: str) -> None:
+    assert noticed(twin_of(REFERENCES[name], fault(REFERENCES[name])), 60) is not None

@@ -1,0 +1,79 @@
+"""Our optimizers and the reference, driven by the same random sequences of actions.
+
+The gate draws the same sequences in every run; the long profile draws anew, more, and builds the
+wrappers of every combination of options.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from random import SystemRandom
+
+import pytest
+from hypothesis import settings
+from rich.console import Console
+
+from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.report.exports import as_json
+from twinstep.parity.sequences.fp16_rules import FP16Rules
+from twinstep.parity.sequences.house_optimizers import register_our_optimizers
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
+from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
+from twinstep.parity.sequences.session import with_twins
+from twinstep.parity.sequences.table import twin_table
+
+LONG = settings().max_examples >= 2000
+SEQUENCES = settings().max_examples if LONG else 150
+# For twins whose other dtypes are judged already, and those with little inside.
+FEW = 240 if LONG else 24
+OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
+SCALERS = ("DynamicLossScale", "StaticLossScale")
+SEED = SystemRandom().randrange(2**31) if LONG else 1
+
+
+@pytest.fixture
+def ours() -> Iterator[dict[str, Twin]]:
+    with borrowed_twins():
+        register_our_optimizers()
+        register_our_optimizers()
+        yield {twin.name: twin for twin in twins()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *SCALERS])
+def test_ours_keeps_step_with_the_reference(ours: dict[str, Twin], name: str, dtype: str) -> None:
+    twin = ours[f"fast.{name}"]
+    if LONG and isinstance(twin.rules, FP16Rules):
+        twin = replace(twin, rules=type(twin.rules)(wide=True))
+    many = name in OPTIMIZERS and dtype != "mixed"
+    effort = TwinEffort(sequences=SEQUENCES if many else FEW, seed=SEED, repros=None)
+    cell = judge_twin(twin, dtype, twin_engine(twin), effort)
+    assert cell.status is Status.PASSED, cell.failure
+    assert cell.sequences == effort.sequences
+    # Twelve actions and the construction, on average.
+    assert abs(cell.calls / cell.sequences - 13) < 1.5
+
+
+def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:
+    assert set(ours) == {f"fast.{name}" for name in (*OPTIMIZERS, *SCALERS)}
+
+
+def test_a_wrapper_may_be_built_of_every_combination() -> None:
+    few, many = FP16Rules().actions()["build"], FP16Rules(wide=True).actions()["build"]
+    assert set(few.choices["recipe"]) < set(many.choices["recipe"])
+
+
+def test_the_table_and_the_json_count_sequences_and_actions(ours: dict[str, Twin]) -> None:
+    twin = ours["fast.FusedAdam"]
+    key = twin_key(twin, "bf16", twin_engine(twin))
+    cell = Cell(key=key, status=Status.PASSED, sequences=150, calls=1951)
+    told = StringIO()
+    Console(file=told, width=120).print(twin_table([cell]))
+    assert re.search(r"fast\.FusedAdam +bf16 +\w+ +ok +150 +1951", told.getvalue())
+    ledger = with_twins(Ledger((), ""), [cell])
+    row = json.loads(as_json(ledger, 1.0))["cells"][0]
+    assert (row["sequences"], row["calls"]) == (150, 1951)

@@ -1,0 +1,168 @@
+"""Our checkpoints in DeepSpeed's own classes: loaded by their code, and continued bit for bit.
+
+Needs DeepSpeed 0.19.8 beside us, which `make peers` installs. The other direction, their files in
+our classes, needs files alone: tests/contract/test_checkpoints_foreign.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import twinstep.fast.bf16_optimizer
+import twinstep.fast.fp16_optimizer
+import twinstep.fast.fp16_unfused_optimizer
+import twinstep.fast.fused_adam
+import twinstep.reference.bf16_optimizer
+import twinstep.reference.fp16_optimizer
+import twinstep.reference.fp16_unfused_optimizer
+import twinstep.reference.fused_adam
+from twinstep.golden import record_checkpoints
+from twinstep.golden.record_checkpoints import SCALING, SIZES, gradient
+from twinstep.parity.cases.fixed_inputs import bits
+
+pytestmark = [
+    pytest.mark.usefixtures("replay"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="DeepSpeed is not installed; make peers installs it",
+    ),
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="DeepSpeed takes one process group and port; make peers runs this alone",
+    ),
+]
+HALF, BRAIN = torch.float16, torch.bfloat16
+CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("fast", "flat"): twinstep.fast.fp16_optimizer.FP16Optimizer,
+    ("fast", "unfused"): twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
+    ("fast", "bf16"): twinstep.fast.bf16_optimizer.BF16Optimizer,
+    ("reference", "flat"): twinstep.reference.fp16_optimizer.FP16Optimizer,
+    ("reference", "unfused"): twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
+    ("reference", "bf16"): twinstep.reference.bf16_optimizer.BF16Optimizer,
+}
+ADAMS = {
+    "fast": twinstep.fast.fused_adam.FusedAdam,
+    "reference": twinstep.reference.fused_adam.FusedAdam,
+}
+KINDS = pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group_of_its_own() -> Iterator[None]:
+    """Leave no process group behind."""
+    kept = dict(os.environ)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+def parameters(kind: str, value: float) -> list[nn.Parameter]:
+    dtype = BRAIN if kind == "bf16" else HALF
+    return [nn.Parameter(torch.full(size, value, dtype=dtype)) for size in SIZES]
+
+
+def ours(side: str, kind: str, torchs: bool) -> tuple[list[nn.Parameter], Any]:
+    params = parameters(kind, 1.5)
+    adam: Callable[..., Any] = torch.optim.AdamW if torchs else ADAMS[side]
+    inside = adam(params, lr=0.25, weight_decay=0.125)
+    options: dict[str, object] = {"param_names": {p: f"p{at}" for at, p in enumerate(params)}}
+    if kind != "bf16":
+        args = {"dynamic_loss_args": {**SCALING, "scale_window": 3}, "verbose": False}
+        options = {"dynamic_loss_scale": True, **args}
+    return params, CLASSES[side, kind](inside, **options)
+
+
+def theirs(kind: str, published: Sequence[Tensor]) -> tuple[list[nn.Parameter], Any]:
+    """DeepSpeed's object on weights that the caller loads, as its engine does."""
+    params = parameters(kind, 0.0)
+    inside = torch.optim.AdamW(params, lr=0.5, weight_decay=0.0)
+    optimizer = record_checkpoints._made(kind, inside, params)
+    with torch.no_grad():
+        for param, weight in zip(params, published, strict=True):
+            param.copy_(weight)
+    return params, optimizer
+
+
+def trained(kind: str, params: Sequence[nn.Parameter], optimizer: Any, steps: range) -> None:
+    for step in steps:
+        for place, param in enumerate(params):
+            values = torch.tensor(gradient(step, place, param.numel())).view(param.shape)
+            scale = 1.0 if kind == "bf16" else 16.0
+            param.grad = (values * scale).to(param.dtype)
+            if step == 1 and kind != "bf16":
+                # A skipped step, so that counters differ from each other.
+                param.grad.fill_(torch.inf)
+        if kind == "bf16":
+            optimizer.update_hp_grads()
+        optimizer.step()
+        if kind != "bf16" and step == 1:
+            # The skip halved the scale; gradients stay as they are made.
+            optimizer.loss_scale = 16.0
+        optimizer.zero_grad()
+
+
+def carried(kind: str, optimizer: Any, other: Any, file: Path) -> None:
+    torch.save(optimizer.state_dict(), file)
+    state = torch.load(file, weights_only=True)
+    if kind == "bf16":
+        other.load_state_dict([state], load_from_fp32_weights=True)
+    else:
+        other.load_state_dict(state)
+
+
+def masters_of(kind: str, optimizer: Any) -> list[Tensor]:
+    if kind == "unfused":
+        return [master for group in optimizer.fp32_groups for master in group]
+    return list(
+        optimizer.fp32_groups_flat_partition if kind == "bf16" else optimizer.fp32_groups_flat
+    )
+
+
+@KINDS
+@pytest.mark.parametrize("side", ["fast", "reference"])
+def test_deepspeed_loads_what_we_save(kind: str, side: str, tmp_path: Path) -> None:
+    params, optimizer = ours(side, kind, torchs=False)
+    trained(kind, params, optimizer, range(3))
+    others, other = theirs(kind, [param.detach() for param in params])
+    carried(kind, optimizer, other, tmp_path / "ours.pt")
+    pairs = list(zip(masters_of(kind, optimizer), masters_of(kind, other), strict=True))
+    for one, two in pairs:
+        assert bits(one.detach()) == bits(two.detach())
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert bits(optimizer.state[one][key]) == bits(other.optimizer.state[two][key])
+        taken = optimizer.state[one]["step"]
+        assert float(taken) == float(other.optimizer.state[two]["step"]) == (3 - (kind != "bf16"))
+    assert other.optimizer.param_groups[0]["lr"] == 0.25
+    if kind != "bf16":
+        config = other.loss_scale_config
+        seen = (config.cur_scale, config.cur_iter, config.last_overflow_iter, config.scale_window)
+        assert seen == (16.0, 3, 1, 3)
+    before = [bits(param.detach()) for param in others]
+    trained(kind, others, other, range(3, 4))
+    assert [bits(param.detach()) for param in others] != before
+
+
+@KINDS
+@pytest.mark.parametrize("side", ["reference"])
+def test_deepspeed_continues_a_run_of_ours_bit_for_bit(
+    kind: str, side: str, tmp_path: Path
+) -> None:
+    """Around torch's AdamW, whose arithmetic is the same in both."""
+    params, optimizer = ours(side, kind, torchs=True)
+    trained(kind, params, optimizer, range(3))
+    others, other = theirs(kind, [param.detach() for param in params])
+    carried(kind, optimizer, other, tmp_path / "ours.pt")
+    for parts, one in ((params, optimizer), (others, other)):
+        trained(kind, parts, one, range(3, 5))
+    assert [bits(p.detach()) for p in params] == [bits(p.detach()) for p in others]

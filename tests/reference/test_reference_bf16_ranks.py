@@ -1,0 +1,313 @@
+"""BF16Optimizer over ranks: partitions, fragments, and checkpoints that change the world size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from twinstep.parity.cases.fixed_inputs import bits, moderate
+from twinstep.reference.bf16_optimizer import BF16Optimizer
+from twinstep.reference.compat import Compat
+from twinstep.reference.fragments import FragmentAddress
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.restore import StateDict
+
+BRAIN = torch.bfloat16
+MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"
+SIZES = (4, 0, 3, 5)
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the threads that stand for ranks bring their tensors."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=20)
+        self.brought: dict[int, Tensor] = {}
+
+
+class Group:
+    """One rank's handle of a process group."""
+
+    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
+        self.meeting, self.rank, self.world = meeting, rank, world
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        """What all ranks brought, in order."""
+        self.meeting.brought[self.rank] = tensor.clone()
+        self.meeting.barrier.wait()
+        found = [self.meeting.brought[rank] for rank in range(self.world)]
+        self.meeting.barrier.wait()
+        return found
+
+    def all_reduce(self, tensor: Tensor, op: object) -> None:
+        """Sum or maximum."""
+        stacked = torch.stack(self.exchange(tensor))
+        tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
+
+    def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
+        """One output per rank."""
+        for output, found in zip(outputs, self.exchange(tensor), strict=True):
+            output.copy_(found)
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send collectives to the handle they are given."""
+    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
+    monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
+    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
+
+
+def on_ranks(world: int, run: Callable[[Group | None], T]) -> list[T]:
+    """Run a function on every rank at once; a world of one has no group."""
+    if world == 1:
+        return [run(None)]
+    meeting = Meeting(world)
+    results: dict[int, T] = {}
+
+    def one(rank: int) -> None:
+        results[rank] = run(Group(meeting, rank, world))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(world)]
+
+
+def built(
+    group: Group | None, sizes: tuple[int, ...] = SIZES, **options: object
+) -> tuple[list[nn.Parameter], BF16Optimizer]:
+    params = [nn.Parameter(moderate(size, size + 1, BRAIN)) for size in sizes]
+    names = {p: f"p{place}" for place, p in enumerate(params)}
+    make: Callable[..., BF16Optimizer] = BF16Optimizer
+    inside = FusedAdam(params, lr=0.02, weight_decay=0.1)
+    return params, make(inside, param_names=names, dp_process_group=group, **options)
+
+
+def trained(params: list[nn.Parameter], optimizer: BF16Optimizer, steps: range) -> None:
+    """Steps with numbered gradients, the same on all ranks."""
+    for number in steps:
+        for place, param in enumerate(params):
+            param.grad = moderate(param.numel(), 10 * number + place, BRAIN)
+        optimizer.update_hp_grads(clear_lp_grads=True)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("bucket", [5_000_000_000, 4])
+def test_the_world_size_does_not_matter(world: int, bucket: int) -> None:
+    def run(group: Group | None) -> list[list[int]]:
+        params, optimizer = built(group, clip_grad=0.5, allgather_bucket_size=bucket)
+        trained(params, optimizer, range(3))
+        whole = [optimizer.get_full_hp_param(f"p{place}") for place in range(len(params))]
+        moments = [optimizer.get_full_hp_param(f"p{place}", "exp_avg") for place in (0, 2, 3)]
+        return [bits(t.detach()) for t in (*params, *whole, *moments)]
+
+    (alone,) = on_ranks(1, run)
+    assert on_ranks(world, run) == [alone] * world
+
+
+def test_partitions_and_fragments_are_those_of_the_layout() -> None:
+    """Sizes 4, 3, 5 over two ranks; no fragment for what is empty."""
+    mappings = on_ranks(2, lambda group: built(group)[1].param_slice_mappings[0])
+    assert mappings == [
+        {"p0": FragmentAddress(4, 0), "p2": FragmentAddress(2, 4)},
+        {"p2": FragmentAddress(1, 0), "p3": FragmentAddress(5, 1)},
+    ]
+
+
+def test_every_rank_records_its_own_padding() -> None:
+    """Edge BF-7: one element over four ranks is padded to eight."""
+    states = on_ranks(4, lambda group: built(group, (1,))[1].state_dict())
+    assert [state["group_paddings"] for state in states] == [[1], [2], [2], [2]]
+
+
+def test_each_group_has_its_own_ranks() -> None:
+    """Edge BF-4: masters of a split and of an unsplit group come from their own partitions."""
+
+    def run(group: Group | None) -> list[list[float]]:
+        shared = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=BRAIN))
+        expert = nn.Parameter(torch.tensor([5.0, 6.0], dtype=BRAIN))
+        expert.allreduce = False  # type: ignore[attr-defined]
+        inside = FusedAdam([shared])
+        inside.add_param_group({"params": [expert], "moe": True, "name": "e"})
+        make: Callable[..., BF16Optimizer] = BF16Optimizer
+        optimizer = make(
+            inside, param_names={shared: "s", expert: "e"}, dp_process_group=group,
+            has_moe_layers=True,
+        )  # fmt: skip
+        optimizer.refresh_fp32_params()
+        return [master.tolist() for master in optimizer.fp32_groups_flat_partition]
+
+    assert on_ranks(2, run) == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0], [5.0, 6.0]]]
+
+
+def test_a_whole_gradient_is_the_accumulated_one_on_every_rank() -> None:
+    """Edges BF-8 and TF-5: found by name, and summed by nobody."""
+
+    def run(group: Group | None) -> list[list[float]]:
+        params, optimizer = built(group, (4, 6))
+        for param in params:
+            param.grad = torch.full_like(param, 2.0)
+        optimizer.update_hp_grads()
+        return [optimizer.get_full_hp_grad(f"p{place}").tolist() for place in range(2)]
+
+    assert on_ranks(2, run) == [[[2.0] * 4, [2.0] * 6]] * 2
+
+
+def test_a_missing_state_is_an_error_on_every_rank() -> None:
+    """Edge TF-6: nobody is left waiting."""
+
+    def run(group: Group | None) -> str:
+        _, optimizer = built(group, (4,))
+        try:
+            optimizer.get_full_hp_param("p0", "exp_avg")
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(2, run)
+    assert said == ["p0 has no state exp_avg, but has none before a first step"] * 2
+
+
+def saved_by(world: int, steps: int, sizes: tuple[int, ...] = SIZES) -> list[StateDict]:
+    def run(group: Group | None) -> StateDict:
+        params, optimizer = built(group, sizes)
+        trained(params, optimizer, range(steps))
+        return optimizer.state_dict()
+
+    return on_ranks(world, run)
+
+
+def seen(params: list[nn.Parameter], optimizer: BF16Optimizer) -> list[list[int]]:
+    whole = [
+        optimizer.get_full_hp_param(name, key)
+        for name in ("p0", "p2", "p3")
+        for key in (None, "exp_avg", "exp_avg_sq")
+    ]
+    return [bits(tensor.detach()) for tensor in (*params, *whole)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (2, 1), (1, 2), (3, 2), (2, 4)])
+def test_a_run_resumes_bit_for_bit_on_another_number_of_ranks(before: int, after: int) -> None:
+    entries = saved_by(before, 2)
+
+    def uninterrupted(group: Group | None) -> list[list[int]]:
+        params, optimizer = built(group)
+        trained(params, optimizer, range(4))
+        return seen(params, optimizer)
+
+    def resumed(group: Group | None) -> list[list[int]]:
+        params, optimizer = built(group)
+        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+        trained(params, optimizer, range(2, 4))
+        return seen(params, optimizer)
+
+    (wanted,) = on_ranks(1, uninterrupted)
+    assert on_ranks(after, resumed) == [wanted] * after
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_without_saved_masters_they_come_from_the_model_weights(keeps: bool) -> None:
+    """Edge BF-5; upstream keeps what construction made of them."""
+    entries = saved_by(1, 2)
+    params, optimizer = built(None, compat=Compat(keep_masters_on_load=keeps))
+    old = optimizer.fp32_groups_flat_partition[0].detach().clone()
+    with torch.no_grad():
+        for param in params:
+            param.fill_(5.0)
+    optimizer.load_state_dict(entries)
+    new = optimizer.fp32_groups_flat_partition[0].detach()
+    assert bits(new) == bits(old if keeps else torch.full((12,), 5.0))
+
+
+def test_entries_of_ranks_that_are_not_needed_may_be_missing() -> None:
+    entries: list[StateDict | None] = [*saved_by(2, 1)]
+    missing = [[entries[0], None], [None, entries[1]]]
+
+    def run(group: Group | None) -> int:
+        params, optimizer = built(group)
+        own = missing[group.rank] if group else entries
+        optimizer.load_state_dict(own, load_from_fp32_weights=True)  # type: ignore[arg-type]
+        trained(params, optimizer, range(1))
+        return 1
+
+    assert on_ranks(2, run) == [1, 1]
+
+
+def test_a_short_partition_is_extended_and_a_long_one_is_refused() -> None:
+    """Edge CK-12."""
+    (entry,) = saved_by(1, 0, (3,))
+    _, optimizer = built(None, (3,))
+    master = torch.tensor([1.0, 2.0, 3.0])
+    optimizer.load_state_dict(
+        [{**entry, "single_partition_of_fp32_groups": [master]}], load_from_fp32_weights=True
+    )
+    assert optimizer.fp32_groups_flat_partition[0].tolist() == [1.0, 2.0, 3.0, 0.0]
+    long = {**entry, "single_partition_of_fp32_groups": [torch.zeros(6)]}
+    with pytest.raises(ValueError, match="has 6 elements, but should have 4"):
+        optimizer.load_state_dict([long])
+
+
+def first_master(entry: StateDict) -> Tensor:
+    masters = entry[MASTERS]
+    assert isinstance(masters, list)
+    found: Tensor = masters[0]
+    return found
+
+
+WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
+    "no list": (lambda e: {}, "states should be a list with one entry per rank"),
+    "nothing": (lambda e: [], "states should be a list with one entry per rank"),
+    "no dict": (lambda e: [None], "state is a NoneType, but should be a dict"),
+    "no version": (lambda e: [{**e, "ds_version": ""}], "ds_version is empty"),
+    "foreign": (lambda e: [{"ds_version": "1"}], "state lacks base_optimizer_state"),
+    "groups": (
+        lambda e: [{**e, "single_partition_of_fp32_groups": []}],
+        "has 0 tensors, but should have 1",
+    ),
+    "too many": (lambda e: [e, e], r"partition_count=\[1\], but should be \[2\]"),
+    "half of one": (
+        lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
+        "should be the state dict",
+    ),
+    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has zero_stage, as that of a ZeRO opti"),
+    "cut": (lambda e: [{**e, MASTERS: [first_master(e)[:-3]]}], "elements, but should have"),
+    "half": (lambda e: [{**e, MASTERS: [first_master(e).half()]}], "is torch.float16, but should"),
+    "moved": (
+        lambda e: [{**e, "param_slice_mappings": [{"p0": {"numel": 1, "start": 7}}]}],
+        "p0 lies at {'numel': 1, 'start': 7}, but should lie at",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", list(WRONG))
+def test_what_does_not_fit_is_said_in_one_sentence_and_changes_nothing(wrong: str) -> None:
+    make, message = WRONG[wrong]
+    (entry,) = saved_by(1, 2)
+    params, optimizer = built(None)
+    trained(params, optimizer, range(1))
+    before = seen(params, optimizer)
+    with pytest.raises(ValueError, match=message) as caught:
+        optimizer.load_state_dict(make(entry), load_from_fp32_weights=True)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert seen(params, optimizer) == before
+
+
+def test_keys_are_those_of_deepspeed() -> None:
+    """Edge BF-16: there is no zero_stage."""
+    (entry,) = saved_by(1, 0)
+    assert sorted(entry) == [
+        "base_optimizer_state", "clip_grad", "ds_version", "group_paddings", "param_slice_mappings",
+        "partition_count", "single_partition_of_fp32_groups",
+    ]  # fmt: skip

@@ -1,0 +1,279 @@
+"""FP16Optimizer: the step, the scale, the skip, and what upstream does differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.fixed_inputs import bits, moderate
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.errors import MinimumLossScale
+from twinstep.reference.fp16_optimizer import FP16Optimizer
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.mixed_step import MixedResult, mixed_step
+from twinstep.reference.scalers import DynamicLossScale
+from twinstep.reference.update_scale import float64, int64
+
+UPSTREAM = Compat.deepspeed()
+HALF, BRAIN = torch.float16, torch.bfloat16
+WINDOW_OF_TWO = {"init_scale": 4.0, "scale_window": 2, "min_scale": 1.0}
+
+
+def param(values: list[float] | Tensor, dtype: torch.dtype = HALF) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.as_tensor(values, dtype=dtype))
+
+
+def sgd(
+    *params: torch.nn.Parameter,
+    lr: float = 1.0,
+    weight_decay: float = 0.0,
+    **options: object,
+) -> FP16Optimizer:
+    """Around plain gradient descent, quietly."""
+    inside = torch.optim.SGD(params, lr=lr, weight_decay=weight_decay)
+    make: Callable[..., FP16Optimizer] = FP16Optimizer
+    return make(inside, **{"verbose": False, **options})
+
+
+def backward(optimizer: FP16Optimizer, *terms: Tensor) -> None:
+    """Gradients of the sum of the terms."""
+    optimizer.backward(sum((term.float().sum() for term in terms), torch.zeros(())))
+
+
+@pytest.mark.parametrize("rule", ["static", "dynamic", "wrapper", "torch"])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+@pytest.mark.parametrize("compat", [CORRECT, Compat(unscale_with_updated_scale=True)])
+def test_a_step_is_the_operation_mixed_step(dtype: torch.dtype, rule: str, compat: Compat) -> None:
+    """Flat buffers, the scaler and FusedAdam together give the bits of one operation."""
+    first, second = param(moderate(6, 1, dtype), dtype), param(moderate(3, 2, dtype), dtype)
+    shapes = (first.numel(), second.numel())
+    inside = FusedAdam([first, second], lr=0.02, weight_decay=0.1)
+    scaler = None if rule == "static" else DynamicLossScale(
+        rule=rule, init_scale=8.0, scale_window=1, delayed_shift=1, raise_error_at_min_scale=False
+    )  # fmt: skip
+    optimizer = FP16Optimizer(
+        inside, loss_scale_config=scaler, static_loss_scale=8.0, clip_grad=0.5, compat=compat
+    )
+    p = optimizer.fp32_groups_flat[0].detach().clone()
+    m, v, copies = torch.zeros(9), torch.zeros(9), torch.zeros(9, dtype=dtype)
+    lists: tuple[list[Tensor], ...] = ([p], [], [m], [v], [copies], [int64(0)])
+    scale = {"scale": float64(8.0), "cur_iter": int64(0), "last_overflow_iter": int64(-1)}
+    scale |= {"cur_hysteresis": int64(1), "growth_tracker": int64(0), "exhausted": int64(0)}
+    for number, overflows in enumerate([False, False, True, False]):
+        grad = moderate(9, 7 + number, dtype)
+        if overflows:
+            grad[4] = torch.inf
+        first.grad, second.grad = (part.clone() for part in grad.split(shapes))
+        optimizer.step()
+        result = operation(lists, grad, scale, rule, compat)
+        lists = (result[0], [], *result[1:5])
+        scale = dict(zip(scale, result[5:11], strict=True))
+        assert bits(optimizer.fp32_groups_flat[0].detach()) == bits(lists[0][0])
+        if not overflows:
+            assert bits(optimizer.fp16_groups_flat[0]) == bits(lists[4][0])
+        assert optimizer.loss_scale == (scale["scale"].item() if dtype is HALF or scaler else 8.0)
+        assert bits(torch.tensor(optimizer.get_global_norm())) == bits(result[11])
+        assert optimizer.overflow is overflows
+        state = optimizer.state[optimizer.fp32_groups_flat[0]]
+        assert state["step"] == lists[5][0]
+
+
+def operation(
+    lists: tuple[list[Tensor], ...], grad: Tensor, scale: dict[str, Tensor], rule: str,
+    compat: Compat,
+) -> MixedResult:  # fmt: skip
+    step: Callable[..., MixedResult] = mixed_step
+    hyper = {"lr": 0.02, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+    hyper |= {"max_norm": 0.5, "scale_factor": 2.0, "min_scale": 1.0, "backoff_factor": 0.5}
+    return step(
+        lists[0], [grad], *lists[2:], **scale,
+        **{name: float64(value) for name, value in hyper.items()},
+        scale_window=int64(1), delayed_shift=int64(1), norm=torch.zeros(()),
+        found_inf=torch.zeros(()), adam_w_mode=True, bias_correction=True, rule=rule,
+        consecutive_hysteresis=False, raise_error_at_min_scale=False, compat=compat,
+    )  # fmt: skip
+
+
+def run_window_of_two(compat: Compat) -> list[tuple[float, float, float]]:
+    """Scale after, movement of the master and norm, with the true gradient 1."""
+    weights = param([0.0] * 4)
+    optimizer = sgd(
+        weights, dynamic_loss_scale=True, dynamic_loss_args=WINDOW_OF_TWO, compat=compat
+    )
+    seen = []
+    for _ in range(6):
+        before = optimizer.fp32_groups_flat[0].detach().clone()
+        backward(optimizer, weights)
+        optimizer.step()
+        moved = (optimizer.fp32_groups_flat[0].detach() - before)[0].item()
+        seen.append((optimizer.loss_scale, moved, optimizer.get_global_norm()))
+    return seen
+
+
+def test_a_growth_step_applies_the_whole_gradient() -> None:
+    """Edges LS-1 and FP-9."""
+    scales = [4.0, 4.0, 8.0, 8.0, 16.0, 16.0]
+    assert run_window_of_two(CORRECT) == [(scale, -1.0, 2.0) for scale in scales]
+
+
+def test_compat_halves_gradient_and_norm_of_a_growth_step() -> None:
+    """The numbers that DeepSpeed's own class gives (FP-9)."""
+    scales, halves = [4.0, 4.0, 8.0, 8.0, 16.0, 16.0], [1.0, 1.0, 0.5, 1.0, 0.5, 1.0]
+    wanted = [(scale, -part, 2 * part) for scale, part in zip(scales, halves, strict=True)]
+    assert run_window_of_two(UPSTREAM) == wanted
+
+
+def test_overflow_skips_the_step_drops_gradients_and_shrinks_the_scale() -> None:
+    weights = param([1.0, 2.0])
+    inside = FusedAdam([weights], lr=0.1)
+    optimizer = FP16Optimizer(inside, dynamic_loss_scale=True, dynamic_loss_args=WINDOW_OF_TWO)
+    backward(optimizer, weights)
+    optimizer.step()
+    before = optimizer.state_dict()
+    backward(optimizer, weights * torch.tensor([1.0, math.inf]))
+    optimizer.step()
+    after = optimizer.state_dict()
+    assert optimizer.overflow
+    assert weights.grad is None
+    assert math.isinf(optimizer.get_global_norm())
+    assert (after["cur_scale"], after["cur_iter"], after["last_overflow_iter"]) == (2.0, 2, 1)
+    for key in ("fp32_groups_flat", "optimizer_state_dict"):
+        assert repr(before[key]) == repr(after[key])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bf16_step_with_a_non_finite_gradient_is_skipped(bad: float) -> None:
+    """Edge FP-4, as DeepSpeed 0.19.8 does; older versions applied it and said it was skipped."""
+    weights = param([1.0, 2.0], BRAIN)
+    optimizer = sgd(weights, low_precision_dtype=BRAIN, compat=UPSTREAM)
+    weights.grad = torch.tensor([1.0, bad], dtype=BRAIN)
+    optimizer.step()
+    assert optimizer.overflow
+    assert weights.tolist() == [1.0, 2.0]
+    assert not math.isfinite(optimizer.get_global_norm())
+
+
+def test_construction_changes_nothing() -> None:
+    """Edge FP-1."""
+    weights = param([1.0, 1.0])
+    optimizer = FP16Optimizer(FusedAdam([weights], lr=0.1, weight_decay=0.5))
+    (master,) = optimizer.fp32_groups_flat
+    optimizer.initialize_optimizer_states()
+    assert master.tolist() == [1.0, 1.0]
+    assert optimizer.state[master]["step"] == int64(0)
+
+
+def test_compat_takes_a_step_at_construction() -> None:
+    """Edge FP-1: masters decay once, the counter is 1, and the first update is 0.7441 lr."""
+    weights = param([1.0, 1.0])
+    inside = FusedAdam([weights], lr=0.1, weight_decay=0.5)
+    optimizer = FP16Optimizer(inside, compat=UPSTREAM)
+    (master,) = optimizer.fp32_groups_flat
+    assert master.tolist() == pytest.approx([0.95, 0.95])
+    assert weights.tolist() == [1.0, 1.0]
+    assert optimizer.state[master]["step"] == int64(1)
+    weights = param([1.0])
+    optimizer = FP16Optimizer(FusedAdam([weights], lr=0.1), compat=UPSTREAM)
+    backward(optimizer, weights)
+    optimizer.step()
+    moved = 1.0 - optimizer.fp32_groups_flat[0].item()
+    assert moved / 0.1 == pytest.approx(math.sqrt(1.999) / 1.9, rel=1e-5)
+
+
+@pytest.mark.parametrize(("compat", "delta"), [(CORRECT, -1.0), (UPSTREAM, -8.0)])
+def test_an_external_scale_is_divided_out(compat: Compat, delta: float) -> None:
+    """Edges LS-2 and FP-12."""
+    weights = param([0.0] * 4)
+    optimizer = sgd(weights, compat=compat)
+    optimizer.override_loss_scale(8.0)
+    assert (optimizer.loss_scale, optimizer.custom_loss_scaler) == (8.0, True)
+    backward(optimizer, weights)
+    optimizer.step()
+    assert weights.tolist() == [delta] * 4
+    optimizer.override_loss_scale(None)
+    assert (optimizer.loss_scale, optimizer.custom_loss_scaler) == (1.0, False)
+
+
+def test_the_scaler_goes_on_under_an_external_scale() -> None:
+    weights = param([0.0])
+    optimizer = sgd(weights, dynamic_loss_scale=True, dynamic_loss_args=WINDOW_OF_TWO)
+    optimizer.override_loss_scale(64.0)
+    weights.grad = torch.tensor([math.inf], dtype=HALF)
+    optimizer.step()
+    assert optimizer.loss_scale == 64.0
+    assert optimizer.loss_scaler.loss_scale == 2.0
+
+
+def test_assigning_the_loss_scale_sets_it() -> None:
+    """Edge LS-11."""
+    weights = param([0.0])
+    optimizer = sgd(weights)
+    optimizer.loss_scale = 32.0
+    backward(optimizer, weights)
+    assert weights.grad is not None
+    assert weights.grad.item() == 32.0
+    optimizer.step()
+    assert weights.item() == -1.0
+
+
+def test_a_loss_that_is_not_scaled_refuses_a_scale() -> None:
+    optimizer = sgd(param([0.0], BRAIN), low_precision_dtype=BRAIN, static_loss_scale=64.0)
+    assert optimizer.loss_scale == 1.0
+    for act in (lambda: optimizer.override_loss_scale(8.0), lambda: setattr_scale(optimizer)):
+        with pytest.raises(RuntimeError, match="the loss is not scaled"):
+            act()
+
+
+def setattr_scale(optimizer: FP16Optimizer) -> None:
+    optimizer.loss_scale = 8.0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_scale_that_cannot_be_is_refused(bad: float) -> None:
+    optimizer = sgd(param([0.0]))
+    with pytest.raises(ValueError, match="but should be positive and finite"):
+        optimizer.override_loss_scale(bad)
+    with pytest.raises(ValueError, match="but should be positive and finite"):
+        optimizer.loss_scale = bad
+
+
+def test_an_fp16_loss_is_scaled_in_fp32_and_limited_by_its_own_cast() -> None:
+    """Edge LS-14: the limit is the cast of an fp16 loss, so that an fp32 loss has none."""
+    for loss_dtype, scale, finite in ((HALF, 2.0**15, True), (HALF, 2.0**16, False)):
+        weights = param([1.0])
+        sgd(weights, static_loss_scale=scale).backward((weights * 0.5).sum().to(loss_dtype))
+        assert weights.grad is not None
+        assert bool(torch.isfinite(weights.grad).all()) is finite
+    weights = param([1.0])
+    sgd(weights, static_loss_scale=2.0**16).backward(weights.float().sum() * 0.5)
+    assert weights.grad is not None
+    assert weights.grad.item() == 2.0**15
+
+
+def test_a_closure_is_refused_with_the_reason() -> None:
+    """Edge FP-5: upstream drops it without a word."""
+    optimizer = sgd(param([0.0]))
+    with pytest.raises(RuntimeError, match="closure was given, .* without the loss scale"):
+        optimizer.step(lambda: 1.0)
+
+
+def test_the_old_way_of_apex_is_refused_at_construction() -> None:
+    """Edge FP-6."""
+    with pytest.raises(RuntimeError, match="fused_adam_legacy=True, but should be False"):
+        sgd(param([0.0]), fused_adam_legacy=True)
+
+
+def test_an_error_at_the_floor_comes_before_anything_changes() -> None:
+    weights = param([1.0])
+    scaler = DynamicLossScale(rule="dynamic", init_scale=1.0, delayed_shift=1)
+    optimizer = sgd(weights, loss_scale_config=scaler)
+    weights.grad = torch.tensor([math.nan], dtype=HALF)
+    for _ in range(2):
+        with pytest.raises(MinimumLossScale):
+            optimizer.step()
+        assert weights.grad is not None
+        assert optimizer.state_dict()["cur_iter"] == 0

@@ -1,0 +1,132 @@
+"""How replay is switched on and off, what it refuses, and that it leaves other drivers alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import twinstep.replay
+from twinstep.replay import driver, emit_memory, emit_threads
+from twinstep.replay.flow import BRANCHES
+from twinstep.replay.operations import RESOLVERS
+
+
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def copy_through_table(table_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    source = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(source + at, mask=at < n), mask=at < n)
+
+
+def test_activation_nests_and_restores_what_was_there() -> None:
+    before = triton.runtime.driver._active
+    depth = driver._DEPTH
+    twinstep.replay.activate()
+    twinstep.replay.activate()
+    assert twinstep.replay.active()
+    twinstep.replay.deactivate()
+    assert twinstep.replay.active()
+    twinstep.replay.deactivate()
+    assert depth == driver._DEPTH
+    assert triton.runtime.driver._active is before
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
+def test_an_untested_triton_is_refused_with_what_to_do(version: str) -> None:
+    with pytest.raises(twinstep.replay.UnsupportedTriton, match=f"{version}.*3.6 to 3.9.*install"):
+        driver.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1", "3.9.0+git1234"])
+def test_a_tested_triton_is_accepted(version: str) -> None:
+    driver.check_version(version)
+
+
+def test_flushed_subnormals_are_refused() -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormals")
+    try:
+        with pytest.raises(twinstep.replay.ReplayError, match="flushed to zero"):
+            twinstep.replay.activate()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_compiled_kernels_are_kept_apart_by_device(replay: None) -> None:
+    x = torch.ones(10)
+    double[(1,)](x, 10, BLOCK=16)
+    assert list(double.device_caches) == [driver.DEVICE]
+    assert x.tolist() == [2.0] * 10
+
+
+def test_a_warm_cache_runs_like_a_cold_one(
+    replay: None, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        double.device_caches.clear()
+        x = torch.ones(10)
+        double[(1,)](x, 10, BLOCK=16)
+        assert x.tolist() == [2.0] * 10
+
+
+def test_an_empty_tensor_and_a_null_pointer_are_not_memory(replay: None) -> None:
+    double[(1,)](torch.empty(0), 0, BLOCK=16)
+    with pytest.raises(twinstep.replay.OutOfBounds):
+        double[(1,)](torch.empty(0), 1, BLOCK=16)
+
+
+def test_memory_behind_a_table_must_be_declared(replay: None) -> None:
+    source, out = torch.randn(16), torch.zeros(16)
+    table = torch.tensor([source.data_ptr()])
+    with pytest.raises(twinstep.replay.OutOfBounds):
+        copy_through_table[(1,)](table, out, 16, BLOCK=16)
+    with twinstep.replay.allow(source):
+        copy_through_table[(1,)](table, out, 16, BLOCK=16)
+    assert torch.equal(out, source)
+
+
+def test_a_provider_is_asked_before_every_launch(
+    replay: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from twinstep.replay import launch
+
+    source, out = torch.randn(16), torch.zeros(16)
+    monkeypatch.setattr(launch, "_PROVIDERS", [])
+    twinstep.replay.register_buffer_provider(lambda: [source])
+    copy_through_table[(1,)](torch.tensor([source.data_ptr()]), out, 16, BLOCK=16)
+    assert torch.equal(out, source)
+
+
+def test_logs_nest_and_close(replay: None) -> None:
+    x = torch.ones(10)
+    with twinstep.replay.launches() as outer:
+        double[(1,)](x, 10, BLOCK=16)
+        with twinstep.replay.launches() as inner:
+            double[(1,)](x, 10, BLOCK=16)
+    double[(1,)](x, 10, BLOCK=16)
+    assert len(outer) == 2
+    assert len(inner) == 1
+    assert outer[0].hash == inner[0].hash
+
+
+def test_the_published_list_of_instructions_is_what_the_code_knows() -> None:
+    readme = Path(twinstep.replay.__file__).with_name("README.md").read_text()
+    published = readme.split("with the code -->")[1].split("<!-- end")[0].split()
+    known = {*RESOLVERS, *emit_memory.HANDLERS, *emit_threads.HANDLERS, *BRANCHES}
+    assert published == sorted(known)
+
+
+def test_a_virtual_tensor_is_zero_and_writable() -> None:
+    x = twinstep.replay.virtual_tensor((5_000_000_000,), torch.bfloat16)
+    x[4_999_999_999] = 1.5
+    assert x[4_999_999_999] == 1.5
+    assert x[0] == 0

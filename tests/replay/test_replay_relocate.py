@@ -1,0 +1,71 @@
+"""Laws of source paths: a fault names the file at hand, wherever its kernel was compiled first."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import twinstep.replay
+from twinstep.replay.errors import OutOfBounds
+from twinstep.replay.relocate import relocate
+
+KERNEL = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def past_the_end_{name}(x_ptr, n):
+    tl.store(x_ptr + n, 1.0)
+"""
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_fault_names_the_copy_that_was_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    for folder in ("first", "second"):
+        path = tmp_path / folder / "kernel.py"
+        path.parent.mkdir()
+        path.write_text(KERNEL.format(name="copied"))
+        twinstep.replay.activate()
+        try:
+            with pytest.raises(OutOfBounds) as caught:
+                load(path).past_the_end_copied[(1,)](torch.zeros(4), 4)
+        finally:
+            twinstep.replay.deactivate()
+        assert f"{path}:7" in str(caught.value)
+
+
+def test_files_beside_the_kernel_move_with_it_and_others_stay(tmp_path: Path) -> None:
+    here = tmp_path / "new" / "fast"
+    here.mkdir(parents=True)
+    for name in ("adam.py", "_arith.py"):
+        (here / name).touch()
+    ptx = (
+        '\t.file\t1 "/old/fast/adam.py"\n.file 2 "/old/fast" "_arith.py"\n'
+        '.file 3 "/lib/triton/standard.py"\n.file 4 "/old/fast/gone.py"\n'
+    )
+    assert relocate(ptx, str(here / "adam.py")) == (
+        f'\t.file\t1 "{here}/adam.py"\n.file 2 "{here}/_arith.py"\n'
+        '.file 3 "/lib/triton/standard.py"\n.file 4 "/old/fast/gone.py"\n'
+    )
+
+
+def test_nothing_changes_where_the_paths_are_right_or_unknown() -> None:
+    ptx = '.file 1 "/a/kernel.py"\n.file 2 "/b/kernel.py"\n'
+    assert relocate(ptx, "/b/kernel.py") == ptx
+    assert relocate(ptx, "/b/other.py") == ptx
+    assert relocate(ptx, "") == ptx

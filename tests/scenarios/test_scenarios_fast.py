@@ -1,0 +1,61 @@
+"""Our own kernels in training: equal to the reference on every step, on the GPU or replayed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from twinstep.scenarios import lockstep, train
+from twinstep.scenarios.calls import fast_answer, mixed_step, reference_answer
+from twinstep.scenarios.model import Shape
+from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.sides import engine, fast_side
+from twinstep.scenarios.trace import first_difference
+from twinstep.scenarios.train import Trainer
+
+SMALL = Shape(context=16, width=10, layers=1)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_fast_equals_reference_on_every_step_of_the_model(dtype: str) -> None:
+    report = lockstep.run(Plan(dtype=dtype, steps=2))
+    assert report.differences == []
+
+
+@pytest.mark.parametrize("rule", ["static", "dynamic", "wrapper", "torch"])
+def test_fast_equals_reference_under_every_loss_scale_rule(rule: str) -> None:
+    report = lockstep.run(Plan(rule=rule, steps=14, shape=SMALL))
+    assert report.differences == []
+    assert (len(report.trace.skipped) >= 3) == (rule != "static")
+
+
+def test_fast_equals_reference_with_the_gradients_of_three_ranks() -> None:
+    assert lockstep.run(Plan(ranks=3, steps=8, shape=SMALL)).differences == []
+
+
+def test_two_separate_runs_of_the_two_sides_are_one_run() -> None:
+    plan = Plan(steps=12, shape=SMALL)
+    ours, theirs = train.run("fast", plan), train.run("reference", plan)
+    assert first_difference(ours, theirs) is None
+    assert ours.held_out == theirs.held_out
+
+
+def test_the_fast_side_does_not_touch_the_call() -> None:
+    trainer = Trainer(Plan(dtype="bf16", shape=SMALL))
+    (part,) = trainer.draw()
+    call = mixed_step(trainer.state, part.grads, trainer.settings, trainer.lr)
+    before = [tensor.clone() for tensors in call.lists.values() for tensor in tensors]
+    with fast_side() as answer:
+        written = answer(call)
+    after = [tensor for tensors in call.lists.values() for tensor in tensors]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert written.keys() == reference_answer(call).keys()
+
+
+def test_without_gpu_and_replay_the_fast_side_says_what_it_needs() -> None:
+    if engine().name == "cuda":
+        pytest.skip("needs a machine without a GPU: CPU tensors are refused there")
+    trainer = Trainer(Plan(dtype="bf16", shape=SMALL))
+    (part,) = trainer.draw()
+    with pytest.raises(RuntimeError, match="twinstep.replay.activate"):
+        fast_answer(mixed_step(trainer.state, part.grads, trainer.settings, trainer.lr))

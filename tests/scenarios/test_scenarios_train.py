@@ -1,0 +1,164 @@
+"""Training: repeatable to the bit, really learning, really overflowing, and out of nobody's way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from twinstep.scenarios import train
+from twinstep.scenarios.calls import reference_answer
+from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.state import State, initial_state, model_weights
+from twinstep.scenarios.trace import first_difference
+
+
+def grads_of(plan: Plan) -> list[Tensor]:
+    with train.one_thread():
+        trainer = train.Trainer(plan)
+        return trainer.reduce(trainer.draw(), reference_answer)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_same_plan_gives_same_bits(dtype: str) -> None:
+    plan = Plan(dtype=dtype, steps=8)
+    first, second = train.run("reference", plan), train.run("reference", plan)
+    assert first_difference(first, second) is None
+    assert first.header == second.header
+    assert first.held_out == second.held_out
+
+
+def test_another_seed_gives_another_run() -> None:
+    ours, theirs = (train.run("reference", Plan(steps=1, seed=seed)) for seed in (0, 1))
+    assert first_difference(ours, theirs) is not None
+
+
+def test_training_leaves_global_state_alone() -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    train.run("reference", Plan(steps=1, dtype="fp32"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_no_algorithm_in_use_is_nondeterministic(dtype: str) -> None:
+    plan = Plan(dtype=dtype, steps=2, ranks=2)
+    usual = train.run("reference", plan)
+    torch.use_deterministic_algorithms(True)
+    try:
+        strict = train.run("reference", plan)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert first_difference(usual, strict) is None
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    threads = torch.get_num_threads()
+    runs = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            runs.append(train.run("reference", Plan(dtype="fp32", steps=2)))
+    finally:
+        torch.set_num_threads(threads)
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_training_learns(dtype: str) -> None:
+    before, after = train.run("reference", Plan(dtype=dtype, steps=40)).held_out
+    assert abs(before - math.log(256)) < 0.5
+    assert after < before - 1.5
+
+
+def test_high_initial_scale_overflows_then_recovers_then_grows() -> None:
+    trace = train.run("reference", Plan(steps=24))
+    scales = [record.scale for record in trace.records]
+    assert trace.skipped[:2] == [1, 2]
+    assert scales[1] == scales[0]  # the first overflow only uses up hysteresis
+    assert min(scales) < scales[0]
+    assert any(later > earlier for earlier, later in zip(scales, scales[1:], strict=False))
+    assert 2 < len(trace.skipped) < 20
+
+
+def test_a_skipped_step_has_no_finite_norm() -> None:
+    for record in train.run("reference", Plan(steps=12)).records:
+        assert record.skipped == (not math.isfinite(record.norm))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_without_loss_scaling_nothing_is_skipped(dtype: str) -> None:
+    trace = train.run("reference", Plan(dtype=dtype, steps=6))
+    assert trace.skipped == []
+    assert {record.scale for record in trace.records} == {1.0}
+
+
+@pytest.mark.parametrize(("rule", "after"), [("dynamic", 1), ("wrapper", 1 / 2), ("torch", 1 / 2)])
+def test_every_rule_answers_the_first_overflow_in_its_own_way(rule: str, after: float) -> None:
+    first, second = train.run("reference", Plan(steps=2, rule=rule)).records
+    assert first.skipped
+    assert second.scale == first.scale * after
+
+
+def test_a_static_scale_is_low_enough_to_learn_with() -> None:
+    trace = train.run("reference", Plan(steps=5, rule="static"))
+    assert trace.skipped == []
+    assert {record.scale for record in trace.records} == {2.0**12}
+
+
+def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
+    alone = grads_of(Plan(dtype="fp32"))
+    together = grads_of(Plan(dtype="fp32", ranks=2))
+    with train.one_thread():
+        trainer = train.Trainer(Plan(dtype="fp32", ranks=2))
+        halves = trainer.draw()
+    expected = [
+        (torch.zeros_like(a) + a) + b for a, b in zip(halves[0].grads, halves[1].grads, strict=True)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(together, expected, strict=True))
+    # Rank 0 of two draws what the only rank of one draws, at half the weight.
+    assert all(torch.equal(a / 2, b) for a, b in zip(alone, halves[0].grads, strict=True))
+
+
+def test_an_overflow_on_one_rank_skips_the_step_for_all() -> None:
+    with train.one_thread():
+        trainer = train.Trainer(Plan(ranks=3, dtype="bf16"))
+        parts = trainer.draw()
+        parts[1].grads[5].view(-1)[0] = math.inf
+        grads = trainer.reduce(parts, reference_answer)
+        before = trainer.state.clone()
+        record = trainer.apply(reference_answer(trainer.mixed_step(grads)), parts)
+    assert record.skipped
+    assert all(torch.equal(a, b) for a, b in zip(before.params, trainer.state.params, strict=True))
+
+
+def test_copies_are_the_rounded_masters() -> None:
+    masters = [torch.tensor([1.0, 2.0 + 2.0**-12])]
+    low: State = initial_state(masters, "fp16", Plan().settings())
+    assert low.copies[0].tolist() == [1.0, 2.0]
+    assert model_weights(low) is low.copies
+    plain = initial_state(masters, "fp32", Plan().settings())
+    assert model_weights(plain) is plain.params
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"dtype": "float8"}, "dtype='float8', but should be one of"),
+        ({"steps": 0}, "steps=0, but should be at least 1"),
+        ({"ranks": 0}, "ranks=0, but should be at least 1"),
+        ({"scale_window": 0}, "scale_window=0, but should be at least 1"),
+        ({"seed": -1}, "seed=-1, but should be at least 0"),
+        ({"rule": "hopeful"}, "rule='hopeful', but should be one of"),
+    ],
+)
+def test_a_wrong_plan_is_refused_in_one_sentence(wrong: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Plan(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_unknown_side_is_refused() -> None:
+    with pytest.raises(ValueError, match="side='slow', but should be one of"):
+        train.run("slow", Plan(steps=1))

@@ -1,0 +1,1 @@
+"""Every optimizer step of mixed-precision training, twice, and a judge of both."""
