@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-EXAMPLES = Path(__file__).parent / ".hypothesis" / "examples"
+EXAMPLES = Path(__file__).resolve().parent / ".hypothesis" / "examples"
 
 # The gate must answer the same on every run: same examples, no clock. What the long profile finds
 # is kept in the database and tried first on its next run.

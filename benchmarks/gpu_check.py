@@ -155,7 +155,7 @@ def run_group(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
 def run_here(row: Row, out: Path) -> int:
     """Run one part in this process and write its result file."""
     try:
-        part: Part = importlib.import_module(f"benchmarks.{row.module}").run
+        part: Part = importlib.import_module(f"twinstep.benchmarks.{row.module}").run
         result = outcome(row, "passed", "")
         result["figures"] = part()
     except Skipped as skip:

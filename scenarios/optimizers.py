@@ -183,7 +183,7 @@ def stepper_of(side: str, plan: Plan, names: Sequence[str], weights: Sequence[Te
 
 def _class(side: str, module: str, name: str) -> Build:
     """A class of one side: both have the same modules."""
-    return cast(Build, getattr(importlib.import_module(f"{side}.{module}"), name))
+    return cast(Build, getattr(importlib.import_module(f"twinstep.{side}.{module}"), name))
 
 
 def _inside(

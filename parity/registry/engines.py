@@ -130,14 +130,19 @@ def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
     for value in _named(function):
         if type(value).__module__.startswith("triton.runtime"):
             return True
-        if isinstance(value, ModuleType) and value.__name__.split(".")[0] in ("triton", "fast"):
+        if isinstance(value, ModuleType) and _is_kernels(value.__name__):
             return True
         for inner in _functions_of(value) if depth else ():
             if inner is function or (inner.__module__ or "").startswith("torch"):
                 continue
-            if (inner.__module__ or "").startswith("fast") or uses_triton(inner, depth - 1):
+            if _is_kernels(inner.__module__ or "") or uses_triton(inner, depth - 1):
                 return True
     return False
+
+
+def _is_kernels(module: str) -> bool:
+    """A module of Triton, or of the fast side, whose launchers all end in Triton kernels."""
+    return module.split(".")[0] == "triton" or module.startswith("twinstep.fast")
 
 
 def _named(function: Callable[..., object]) -> list[object]:

@@ -66,9 +66,9 @@ def declared_floor() -> Floor:
         UsageError: the file is missing or no JSON.
     """
     try:
-        floor: Floor = json.loads(resources.files("parity").joinpath(FILE).read_text())
+        floor: Floor = json.loads(resources.files("twinstep.parity.runner").joinpath(FILE).read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"parity/{FILE} cannot be read: {error} [declared cells]") from None
+        raise UsageError(f"parity/runner/{FILE} cannot be read: {error} [declared cells]") from None
     return floor
 
 

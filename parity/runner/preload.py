@@ -33,7 +33,7 @@ def preload() -> None:
         return
     for launcher, public in FILES.values():
         import_module(f"twinstep.fast.kernels.{launcher}")
-        import_module(f"fast.{public}")
+        import_module(f"twinstep.fast.{public}")
     import_module("twinstep.replay")
     name_of_triton()
 

@@ -57,13 +57,13 @@ def write_repro(failure: Failure, plan: Plan, folder: str, charges: Charges) -> 
 
 def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
     """The file's text."""
-    template = resources.files("parity").joinpath("repro_template.txt").read_text()
+    template = resources.files("twinstep.parity.runner").joinpath("repro_template.txt").read_text()
     filled = {
         "HEADLINE": failure.headline().replace('"""', "'''"),
         "KERNEL_FILE": repr(str(failure.kernel.file)),
         "KERNEL": repr(failure.kernel.name),
         "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
-        "ROOT": repr(str(Path(__file__).resolve().parent.parent)),
+        "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(failure.engine),
         "CALLS": _lines([_call(call) for call in plan.calls]),
         "CHECKS": _lines(_checks(failure, plan, charges)),

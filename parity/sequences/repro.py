@@ -21,7 +21,7 @@ from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act
 
 BASE = ("twinstep.parity.sequences.rules",)
-IMPORT = re.compile(r"^from (parity\.twins\.\w+) import", re.MULTILINE)
+IMPORT = re.compile(r"^from (twinstep\.parity\.sequences\.\w+) import", re.MULTILINE)
 
 
 def write_repro(

@@ -303,8 +303,9 @@ def like(param: Parameter) -> Parameter:
 
 def side_of(cls: Callable[..., object]) -> str:
     """The package a class derives from; what it is built of comes from there, or else from ours."""
-    homes = [kind.__module__.partition(".")[0] for kind in cast(type, cls).__mro__]
-    return next((home for home in homes if home in ("reference", "fast")), "reference")
+    homes = [kind.__module__.split(".")[:2] for kind in cast(type, cls).__mro__]
+    sides = (home[1] for home in homes if home[0] == "twinstep")
+    return next((side for side in sides if side in ("reference", "fast")), "reference")
 
 
 class _Initializing(Protocol):

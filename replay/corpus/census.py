@@ -15,7 +15,7 @@ from twinstep.replay.corpus.store import Corpus, Entry, read
 from twinstep.replay.parse import parse
 from twinstep.replay.syntax import Kernel
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "replay-instructions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "replay-instructions.md"
 TARGETS = (80, 90, 100)
 _HINTS = frozenset(
     ("relaxed", "acquire", "release", "acq_rel", "volatile", "weak", "nc")

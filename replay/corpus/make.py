@@ -25,7 +25,7 @@ from twinstep.replay.corpus.case import CASES, Case
 from twinstep.replay.corpus.kernels import load
 from twinstep.replay.corpus.store import DATA, Corpus, Entry, write
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".corpus-venv"
 KEPT = "texts.jsonl"
 

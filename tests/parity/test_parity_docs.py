@@ -19,7 +19,8 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.kernels import register_operation, registrations
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 PAGES = {
     "adding-an-optimizer.md": ["my_adam.py", "my_lion.py"],
@@ -74,7 +75,7 @@ def test_an_example_operation_tells_its_right_kernel_from_its_wrong_one(
     name: str, capsys: Capture
 ) -> None:
     file = f"{name}_operation.py"
-    Path(file).write_text((DOCS / "examples" / file).read_text())
+    Path(file).write_text((ROOT / "examples" / file).read_text())
     flags = ("--quick", "--jobs", "1", "--dtype", "fp32", *LAWS)
     right = parity("check", file, "--kernel", f"right_{name}", *flags)
     assert right == 0, capsys.readouterr().out

@@ -16,7 +16,7 @@ from twinstep.parity.operations.operation import Operation, Role
 from twinstep.parity.operations.signature import check_signature
 from twinstep.parity.operations.table import HOUSE, operation_named
 
-PAGE = Path(__file__).parent.parent / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "operations.md"
 BY_NAME = pytest.mark.parametrize("operation", HOUSE, ids=lambda operation: operation.name)
 
 

@@ -14,8 +14,8 @@ from twinstep import parity
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.kernels import register, registrations
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "adding-a-kernel.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "guide" / "adding-a-kernel.md"
 EXAMPLES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 WRONG = """
 from twinstep.parity import register

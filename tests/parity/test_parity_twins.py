@@ -30,7 +30,7 @@ from twinstep.parity.sequences.rules import AdamRules
 from twinstep.parity.sequences.world import read
 from twinstep.reference.fused_adam import FusedAdam
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 # The long profile asks for as many sequences as for examples; the gate makes do with a sample.
 LONG = settings().max_examples >= 2000
@@ -106,7 +106,7 @@ def test_a_property_that_raises_is_seen_like_a_value() -> None:
 
 def test_actions_say_which_methods_they_really_call() -> None:
     """`drives` is believed by the gap test, so it is held against the source of each action."""
-    tree = ast.parse((ROOT / "parity" / "twins" / "rules.py").read_text())
+    tree = ast.parse((ROOT / "parity" / "sequences" / "rules.py").read_text())
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.decorator_list:
             called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}

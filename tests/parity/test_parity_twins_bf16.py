@@ -22,7 +22,7 @@ from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer, twins
 from twinstep.reference.bf16_optimizer import BF16Optimizer as Reference
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ours() -> Twin:
@@ -144,7 +144,7 @@ def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
 
 
 def test_actions_say_which_methods_they_really_call() -> None:
-    tree = ast.parse((ROOT / "parity" / "twins" / "bf16_rules.py").read_text())
+    tree = ast.parse((ROOT / "parity" / "sequences" / "bf16_rules.py").read_text())
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.decorator_list:
             called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}

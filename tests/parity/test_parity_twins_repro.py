@@ -17,7 +17,7 @@ from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import REFERENCES, RULES
 from twinstep.parity.sequences.repro import carried
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # One process for all files, so that torch is imported once, and what torch imports when it is first
 # used; every file runs in a child that has nothing but torch.
 RUNNER = """

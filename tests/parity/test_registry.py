@@ -22,7 +22,7 @@ from twinstep.parity.registry.kernels import (
     registrations,
 )
 
-KERNELS = Path(__file__).parent.parent / "fast" / "kernels"
+KERNELS = Path(__file__).resolve().parents[2] / "fast" / "kernels"
 OTHER = operation_named("accumulate", "test")
 
 

@@ -21,8 +21,8 @@ from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import kernels
 from twinstep.parity.runner.judge_cell import Effort
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "bugs.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "bugs.md"
 CORPUS, HARMLESS = corpus(), harmless()
 SUBJECTS: tuple[Entry | Variant, ...] = (*CORPUS, *HARMLESS)
 SEEN = [entry for entry in CORPUS if not entry.waits_for]

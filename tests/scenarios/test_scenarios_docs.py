@@ -13,7 +13,7 @@ from twinstep.scenarios.model import sizes
 from twinstep.scenarios.options import parser
 from twinstep.scenarios.precision import HELD_OUT, SEEDS, SHAPE, STEPS
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PAGE = (DOCS / "scenarios.md").read_text()
 RESULT = json.loads((DOCS / "scenarios" / "precision.json").read_text())
 COMMANDS = re.findall(r"python -m twinstep.scenarios ([a-z][^#`\n]*)", PAGE)

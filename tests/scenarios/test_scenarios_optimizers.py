@@ -52,7 +52,7 @@ def test_a_dtype_gets_the_class_that_is_made_for_it(
     weights = [torch.ones(3, dtype=DTYPES[dtype]).requires_grad_()]
     found = stepper_of(side, plan(optimizer, dtype), ["only"], weights).optimizer
     assert type(found).__name__ == name
-    assert type(found).__module__.startswith(f"{side}.")
+    assert type(found).__module__.startswith(f"twinstep.{side}.")
 
 
 @pytest.mark.parametrize(("optimizer", "dtype"), [kind[:2] for kind in KINDS])

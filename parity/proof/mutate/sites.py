@@ -14,7 +14,7 @@ from twinstep.parity.proof.mutate.edits import Edit, edited, text_of
 from twinstep.parity.proof.mutate.rules import IN_KERNELS, IN_LAUNCHERS, Rule
 from twinstep.parity.registry.house_kernels import FILES
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = "fast/kernels"
 PACKAGE = "twinstep.fast.kernels"
 

@@ -12,7 +12,7 @@ from twinstep.parity.proof.peers.observe import Observation
 from twinstep.parity.proof.peers.record import live, recorded
 from twinstep.parity.proof.peers.shelves import peers
 
-FILE = Path(__file__).parents[2] / "docs" / "peers.md"
+FILE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "peers.md"
 
 HEAD = """# Other projects before the same judge
 

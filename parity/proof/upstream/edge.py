@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[3] / "tests"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,8 @@ class Edge:
 def proved(id: str, upstream: str, decision: str, reason: str, test: str) -> Edge:
     """A row with a test, named as `module::function` without the folder and `test_`."""
     module, name = test.split("::")
-    node = f"tests/test_{module}.py::test_{name}"
+    (file,) = TESTS.glob(f"*/test_{module}.py")
+    node = f"tests/{file.parent.name}/{file.name}::test_{name}"
     return Edge(id=id, upstream=upstream, decision=decision, reason=reason, test=node)
 
 

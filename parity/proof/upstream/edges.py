@@ -21,8 +21,8 @@ from twinstep.parity.proof.upstream.edge import Edge
 from twinstep.parity.proof.upstream.edge_rows import ROWS
 from twinstep.reference.compat import Compat
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "edges.md"
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "reference" / "edges.md"
 COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9, "LB": 6, "FP": 13, "UF": 9, "BF": 16}
 COUNTS |= {"TF": 9, "CK": 16, "EN": 6}
 TITLES = {
@@ -65,17 +65,17 @@ def edge_ids() -> list[str]:
 def node_ids(root: Path) -> set[str]:
     """Node ids of all test functions under root/tests, read from source, nothing imported."""
     found = set()
-    for path in sorted((root / "tests").glob("test_*.py")):
+    for path in sorted((root / "tests").glob("*/test_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found.add(f"tests/{path.name}::{node.name}")
+                found.add(f"{path.relative_to(root)}::{node.name}")
     return found
 
 
 def built(root: Path) -> set[str]:
     """Names of all classes and modules under root/reference."""
     found = set()
-    for path in sorted((root / "reference").glob("*.py")):
+    for path in sorted((root / "reference").rglob("*.py")):
         found.add(path.stem)
         tree = ast.walk(ast.parse(path.read_text()))
         found |= {node.name for node in tree if isinstance(node, ast.ClassDef)}
@@ -150,7 +150,7 @@ def main() -> int:
         print("\n".join(said), file=sys.stderr)
         return 1
     PAGE.write_text(page(ROWS))
-    print(f"docs/{PAGE.name}: {len(ROWS)} edges, {_waiting(ROWS)} waiting")
+    print(f"{PAGE.relative_to(ROOT)}: {len(ROWS)} edges, {_waiting(ROWS)} waiting")
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import triton
 
-from twinstep import parity
+import twinstep
 from twinstep.parity.proof.gates.compile import artefacts, worker
 from twinstep.parity.proof.gates.compile.artefacts import Facts
 from twinstep.parity.proof.gates.compile.variants import Variant
@@ -167,4 +167,4 @@ def _death(child: subprocess.Popen[bytes]) -> str:
 
 
 def _root() -> str:
-    return str(Path(str(parity.__file__)).parents[1])
+    return str(Path(str(twinstep.__file__)).parents[1])

@@ -12,7 +12,7 @@ from twinstep.parity.proof.gates.compile.artefacts import Facts
 from twinstep.parity.proof.gates.compile.build import TARGETS
 from twinstep.parity.proof.gates.compile.ceilings import load
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "static-gates.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "static-gates.md"
 START, END = "<!-- ceilings -->\n", "<!-- end -->\n"
 HEAD = (
     "kernel",
