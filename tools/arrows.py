@@ -1,4 +1,4 @@
-"""Who may import whom: scenarios → parity → golden | fast | reference.
+"""Who may import whom: scenarios → parity → golden | fast | reference | replay.
 
 import-linter holds the same arrows (pyproject.toml). This reader sees more: imports by
 `import_module`, relative ones, and for `reference` whatever is not torch or standard library.
@@ -14,9 +14,10 @@ from tools.source import imports
 
 # Package → our packages that it must not import.
 STRANGERS = {
-    "reference": {"benchmarks", "fast", "golden", "parity", "scenarios", "tools"},
-    "golden": {"benchmarks", "fast", "parity", "reference", "scenarios", "tools"},
-    "fast": {"benchmarks", "golden", "parity", "reference", "scenarios", "tools"},
+    "reference": {"benchmarks", "fast", "golden", "parity", "replay", "scenarios", "tools"},
+    "golden": {"benchmarks", "fast", "parity", "reference", "replay", "scenarios", "tools"},
+    "fast": {"benchmarks", "golden", "parity", "reference", "replay", "scenarios", "tools"},
+    "replay": {"benchmarks", "golden", "parity", "reference", "scenarios", "tools"},
     "parity": {"benchmarks", "scenarios", "tools"},
     "scenarios": {"benchmarks", "tools"},
     "benchmarks": {"tools"},
@@ -30,7 +31,7 @@ def violations(path: Path, tree: ast.Module) -> list[str]:
     package = path.parts[0]
     found = []
     for item in imports(tree):
-        top = item.module.split(".")[0]
+        top = item.module.removeprefix("twinstep.").split(".")[0]
         where = f"{path}:{item.line}"
         if item.module.startswith("."):
             found.append(f"{where} imports {item.module} relatively; imports are absolute")
@@ -45,4 +46,4 @@ def violations(path: Path, tree: ast.Module) -> list[str]:
 
 
 def _reference_may_import(top: str) -> bool:
-    return top in ("torch", "reference") or top in sys.stdlib_module_names
+    return top in ("torch", "twinstep", "reference") or top in sys.stdlib_module_names

@@ -44,7 +44,7 @@ def register_house() -> None:
         # The public function adds checks, not arithmetic: one combination and one layout show it.
         rows = (
             ("triton", f"twinstep.fast.kernels.{launcher}", every, ("capturable",)),
-            ("fast", f"fast.{public}", every[-1:], ("capturable", "strided")),
+            ("fast", f"twinstep.fast.{public}", every[-1:], ("capturable", "strided")),
         )
         for prefix, module, dtypes, claims in rows:
             name = f"{prefix}.{operation.name}"

@@ -54,8 +54,8 @@ def test_result_files_are_few_enough_to_be_sent_back() -> None:
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Row:
     """A row whose module is made up by the test."""
-    module = ModuleType("benchmarks.made_up")
-    monkeypatch.setitem(sys.modules, "benchmarks.made_up", module)
+    module = ModuleType("twinstep.benchmarks.made_up")
+    monkeypatch.setitem(sys.modules, "twinstep.benchmarks.made_up", module)
     return Row("made-up", "made_up", 5, "nothing")
 
 
@@ -76,7 +76,7 @@ def test_a_parts_end_becomes_its_status(
             raise error
         return {"elements": 3}
 
-    sys.modules["benchmarks.made_up"].__dict__["run"] = run
+    sys.modules["twinstep.benchmarks.made_up"].__dict__["run"] = run
     gpu_check.run_here(part, tmp_path)
     result = json.loads((tmp_path / "made-up.json").read_text())
     assert (result["status"], result["reason"]) == (status, reason)

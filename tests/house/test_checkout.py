@@ -1,14 +1,15 @@
-"""The plain package names belong to nobody: whatever is installed, ours lie in this checkout."""
+"""Every package is `twinstep.<name>` from this checkout, and refuses its bare name."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+PACKAGES = sorted(path.name for path in (ROOT / "twinstep").iterdir() if path.is_symlink())
 
 
 def test_the_packages_of_the_house_are_all_here() -> None:
@@ -17,12 +18,19 @@ def test_the_packages_of_the_house_are_all_here() -> None:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_package_lies_in_this_checkout(name: str) -> None:
-    file = importlib.import_module(name).__file__
+    file = importlib.import_module(f"twinstep.{name}").__file__
     assert file is not None, f"{name} has no __init__.py"
     assert Path(file).resolve().parent == ROOT / name, f"{name} came from {file}, not {ROOT / name}"
 
 
-def test_no_test_folder_shadows_a_package() -> None:
-    """A folder tests/reference/ would be imported in place of the package of that name."""
-    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir()]
-    assert not set(folders) & set(PACKAGES)
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_under_its_bare_name_is_refused_in_one_sentence(name: str) -> None:
+    """Else a module would exist twice, with two sets of classes."""
+    sys.modules.pop(name, None)
+    with pytest.raises(ImportError, match=f"^import twinstep.{name}, not {name}$"):
+        importlib.import_module(name)
+
+
+def test_no_test_folder_is_a_package() -> None:
+    """With an `__init__.py`, tests/reference/ could be imported in place of a package."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))

@@ -114,4 +114,4 @@ def _default(item: dataclasses.Field[object]) -> str:
 
 
 def _module_name(path: Path) -> str:
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(("twinstep", *path.with_suffix("").parts)).removesuffix(".__init__")
