@@ -1,4 +1,6 @@
-"""Everything that only a GPU can show, in one offline command: `python -m twinstep.benchmarks.gpu_check`.
+"""Everything that only a GPU can show, in one offline command.
+
+    python -m twinstep.benchmarks.gpu_check
 
 Runs its parts in order, each in a process of its own with a time limit, so that a kernel that
 hangs or corrupts its context ends one part and not the check. Results are JSON files under the

@@ -101,7 +101,8 @@ class BF16Optimizer(Wrapper):
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
                 f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
-                "twinstep.fast.fused_adam.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
+                "twinstep.fast.fused_adam.FusedAdam: one kernel does its step "
+                "and casts [BF16Optimizer]"
             )
         super().__init__(init_optimizer)
         self.mpu = mpu

@@ -1,4 +1,4 @@
-"""Record traces again: `python -m twinstep.golden.record torch` or `python -m twinstep.golden.record deepspeed`.
+"""Record traces again: `python -m twinstep.golden.record torch`, or `deepspeed`.
 
 Writes into golden/traces, or into the folder named as the second argument. A recording that differs
 from the committed one is news about that package, not a fix: say in the commit what moved and why.

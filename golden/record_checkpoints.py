@@ -1,4 +1,6 @@
-"""Make checkpoints with DeepSpeed's own classes: `python -m twinstep.golden.record_checkpoints [FOLDER]`.
+"""Make checkpoints with DeepSpeed's own classes.
+
+    python -m twinstep.golden.record_checkpoints [FOLDER]
 
 Per class two files: the state after two steps, and the weights that the same object has after two
 more. Gradients are small whole numbers over powers of two, so that who reads the file can repeat

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all is equal (or the run ended), 1 when the sides differ or a dtype does not reach
         fp32's loss, 2 for a wrong request, 3 when too little ran to tell.
     """
-    # Imported here: `python -m twinstep.scenarios.lockstep` imports this package before it runs the module.
+    # Imported here: `python -m` of a module imports this package before it runs the module.
     from twinstep.scenarios.cli import main as command
 
     return command(argv)

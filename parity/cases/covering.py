@@ -7,7 +7,8 @@ take balanced turns, so that a factor of n values has shown all of them after n 
 follow one another in a fixed order. The first rows of a long deck are those of a short one.
 
 One row of a mixture shows every finite regime at every size class with that row's controls, so that
-pairs of rows are triples of regime, size class and control value: `parity.cases.coverage` counts them.
+pairs of rows are triples of regime, size class and control value: `parity.cases.coverage` counts
+them.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def compile_(
         bool, typer.Option("--update", help="Record what is found as the new ceilings.")
     ] = False,
 ) -> None:
-    """Compile our kernels and hold what they need to ceilings; see docs/reference/static-gates.md."""
+    """Compile our kernels, held to ceilings; see docs/reference/static-gates.md."""
     from twinstep.parity.proof.commands.compile import compile_all
 
     raise typer.Exit(compile_all(target, op, json, update))

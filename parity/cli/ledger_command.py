@@ -40,7 +40,8 @@ def declare() -> int:
     for line in given_up:
         screen.print(f"given up: {line}")
     write_floor(now)
-    screen.print(f"parity/runner/{FILE}: {len(now)} kernels and optimizers, {len(given_up)} given up")
+    counts = f"{len(now)} kernels and optimizers, {len(given_up)} given up"
+    screen.print(f"parity/report/{FILE}: {counts}")
     return EXIT_KEPT
 
 

@@ -8,7 +8,8 @@ of the same formula can have there. Every operation of the reference adds its ch
 - a sum is charged for its operands too, because cancellation exposes their roundings (not if both
   are inputs, which nobody has rounded);
 - approximate instructions and `.ftz` are charged where the compiled code has them
-  (`parity/expected/instruction_error.py`): a relative error on top of quotients and roots, and for subnormal operands
+  (`parity/expected/instruction_error.py`): a relative error on top of quotients and roots, and for
+  subnormal operands
   and results that may be taken for zero their own magnitude;
 - a sum or product of two inputs that is an fp32 number itself is charged nothing;
 - near zero there is an absolute term of two of the smallest subnormals, magnified by the divisions

@@ -2,7 +2,8 @@
 
 The kernel runs on replay with a float64 value beside every number that derives from the tensors,
 and what it would store without a single rounding is compared with the reference's formula in
-float64 (`parity/expected/formula.py`). Scalars keep the kernel's own arithmetic, because their rounding is
+float64 (`parity/expected/formula.py`). Scalars keep the kernel's own arithmetic, because their
+rounding is
 part of the definition.
 
 Real bugs: eps inside the square root or scaled by a bias correction; weight decay applied to the

@@ -1,6 +1,7 @@
 """The floor under our own kernels: cells that have to be judged, committed as a file.
 
-`parity/report/declared_cells.json` names, for each kernel and optimizer of ours, its arithmetic and the
+`parity/report/declared_cells.json` names, for each kernel and optimizer of ours, its arithmetic
+and the
 laws that a machine without a GPU judges it by, dtype by dtype. A claim, a law or a kernel that goes
 away fails a test and every full `parity run`; `parity ledger declare` writes the file anew.
 """
@@ -66,9 +67,10 @@ def declared_floor() -> Floor:
         UsageError: the file is missing or no JSON.
     """
     try:
-        floor: Floor = json.loads(resources.files("twinstep.parity.runner").joinpath(FILE).read_text())
+        file = resources.files("twinstep.parity.report") / FILE
+        floor: Floor = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"parity/runner/{FILE} cannot be read: {error} [declared cells]") from None
+        raise UsageError(f"parity/report/{FILE} cannot be read: {error} [declared cells]") from None
     return floor
 
 

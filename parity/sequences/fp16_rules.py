@@ -184,7 +184,8 @@ class FP16Rules(OptimizerRules):
         if "lamb" in inside:
             lamb = import_module(f"twinstep.{side}.fused_lamb").FusedLamb
             return lamb(groups, eps_inside_sqrt=dice.pick((False, True)))
-        return import_module(f"twinstep.{side}.fused_adam").FusedAdam(groups, adam_w_mode=inside == "adamw")
+        adam = import_module(f"twinstep.{side}.fused_adam").FusedAdam
+        return adam(groups, adam_w_mode=inside == "adamw")
 
     def scaling(self, side: str, recipe: Recipe, dice: Dice) -> Group:
         """Arguments that decide on the scale; windows are short, so that it moves."""

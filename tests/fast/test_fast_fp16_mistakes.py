@@ -119,7 +119,7 @@ def test_a_mistake_about_ranks_is_noticed(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Shipped by some project, as docs/reference/bugs.md tells: B17, C02, C10, C13, E07, E14, G32."""
+    """Shipped by some project (docs/reference/bugs.md): B17, C02, C10, C13, E07, E14, G32."""
     homes: dict[str, Any] = {"gradients": twinstep.fast.collectives.Ranks, "step": FP16Optimizer}
     monkeypatch.setattr(homes.get(name, twinstep.fast.collectives), name, wrong)
     with pytest.raises(AssertionError):

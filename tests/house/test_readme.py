@@ -25,7 +25,10 @@ def example() -> str:
 def check(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Write a kernel outside the checkout and have it judged, as a user would."""
     (folder / "my_kernel.py").write_text(code)
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom twinstep.parity.cli.app import main\nmain()"
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from twinstep.parity.cli.app import main\nmain()"
+    )
     return subprocess.run(
         [sys.executable, "-P", "-c", program, "check", "my_kernel.py"],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Triton's interpreter beside replay: the table in docs/reference/engines.md, the warnings of verdicts."""
+"""Triton's interpreter beside replay: the table in the docs, the warnings of verdicts."""
 
 from __future__ import annotations
 

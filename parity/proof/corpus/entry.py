@@ -15,7 +15,8 @@ class Entry:
     Attributes:
         name: unique in the corpus.
         operation: the operation whose contract it breaks.
-        bugs: rows of `parity.proof.corpus.bugs.BUGS` it replants; empty for a fault of our own invention.
+        bugs: rows of `parity.proof.corpus.bugs.BUGS` it replants; empty for a fault of our own
+        invention.
         component: the part of an optimizer it belongs to (Adam, overflow, loss scale, ...).
         law: the law that must be among those broken.
         kernel: a function with the operation's signature.

@@ -1,6 +1,9 @@
-"""Digests of the reference on fixed inputs: `python -m twinstep.parity.proof.gates.digests`, `--record` to write them.
+"""Digests of the reference on fixed inputs; `--record` writes them.
 
-Inputs come from integers (`parity.cases.fixed_inputs`), never from torch's generator, so that a moved digest can
+    python -m twinstep.parity.proof.gates.digests [--record]
+
+Inputs come from integers (`parity.cases.fixed_inputs`), never from torch's generator, so that a
+moved digest can
 only mean moved arithmetic.
 """
 

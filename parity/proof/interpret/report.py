@@ -1,4 +1,4 @@
-"""What the user sees of the divergences: a warning beside verdicts, a table, docs/reference/engines.md."""
+"""The user's view of the divergences: a warning beside verdicts, docs/reference/engines.md."""
 
 from __future__ import annotations
 

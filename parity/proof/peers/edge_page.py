@@ -11,7 +11,8 @@ from twinstep.parity.proof.peers.edge_training import EARLY, STEPS, Trained
 HEAD = """
 ## Ten edges, live
 
-The edges that change training or stored state without a word (docs/reference/edges.md has all of them), each
+The edges that change training or stored state without a word (docs/reference/edges.md has all of
+them), each
 as a scene small enough to be checked by hand, run by DeepSpeed and beside it by ours, without and
 with `Compat.deepspeed()`: `parity peers --edges`. `make peers` fails when a number moves. Z-3 and
 CK-9 are one edge, seen in memory and in a file; the last three rows are not among the ten.

@@ -1,6 +1,7 @@
 """Edges that two ranks show, each in a process of its own: Z-1, Z-3, CK-9.
 
-`python -m twinstep.parity.proof.peers.edge_ranks SCENE RANK PORT FOLDER` is one rank; it leaves its numbers in a
+`python -m twinstep.parity.proof.peers.edge_ranks SCENE RANK PORT FOLDER` is one rank; it leaves
+its numbers in a
 file of the folder.
 """
 

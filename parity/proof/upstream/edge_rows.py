@@ -1,4 +1,4 @@
-"""The rows of the edge table, as data. `parity.proof.upstream.edges` says what a row means and checks them."""
+"""The rows of the edge table, as data; `parity.proof.upstream.edges` defines and checks them."""
 
 from __future__ import annotations
 

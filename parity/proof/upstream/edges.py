@@ -42,7 +42,8 @@ TITLES = {
 INTRODUCTION = """\
 # Edges: where upstream surprises, and what was decided
 
-Written by `python -m twinstep.parity.proof.upstream.edges` from `parity/proof/upstream/edge_rows.py`; do not edit.
+Written by `python -m twinstep.parity.proof.upstream.edges` from
+`parity/proof/upstream/edge_rows.py`; do not edit.
 
 The default is correct. A decision is one of these:
 
