@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools.source import ROOT
+
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 
@@ -23,6 +24,5 @@ def test_package_lies_in_this_checkout(name: str) -> None:
 
 
 def test_no_test_folder_shadows_a_package() -> None:
-    """A folder tests/reference/ would be imported in place of the package of that name."""
-    folders = [path.name for path in (ROOT / "tests").iterdir() if path.is_dir()]
-    assert not set(folders) & set(PACKAGES)
+    """A package tests/reference/ would be imported in place of the one of that name."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
