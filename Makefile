@@ -11,10 +11,7 @@ PY := .venv/bin/python
 INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
 # One worker for each core where pytest-xdist is installed, else none.
 WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
-READY = command -v $(PYTHON) >/dev/null 2>&1 || { \
-	echo "$(PYTHON) is not on the PATH: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; \
-	exit 2; }; \
-	$(PYTHON) tools/setup_env.py --choice $(SETUP) $(INSIST)
+READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus mutate mutate-full clean
 

@@ -1,1 +1,1 @@
-"""What the Makefile and the gate run besides the packages: set-up, readers of our own source."""
+"""Programs of the Makefile and the gate: set-up, readers of our own source."""

@@ -1,54 +1,297 @@
-"""The door of the set-up: turns away Pythons that are too old; tools/environment.py does the work.
+"""Make `.venv` ready: pinned versions where a package registry answers, installed ones elsewhere.
 
-Every Python since 2.7 can parse this file; a newer interpreter on the PATH takes over by itself.
+Two outcomes, told apart by the stamp `.venv/twinstep.json`:
+
+- pinned: an ordinary virtual environment, filled by one `pip install` under constraints.txt.
+- installed: `.venv/bin/python` is a two-line script that starts an interpreter which already has
+  torch and triton. Nothing is downloaded. (A virtual environment with system site-packages would
+  not do: one made from another virtual environment sees the system's packages, not its parent's.)
 """
 
-from __future__ import print_function
+from __future__ import annotations
 
+import argparse
+import hashlib
+import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
-OLDEST = (3, 11)
-# The version that the constraints were measured with comes first.
-CANDIDATES = ("python3.11", "python3.12", "python3.13", "python3.14")
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "twinstep.json"
+CONSTRAINTS = ROOT / "constraints.txt"
+# What decides the outcome: when one of these changes, set-up runs again.
+RECIPE = (CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__).resolve())
+HERE = f"Python {sys.version_info[0]}.{sys.version_info[1]} at {sys.executable}"
+# The smallest pinned package: fetching it tells whether a registry answers.
+PROBE = "iniconfig"
+IMPORTS = "import hypothesis, numpy, pytest, rich, torch, triton, triton.compiler, typer"
+BORROWED = "#!/bin/sh\n# Written by set-up: uses an interpreter that has everything already.\n"
+OPTIONAL = {
+    "pytest": "make test",
+    "matplotlib": "pictures of scenarios",
+    "pytest-xdist": "parallel tests",
+    "ruff": "make check",
+    "mypy": "make check",
+    "import-linter": "make check",
+    "pre-commit": "the commit hooks",
+}
+DEPENDENCIES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    "dependencies"
+]
+REMEDY = (
+    "connect to a package registry, or name a Python 3.11 or newer that has "
+    + ", ".join(re.split("[<>=; ]", line)[0] for line in DEPENDENCIES)
+    + " with `make PYTHON=/path/to/python3`."
+)
 
 
-def newer_python(search_path):
-    # type: (str) -> str
-    """The first interpreter on search_path that is new enough and starts; "" if there is none."""
-    question = "import sys; sys.exit(sys.version_info < %r)" % (OLDEST,)
-    with open(os.devnull, "w") as nowhere:
-        for name in CANDIDATES:
-            for folder in search_path.split(os.pathsep):
-                program = os.path.join(folder, name)
-                # A version manager's stand-in may have no version behind it: start it to know.
-                if os.access(program, os.X_OK) and not subprocess.call(
-                    [program, "-c", question], stdout=nowhere, stderr=nowhere
-                ):
-                    return program
-    return ""
+class Refusal(Exception):
+    """Set-up cannot go on. The message is one sentence that ends in what to do."""
 
 
-def main():
-    # type: () -> int
-    """Run the set-up under a Python that can; one sentence and exit code 2 where there is none."""
-    if sys.version_info < OLDEST:
-        program = newer_python(os.environ.get("PATH", ""))
-        if program:
-            os.execv(program, [program, os.path.abspath(__file__)] + sys.argv[1:])
-        sentence = (
-            "Twinstep needs Python 3.11 or newer, but %s is %d.%d and no newer one is on the PATH: "
-            "install one and name it with `make PYTHON=/path/to/python3`."
-        )
-        print(
-            sentence % (sys.executable, sys.version_info[0], sys.version_info[1]), file=sys.stderr
-        )
+def main() -> int:
+    """Set up; 0 when `.venv` is ready, 2 and one sentence on standard error when it cannot be."""
+    parser = argparse.ArgumentParser(description="Make .venv ready.")
+    parser.add_argument("--choice", choices=("auto", "pinned", "installed"), default="auto")
+    parser.add_argument("--need", nargs="*", default=[], choices=sorted(OPTIONAL))
+    parser.add_argument("--insist", action="store_true", help="under no other interpreter")
+    options = parser.parse_args()
+    if Path(sys.prefix).resolve() == VENV.resolve():  # somebody activated it
+        base = str(getattr(sys, "_base_executable", sys.executable))
+        os.execv(base, [base, *sys.argv])
+    try:
+        stamp = stamped()
+        if not holds(stamp, options.choice, options.insist):
+            stamp = set_up(options.choice, stamp)
+        if missing := [name for name in options.need if name in stamp["absent"].split()]:
+            raise Refusal(
+                f"{', '.join(missing)} not installed under {stamp['python']}: install it there, or "
+                "connect to a package registry and run `make setup SETUP=pinned`."
+            )
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
         return 2
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    from tools import environment
+    return 0
 
-    return environment.main()
+
+def stamped() -> dict[str, str]:
+    """Stamp of the last finished set-up, outdated or not; empty if there is none."""
+    try:
+        return dict(json.loads(STAMP.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def recipe() -> str:
+    """Digest of the files that decide what set-up does."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in RECIPE)).hexdigest()
+
+
+def holds(stamp: dict[str, str], choice: str, insist: bool) -> bool:
+    """True if the last set-up is still the one that is asked for."""
+    return (
+        stamp.get("recipe") == recipe()
+        and choice in ("auto", stamp["mode"])
+        and not (insist and stamp["python"] != sys.executable)
+        and os.access(PYTHON, os.X_OK)
+    )
+
+
+def set_up(choice: str, last: dict[str, str]) -> dict[str, str]:
+    """Bring `.venv` into its state, say so, and return the new stamp.
+
+    Raises:
+        Refusal: nothing on this machine can run the project.
+    """
+    started = time.monotonic()
+    require_compiler()
+    reason = why_installed(choice, last)
+    absent = [name for name in OPTIONAL if reason and not found(name)]
+    if reason:
+        borrow()
+        versions = f"torch {found('torch')}, triton {found('triton')}"
+        print(f"set-up: using {sys.executable} unchanged, {versions} ({reason})")
+    else:
+        seconds = time.monotonic() - started
+        print(f"set-up: .venv with the versions of constraints.txt ({seconds:.0f} s)")
+    if absent:
+        left_out = ", ".join(f"{name} ({OPTIONAL[name]})" for name in absent)
+        print(f"set-up: left out, not installed here: {left_out}")
+    stamp = {
+        "recipe": recipe(),
+        "mode": "installed" if reason else "pinned",
+        "python": sys.executable,
+        "absent": " ".join(absent),
+    }
+    STAMP.write_text(json.dumps(stamp, indent=1) + "\n")
+    return stamp
+
+
+def why_installed(choice: str, last: dict[str, str]) -> str:
+    """Install the pinned versions; return "" or why the installed ones must do.
+
+    Raises:
+        Refusal: they will not do either.
+    """
+    lacking = unsuitable()
+    if choice == "installed":
+        if lacking:
+            raise Refusal(f"{HERE} cannot be used unchanged ({lacking}): {REMEDY}")
+        return "as asked"
+    may_borrow = choice == "auto" and not lacking
+    if may_borrow and not registry_answers():
+        return "pip reaches no package registry"
+    problem = make_venv(last) or install()
+    if problem and not may_borrow:
+        other = f", and {HERE} has {lacking}" if lacking else ""
+        raise Refusal(f"{problem}{other}: {REMEDY}")
+    return problem
+
+
+def require_compiler() -> None:
+    """Refuse where kernels will be launched on a GPU and Triton cannot build its launcher."""
+    if not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+        return
+    if not (os.environ.get("CC") or shutil.which("clang") or shutil.which("gcc")):
+        raise Refusal(
+            "this machine has a GPU and no C compiler, which Triton needs to launch kernels: "
+            "install gcc or clang, or name one with CC=/path/to/cc."
+        )
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise Refusal(
+            f"this machine has a GPU and {HERE} lacks Python.h, which Triton needs to launch "
+            "kernels: install its headers (Debian: apt install python3-dev)."
+        )
+
+
+def found(name: str) -> str:
+    """Version of a package under this interpreter, found without importing it; "" if missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def unsuitable() -> str:
+    """Required packages that are missing, too old or too new here, in words; "" if all are fine."""
+    problems = []
+    for line in DEPENDENCIES:
+        name = re.split("[<>=; ]", line)[0]
+        here = found(name)
+        problems += [f"no {name}"] * (not here)
+        for sign, bound in re.findall(r"(>=|<)([\d.]+)", line) if here else ():
+            older = release(here) < release(bound)
+            if sign == ">=" and older:
+                problems.append(f"{name} {here} is older than {bound}")
+            elif sign == "<" and not older:
+                problems.append(f"{name} {here} is untested, needs < {bound}")
+    return ", ".join(problems)
+
+
+def release(text: str) -> tuple[int, ...]:
+    """Leading numbers of a version: "2.11.0+cu130" → (2, 11, 0)."""
+    leading = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, leading[0].split("."))) if leading else ()
+
+
+def registry_answers() -> bool:
+    """True if pip, as this machine configures it, can fetch one small pinned package."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            folder,
+        ]
+        command += ["--timeout", "5", "--retries", "0", "--constraint", str(CONSTRAINTS), PROBE]
+        return run(command, 20)[0] == 0
+
+
+def make_venv(last: dict[str, str]) -> str:
+    """Create the virtual environment, or mend it; return "" or what is wrong."""
+    if find_spec("venv") is None or find_spec("ensurepip") is None:
+        return f"{HERE} has no complete venv module (Debian: apt install python3-venv)"
+    # A working venv that somebody else made is filled; a broken one or our own script makes way.
+    question = "import sys; sys.exit(sys.prefix != sys.argv[1])"
+    broken = os.path.lexists(PYTHON) and run([str(PYTHON), "-c", question, str(VENV)])[0] != 0
+    clear = broken or last.get("python", sys.executable) != sys.executable
+    command = [sys.executable, "-m", "venv", *(["--clear"] if clear else []), str(VENV)]
+    status, output = run(command)
+    return f"{' '.join(command)} failed: {last_line(output)}" if status else ""
+
+
+def install() -> str:
+    """One `pip install` of everything, pinned; return "" or pip's own last word."""
+    print("set-up: installing the pinned versions into .venv", flush=True)
+    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--retries", "2", "--no-compile"]
+    command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev]"]
+    status, output = run(command)
+    if status == 0:
+        # Byte-compile what will be imported, not all of torch: a third of the time. -E, because
+        # PYTHONDONTWRITEBYTECODE would have every process compile torch anew.
+        status, output = run([str(PYTHON), "-E", "-c", IMPORTS])
+    (VENV / "setup.log").write_text(output)
+    return f"pip could not install the pinned versions ({last_line(output)})" if status else ""
+
+
+def borrow() -> None:
+    """Point `.venv/bin/python` and `parity` at the interpreter that has everything."""
+    PYTHON.parent.mkdir(parents=True, exist_ok=True)
+    scripts = {
+        "python": f'{BORROWED}exec "{sys.executable}" "$@"\n',
+        # -P: a file called parity.py in the caller's folder must not win over the package.
+        "parity": f'{BORROWED}PYTHONPATH="{ROOT}${{PYTHONPATH:+:$PYTHONPATH}}" '
+        f'exec "{sys.executable}" -P -m twinstep.parity "$@"\n',
+    }
+    for name, text in scripts.items():
+        script = PYTHON.with_name(name)
+        # Unlink first: in a virtual environment `python` is a link to the real interpreter.
+        script.unlink(missing_ok=True)
+        script.write_text(text)
+        script.chmod(0o755)
+
+
+def run(command: Sequence[str], seconds: float | None = None) -> tuple[int, str]:
+    """Exit status and combined output of a command; never raises for a failure."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"no answer within {seconds:g} s"
+    except OSError as error:
+        return 127, str(error)
+    return done.returncode, done.stdout
+
+
+def last_line(output: str) -> str:
+    """The line that tells most: the last one that starts with ERROR, else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or ["no output"])[-1].rstrip(".")[:300]
 
 
 if __name__ == "__main__":

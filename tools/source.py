@@ -1,24 +1,14 @@
-"""Reads our own source: which files there are, what they import, which functions they hold."""
+"""Readers of our own source: its files and the functions in them."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What git would not list either, for a copy of the tree that came without git.
+# Not listed by git either; for a copy of the tree that came without git.
 LEFT_OUT = frozenset({"build", "dist", "out"})
-
-
-@dataclass(frozen=True)
-class Import:
-    """One imported module: absolute dotted name, or one that starts with dots."""
-
-    module: str
-    line: int
 
 
 def project_files(root: Path = ROOT) -> list[Path]:
@@ -44,11 +34,6 @@ def parse(path: Path, root: Path = ROOT) -> ast.Module:
     return ast.parse((root / path).read_text(), str(path))
 
 
-def imports(tree: ast.Module) -> list[Import]:
-    """Everything that a module imports, wherever in it, `import_module("...")` included."""
-    return list(_imports(tree))
-
-
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method, nested ones too."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -56,30 +41,9 @@ def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def is_jitted(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a decorator makes this function a Triton kernel body."""
+    """True if a decorator makes this function a Triton kernel body."""
     names = (ast.unparse(decorator).split("(")[0] for decorator in function.decorator_list)
     return any(name in ("triton.jit", "jit") for name in names)
-
-
-def _imports(tree: ast.Module) -> Iterator[Import]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            package = "." * node.level + (node.module or "")
-            yield Import(package, node.lineno)
-            # `from parity import replay` reaches the module replay.
-            dot = "" if package.endswith(".") else "."
-            for alias in node.names:
-                yield Import(f"{package}{dot}{alias.name}", node.lineno)
-        elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rsplit(".", 1)[-1]
-            arguments = node.args[:1]
-            if name in ("import_module", "__import__", "importorskip"):
-                for argument in arguments:
-                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                        yield Import(argument.value, node.lineno)
 
 
 def _ours(root: Path, path: Path) -> bool:

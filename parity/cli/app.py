@@ -125,19 +125,14 @@ def mutate(
     first: Annotated[
         bool, typer.Option("--first", help="Stop at the first law that kills.")
     ] = False,
-    rules: Annotated[
-        bool, typer.Option("--rules", help="Compare with how other projects compare; no gate.")
-    ] = False,
     json: JsonFlag = None,
     jobs: JobsFlag = None,
 ) -> None:
     """Judge the judge: what is wrong must die, what is harmless pass; see docs/guide/judge.md."""
     from twinstep.parity.cli.judge_command import Outputs
-    from twinstep.parity.proof.commands.mutate import Choice, run_mutate, run_rules
+    from twinstep.parity.proof.commands.mutate import Choice, run_mutate
 
     outputs = Outputs(json=json, jobs=jobs)
-    if rules:
-        raise typer.Exit(run_rules(outputs))
     names = {"operations": op, "laws": law, "kinds": only}
     chosen = Choice(
         **{name: tuple(value or ()) for name, value in names.items()},
@@ -206,7 +201,7 @@ def compile_(
 
 @app.command(name="replay-conformance")
 def replay_conformance(
-    engine: Annotated[str, typer.Option("--engine", help="replay, cuda or interpret.")] = "replay",
+    engine: Annotated[str, typer.Option("--engine", help="replay or cuda.")] = "replay",
     opcode: Annotated[
         Names, typer.Option("--opcode", help="Beginning of an opcode; may be repeated.")
     ] = None,

@@ -25,6 +25,7 @@ from twinstep.parity.report.table import print_failures, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.runner.check import load_file
 from twinstep.parity.runner.fork_server import beside
+from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.judge_kernels import Selection, Task
 from twinstep.parity.runner.scheduler import Source, run
@@ -159,10 +160,9 @@ def judge(
     seconds = time.perf_counter() - started
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)
-    if judged := sorted({cell.kernel for cell in ledger.cells if cell.engine == "interpret"}):
-        from twinstep.parity.proof.interpret.report import print_warnings
-
-        print_warnings(screen, [kernel for kernel in known if kernel.name in judged])
+    interpreted = {cell.kernel for cell in ledger.cells if cell.engine == "interpret"}
+    for remark in remarks([kernel for kernel in known if kernel.name in interpreted]):
+        screen.print(remark, highlight=False, markup=False, soft_wrap=True)
     screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
     if outputs.json is not None:
         write(outputs.json, as_json(ledger, seconds), "--json")

@@ -1,12 +1,8 @@
-"""Every operation there is: the house's, one row each, and those that users bring.
-
-`python -m twinstep.parity.operations.table` prints `docs/reference/operations.md`.
-"""
+"""Every operation there is: the house's, one row each, and those that users bring."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 from twinstep.parity.operations import buffers, scales, steps
@@ -75,9 +71,3 @@ def borrowed_operations() -> Iterator[None]:
     finally:
         _known.clear()
         _known.update(before)
-
-
-if __name__ == "__main__":
-    from twinstep.parity.cli.operations_page import render
-
-    sys.stdout.write(render())

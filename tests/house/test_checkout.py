@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.source import ROOT
+
 PACKAGES = sorted(path.name for path in (ROOT / "twinstep").iterdir() if path.is_symlink())
 
 

@@ -1,21 +1,18 @@
-"""Set-up on machines that are not this one: every outcome, with the machine's answers made up."""
+"""Set-up in copies of the checkout, under interpreters of which it is known what they have."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tools.environment import RECIPE, Environment, Refusal, describe, last_line
-from tools.machine import Answer, Machine
-from tools.requirements import OPTIONAL, REQUIRED, release, unsuitable
+from tools import setup_env
+from tools.setup_env import DEPENDENCIES, OPTIONAL, Refusal, require_compiler, unsuitable
 from tools.source import ROOT
 
 GPU_BOX = {
@@ -27,188 +24,105 @@ GPU_BOX = {
     "typer": "0.29.2",
     "pytest": "9.2.0",
 }
-PINNED = {**dict.fromkeys(OPTIONAL, "1.0"), **GPU_BOX, "torch": "2.13.0", "triton": "3.7.1"}
-
-
-@dataclass(frozen=True)
-class Fake(Machine):
-    """A machine of which everything is known."""
-
-    installed: dict[str, str] = field(default_factory=dict)
-    online: bool = True
-    venv: bool = True
-    pip: str = ""
-    gpu: bool = False
-    compiler: bool = True
-    header: bool = True
-    commands: list[str] = field(default_factory=list)
-
-    def run(self, command: Sequence[str], seconds: float | None = None) -> Answer:
-        """Answer as pip, venv and the survey would."""
-        line = " ".join(command)
-        self.commands.append(line)
-        if "importlib.metadata" in line:
-            inside = command[0].startswith(str(self.root))
-            return Answer(0, json.dumps(PINNED if inside else self.installed))
-        if "import venv, ensurepip" in line:
-            return Answer(0 if self.venv else 1, "")
-        if "-m venv" in line:
-            (self.root / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
-            shutil.copy("/bin/sh", self.root / ".venv" / "bin" / "python")
-            return Answer(0, "")
-        if "pip download" in line:
-            return Answer(0 if self.online else 1, "")
-        if "pip install" in line:
-            return Answer(0, "") if self.online and not self.pip else Answer(1, self.pip)
-        return Answer(0, "")
-
-    def interpreter(self) -> str:
-        """An interpreter outside the checkout."""
-        return "/usr/bin/python3"
-
-    def has_gpu(self) -> bool:
-        """As made up."""
-        return self.gpu
-
-    def has_compiler(self) -> bool:
-        """As made up."""
-        return self.compiler
-
-    def has_python_header(self) -> bool:
-        """As made up."""
-        return self.header
-
-    def ran(self, words: str) -> bool:
-        """Whether a command with these words was run."""
-        return any(words in line for line in self.commands)
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PATH": os.defpath}
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A folder with the files that set-up reads."""
-    for name in RECIPE:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+    for name in ("constraints.txt", "pyproject.toml", "tools/setup.sh", "tools/setup_env.py"):
+        copy = tmp_path / "checkout" / name
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(ROOT / name, copy)
+    return tmp_path / "checkout"
 
 
-def test_where_a_registry_answers_the_pinned_versions_are_installed_once(checkout: Path) -> None:
-    fake = Fake(checkout)
-    outcome = Environment(checkout, fake).set_up()
-    assert (outcome.mode, outcome.reason) == ("pinned", "")
-    assert sum("pip install" in line for line in fake.commands) == 1
-    (line,) = [line for line in fake.commands if "pip install" in line]
-    assert f"--constraint {checkout / 'constraints.txt'}" in line
+def interpreter(folder: Path, packages: dict[str, str]) -> Path:
+    """An interpreter without pip that has these versions, as far as their metadata goes."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name, version in packages.items():
+        (site / f"{name}-{version}.dist-info").mkdir()
+        metadata = site / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return folder / "bin" / "python"
 
 
-def test_a_second_run_asks_nothing_of_the_machine(checkout: Path) -> None:
-    Environment(checkout, Fake(checkout)).set_up()
-    again = Fake(checkout)
-    Environment(checkout, again).set_up()
-    assert again.commands == []
+def set_up(
+    checkout: Path, python: Path | str, *options: str, path: str = os.defpath
+) -> subprocess.CompletedProcess[str]:
+    """What make runs before every target."""
+    return subprocess.run(
+        ["/bin/sh", "tools/setup.sh", str(python), *options],
+        cwd=checkout,
+        env={**OFFLINE, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-@pytest.mark.parametrize("name", RECIPE)
-def test_a_changed_recipe_runs_set_up_again(checkout: Path, name: str) -> None:
-    Environment(checkout, Fake(checkout)).set_up()
-    with (checkout / name).open("a") as file:
-        file.write("\n# changed\n")
-    again = Fake(checkout)
-    Environment(checkout, again).set_up()
-    assert again.ran("pip install")
-    assert not again.ran("--clear"), "a working venv was emptied"
+def prefix(checkout: Path) -> Path:
+    """Where the interpreter of `.venv` lives."""
+    command = [str(checkout / ".venv/bin/python"), "-c", "import sys; print(sys.prefix)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
 
 
-def test_offline_with_torch_uses_what_is_installed_and_installs_nothing(checkout: Path) -> None:
-    fake = Fake(checkout, installed=GPU_BOX, online=False)
-    environment = Environment(checkout, fake)
-    outcome = environment.set_up()
-    assert (outcome.mode, outcome.reason) == ("installed", "pip reaches no package registry")
-    assert not fake.ran("pip install")
-    assert 'exec "/usr/bin/python3" "$@"' in environment.python.read_text()
-    assert os.access(environment.python, os.X_OK)
-    said = describe(outcome, 0.0)
-    assert "torch 2.11.0+cu130, triton 3.6.0" in said
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence on standard error of a set-up that ended in 2."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_offline_with_torch_uses_what_is_installed_once(checkout: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "box", GPU_BOX)
+    first = set_up(checkout, python, "--need", "pytest")
+    assert first.returncode == 0, first.stderr
+    assert "torch 2.11.0+cu130, triton 3.6.0 (pip reaches no package registry)" in first.stdout
     for name in ("ruff", "mypy", "import-linter"):
-        assert f"{name} ({OPTIONAL[name]})" in said
+        assert f"{name} ({OPTIONAL[name]})" in first.stdout
+    assert prefix(checkout) == tmp_path / "box"
+    assert set_up(checkout, python).stdout == ""
+    assert "ruff, mypy not installed under" in refusal(
+        set_up(checkout, python, "--need", "ruff", "mypy")
+    )
 
 
-def test_offline_without_torch_is_refused_with_what_to_do(checkout: Path) -> None:
-    with pytest.raises(
-        Refusal, match=r"no torch, no triton.*make PYTHON=/path/to/python3"
-    ) as caught:
-        Environment(checkout, Fake(checkout, installed={"numpy": "2.5"}, online=False)).set_up()
-    assert "\n" not in str(caught.value)
+def test_a_named_interpreter_replaces_another_one(checkout: Path, tmp_path: Path) -> None:
+    one, other = (interpreter(tmp_path / name, GPU_BOX) for name in ("one", "other"))
+    assert "(as asked)" in set_up(checkout, one, "--choice", "installed").stdout
+    assert set_up(checkout, other).stdout == ""
+    assert prefix(checkout) == tmp_path / "one"
+    assert set_up(checkout, other, "--insist").returncode == 0
+    assert prefix(checkout) == tmp_path / "other"
 
 
-def test_a_finished_offline_set_up_can_be_made_pinned_later(checkout: Path) -> None:
-    Environment(checkout, Fake(checkout, installed=GPU_BOX, online=False)).set_up()
-    online = Fake(checkout, installed=GPU_BOX)
-    outcome = Environment(checkout, online, choice="pinned").set_up()
-    assert outcome.mode == "pinned"
-    assert online.ran("--clear"), "our own two-line script has to make way"
-
-
-def test_without_a_venv_module_what_is_installed_will_do(checkout: Path) -> None:
-    outcome = Environment(checkout, Fake(checkout, installed=GPU_BOX, venv=False)).set_up()
-    assert outcome.mode == "installed"
-    assert "python3-venv" in outcome.reason
-
-
-def test_without_a_venv_module_and_torch_the_remedy_is_named(checkout: Path) -> None:
-    with pytest.raises(Refusal, match="apt install python3-venv"):
-        Environment(checkout, Fake(checkout, venv=False)).set_up()
-
-
-def test_a_broken_pip_is_quoted(checkout: Path) -> None:
-    pip = "Collecting torch\nERROR: No matching distribution found for torch==2.13.0\nnote: x"
-    with pytest.raises(Refusal, match="No matching distribution found for torch==2.13.0"):
-        Environment(checkout, Fake(checkout, pip=pip)).set_up()
-    assert pip in (checkout / ".venv" / "setup.log").read_text()
-
-
-def test_a_broken_pip_falls_back_to_what_is_installed(checkout: Path) -> None:
-    fake = Fake(checkout, installed=GPU_BOX, pip="ERROR: disk full")
-    outcome = Environment(checkout, fake).set_up()
-    assert (outcome.mode, "disk full" in outcome.reason) == ("installed", True)
-
-
-def test_insisting_on_pinned_never_falls_back(checkout: Path) -> None:
-    fake = Fake(checkout, installed=GPU_BOX, pip="ERROR: disk full")
-    with pytest.raises(Refusal, match="disk full"):
-        Environment(checkout, fake, choice="pinned").set_up()
-
-
-def test_choosing_installed_touches_no_network(checkout: Path) -> None:
-    fake = Fake(checkout, installed=GPU_BOX)
-    assert Environment(checkout, fake, choice="installed").set_up().mode == "installed"
-    assert not fake.ran("pip")
-
-
-def test_a_named_interpreter_replaces_another_one(checkout: Path) -> None:
-    Environment(checkout, Fake(checkout)).set_up()
-    stamp = checkout / ".venv" / "twinstep.json"
-    stamp.write_text(stamp.read_text().replace("/usr/bin/python3", "/usr/bin/python3.14"))
-    kept, replaced = Fake(checkout), Fake(checkout)
-    Environment(checkout, kept).set_up()
-    Environment(checkout, replaced, insist=True).set_up()
-    assert kept.commands == []
-    assert replaced.ran("--clear")
-
-
-@pytest.mark.parametrize(
-    ("lacks", "remedy"), [("compiler", "install gcc or clang"), ("header", "python3-dev")]
-)
-def test_a_gpu_without_the_means_to_launch_is_refused(
-    checkout: Path, lacks: str, remedy: str
+def test_pinned_never_falls_back_and_mends_what_is_half_made(
+    checkout: Path, tmp_path: Path
 ) -> None:
-    fake = Fake(checkout, gpu=True, compiler=lacks != "compiler", header=lacks != "header")
-    with pytest.raises(Refusal, match=remedy):
-        Environment(checkout, fake).set_up()
+    python = interpreter(tmp_path / "box", GPU_BOX)
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (checkout / ".venv" / "bin" / "python").symlink_to("missing")
+    said = refusal(set_up(checkout, python, "--choice", "pinned"))
+    assert re.search(r"pip could not install .*make PYTHON=/path/to/python3", said)
+    assert prefix(checkout) == checkout / ".venv"
+    assert (checkout / ".venv" / "setup.log").read_text()
+    # What failed left no stamp, and an ordinary run takes what is installed.
+    assert "unchanged" in set_up(checkout, python).stdout
+    assert prefix(checkout) == tmp_path / "box"
 
 
-def test_without_a_gpu_no_compiler_is_needed(checkout: Path) -> None:
-    Environment(checkout, Fake(checkout, compiler=False, header=False)).set_up()
+def test_without_torch_the_remedy_is_named(checkout: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "bare", {"numpy": "2.5"})
+    said = refusal(set_up(checkout, python, "--choice", "installed"))
+    assert re.search(r"no hypothesis.*no torch, no triton.*make PYTHON=/path/to/python3", said)
+
+
+def test_without_a_venv_module_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "find_spec", lambda name: None)
+    assert "apt install python3-venv" in setup_env.make_venv({})
 
 
 @pytest.mark.parametrize(
@@ -217,71 +131,56 @@ def test_without_a_gpu_no_compiler_is_needed(checkout: Path) -> None:
         ({"torch": "2.8.1"}, "torch 2.8.1 is older than 2.9"),
         ({"triton": "3.10.0"}, "triton 3.10.0 is untested, needs < 3.10"),
         ({"triton": "3.5.1"}, "triton 3.5.1 is older than 3.6"),
-        ({"rich": None}, "no rich"),
+        ({"triton": "3.6.0rc1"}, ""),
+        ({"rich": ""}, "no rich"),
         ({}, ""),
     ],
 )
-def test_versions_that_will_not_do_are_named(change: dict[str, str | None], words: str) -> None:
-    found = {name: version for name, version in {**GPU_BOX, **change}.items() if version}
-    assert unsuitable(found) == words
+def test_versions_that_will_not_do_are_named(
+    change: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup_env, "found", {**GPU_BOX, **change}.__getitem__)
+    assert unsuitable() == words
 
 
-def test_release_reads_the_leading_numbers() -> None:
-    assert release("2.11.0+cu130") == (2, 11, 0)
-    assert release("3.7.0rc1") == (3, 7)
-
-
-def test_the_last_line_prefers_an_error() -> None:
-    assert last_line("ERROR: a.\n  note: b\n") == "ERROR: a"
-    assert last_line("") == "no output"
-
-
-def test_every_requirement_is_pinned() -> None:
+def test_every_requirement_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    assert set(REQUIRED) | set(OPTIONAL) <= set(pins)
-    assert unsuitable(pins) == ""
+    assert len(DEPENDENCIES) == 6
+    assert set(OPTIONAL) <= set(pins)
+    monkeypatch.setattr(setup_env, "found", pins.__getitem__)
+    assert unsuitable() == ""
     assert all(version and "+" not in version for version in pins.values())
 
 
-def run_door(code: str, search_path: str) -> subprocess.CompletedProcess[str]:
-    """Run tools/setup_env.py's `main` under a made-up version of Python."""
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tools import setup_env\n{code}"
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PATH": search_path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("has", "remedy"),
+    [(("nvidia-smi",), "install gcc or clang"), (("nvidia-smi", "gcc"), "python3-dev")],
+)
+def test_a_gpu_without_the_means_to_launch_is_refused(
+    has: tuple[str, ...], remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: name if name in has else None)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(Refusal, match=remedy):
+        require_compiler()
 
 
-OLD = "sys.version_info = (3, 8, 1)\nsys.exit(setup_env.main())"
+def program(file: Path, text: str) -> None:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
 
 
-def test_too_old_a_python_is_one_sentence_and_exit_code_2() -> None:
-    done = run_door(OLD, "/nonexistent")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert "needs Python 3.11 or newer" in done.stderr
-    assert "is 3.8" in done.stderr
-    assert "make PYTHON=" in done.stderr
-
-
-def test_a_newer_python_on_the_path_takes_over(tmp_path: Path) -> None:
-    broken, newer = tmp_path / "python3.11", tmp_path / "python3.12"
-    broken.write_text("#!/bin/sh\nexit 127\n")
-    newer.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "took over: $2"\n')
-    for program in (broken, newer):
-        program.chmod(0o755)
-    done = run_door("sys.argv = ['x', '--choice=auto']\n" + OLD, str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "took over: --choice=auto\n")
-
-
-def test_the_door_opens_for_every_python_that_it_turns_away() -> None:
-    """No syntax younger than Python 2.7: f-strings, annotations, `with` in parentheses."""
-    text = (ROOT / "tools" / "setup_env.py").read_text()
-    compile(text, "setup_env.py", "exec")
-    assert 'f"' not in text
-    assert "->" not in text.replace("# type: (str) -> str", "").replace("# type: () -> int", "")
+def test_too_old_a_python_is_one_sentence_unless_a_newer_one_is_there(
+    checkout: Path, tmp_path: Path
+) -> None:
+    program(tmp_path / "python3", 'case "$2" in *version_info*) exit 1;; *) echo 3.8.1;; esac')
+    said = refusal(set_up(checkout, "python3", path=str(tmp_path)))
+    assert "needs Python 3.11 or newer, but python3 is 3.8.1" in said
+    assert "make PYTHON=" in said
+    program(tmp_path / "python3.11", "exit 127")
+    program(tmp_path / "python3.12", '[ "$1" = -c ] || echo "took over: $2 $3"')
+    done = set_up(checkout, "python3", "--choice", "pinned", path=str(tmp_path))
+    assert done.stdout == "took over: --choice pinned\n"
+    assert "nowhere/python3 is not on the PATH" in refusal(set_up(checkout, "nowhere/python3"))

@@ -99,5 +99,5 @@ def test_ties_lie_halfway_between_neighbours_of_the_copy() -> None:
 
 def test_page_of_operations_is_current() -> None:
     assert PAGE.read_text() == render(), (
-        "run python -m twinstep.parity.operations.table > docs/reference/operations.md"
+        "run python -m twinstep.parity.cli.operations_page > docs/reference/operations.md"
     )

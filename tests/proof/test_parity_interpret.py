@@ -1,73 +1,88 @@
-"""Triton's interpreter beside replay: the table in the docs, the warnings of verdicts."""
+"""Triton's interpreter on request: its verdicts name what it is known to do otherwise."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import triton
 import triton.language as tl
-from rich.console import Console
 
-from twinstep.parity.proof.interpret.constructs import CONSTRUCTS
-from twinstep.parity.proof.interpret.facts import Facts, jitted, read
-from twinstep.parity.proof.interpret.measure import Measured, everywhere
-from twinstep.parity.proof.interpret.report import (
-    Found,
-    markdown,
-    print_warnings,
-    surprises,
-    touching,
-)
+from tools.source import ROOT
 from twinstep.parity.registry.engines import engine_among
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import kernels
+from twinstep.parity.runner.interpreter import (
+    CAVEAT,
+    DIVERGENCES,
+    Facts,
+    divergences,
+    jitted,
+    read,
+    remarks,
+)
 
-
-@pytest.fixture(scope="module")
-def found() -> Found:
-    return everywhere(cuda=False)
-
-
-def test_the_documented_table_is_what_is_measured(found: Found) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "engines.md").read_text()
-    assert page.split("<!-- measured -->\n")[1].split("\n<!-- end")[0] == markdown(found)
-
-
-def test_replay_keeps_every_statement_and_the_interpreter_breaks_the_known_ones(
-    found: Found,
-) -> None:
-    assert surprises(found) == []
-
-
-def test_a_surprise_is_told(found: Found) -> None:
-    name = "tl.div_rn"
-    worse = {engine: {**column, name: Measured(3, "of 0x1")} for engine, column in found.items()}
-    assert surprises(worse) == [
-        f"{name}: replay differs of 0x1",
-        f"{name}: the interpreter leaves what is stated",
-    ]
-    better = {**found, "interpret": {**found["interpret"], "tl.fma": Measured(0)}}
-    assert surprises(better) == ["tl.fma: the interpreter keeps what is stated"]
-
-
-def test_every_construct_that_differs_may_touch_some_kernel() -> None:
-    everything = Facts(
-        dtypes={"fp16", "bf16", "fp32"},
-        calls={"fma", "div_rn", "sqrt", "sqrt_rn", "rsqrt", "exp2", "maximum", "max"}
-        | {"atomic_add", "inline_asm_elementwise"},
-        **{f.name: True for f in dataclasses.fields(Facts) if f.type == "bool"},
-    )
-    assert all(construct.touched(everything) for construct in CONSTRUCTS)
-    touched = [construct.name for construct in CONSTRUCTS if construct.touched(Facts())]
-    assert touched == ["store beyond the tensor", "race between programs"]
+RECORD = ROOT / "docs" / "decisions" / "0010-triton-interpreter-measured-once.md"
+CAST = """
+import triton
+import triton.language as tl
+from twinstep.parity import register
 
 
 @triton.jit
-def places_alone(x, n, BLOCK: tl.constexpr):
+def kernel(source, copy, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(source + i, mask=i < n)
+    tl.store(copy + i, x.to(copy.dtype.element_ty), mask=i < n)
+
+
+@register("cast_copy", dtypes=("bf16",))
+def right(sources, copies):
+    for source, copy in zip(sources, copies, strict=True):
+        if n := source.numel():
+            kernel[(triton.cdiv(n, 256),)](source, copy, n, BLOCK=256)
+"""
+
+
+def test_a_right_bf16_kernel_is_rejected_in_the_interpreter_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "cast.py").write_text(CAST)
+    command = [
+        sys.executable,
+        "-m",
+        "twinstep.parity",
+        "check",
+        "cast.py",
+        "--law",
+        "value",
+        "--quick",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--engine", "interpret"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "cast_copy[right, bf16, interpret] breaks `value`" in done.stdout
+    assert "right meets what Triton's interpreter is known to do otherwise" in done.stdout
+    assert "fp32 stored as bf16" in done.stdout
+
+
+def test_the_list_is_the_rows_of_the_record_that_differ() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .*\|$", RECORD.read_text(), re.MULTILINE)
+    differ = [name for name, outcome in rows[2:] if outcome != "as stated"]
+    assert differ == list(DIVERGENCES)
+
+
+@triton.jit
+def positions_alone(x, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x + i, tl.load(x + i, mask=i < n, other=0.0), mask=i < n)
 
@@ -92,34 +107,25 @@ def facts(function: Callable[..., object]) -> Facts:
 
 
 def test_positions_are_no_arithmetic() -> None:
-    assert facts(places_alone) == Facts(
-        calls={"program_id", "arange", "load", "store"},
-    )
+    assert facts(positions_alone) == Facts(calls={"program_id", "arange", "load", "store"})
 
 
-def test_facts_are_read_from_the_source() -> None:
-    found = facts(arithmetic)
+def test_facts_are_read_from_the_source_through_launchers() -> None:
+    found = facts(launcher)
+    assert found.computes
     assert found.contracts
-    assert found.divides
     assert found.casts_to_int
-    assert found.masked_without_other
     assert found.scalar_arithmetic
     assert "sqrt_rn" in found.calls
 
 
-def test_jitted_functions_are_found_through_launchers() -> None:
-    assert [f.__name__ for f in jitted(launcher)] == ["arithmetic"]
-
-
 def test_our_adamw_meets_bf16_and_nothing_that_it_does_not_use() -> None:
     register_house()
-    kernel = next(k for k in kernels() if k.name == "fast.adamw_step")
-    names = touching(kernel)
-    assert "fp32 stored as bf16" in names
-    assert "tl.exp2" not in names
-    screen = Console(record=True, width=1000, file=io.StringIO())
-    print_warnings(screen, [kernel])
-    assert "fp32 stored as bf16" in screen.export_text()
+    kernel = next(kernel for kernel in kernels() if kernel.name == "fast.adamw_step")
+    assert "fp32 stored as bf16" in divergences(kernel)
+    assert "tl.exp2" not in divergences(kernel)
+    assert remarks([kernel])[-1] == CAVEAT
+    assert remarks([]) == []
 
 
 def test_the_interpreter_takes_any_triton_kernel_on_request() -> None:

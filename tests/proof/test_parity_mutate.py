@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import twinstep.parity.proof.mutate.judging as judging
 from twinstep.parity.cli.judge_command import Outputs
@@ -19,7 +18,6 @@ from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.mutate.edits import Edit, edited, text_of
 from twinstep.parity.proof.mutate.judging import QUICK, verdict_on
 from twinstep.parity.proof.mutate.rules import IN_KERNELS, IN_LAUNCHERS
-from twinstep.parity.proof.mutate.rules_elsewhere import RULES, Elsewhere, Pair
 from twinstep.parity.proof.mutate.same_code import instructions
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.sites import ROOT, Mutant, edits_of, functions, mutants
@@ -331,18 +329,6 @@ def test_instructions_leave_out_lines_and_files() -> None:
 def test_survivors_are_planted_and_argued() -> None:
     assert set(SURVIVORS) <= set(mutants())
     assert all(len(argument.split()) >= 5 for argument in SURVIVORS.values())
-
-
-# --- rules of other projects ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.says)
-def test_rule_of_another_project_accepts_what_is_equal_and_rejects_what_is_far(
-    rule: Elsewhere,
-) -> None:
-    want = torch.linspace(1.0, 2.0, 64, dtype=torch.float64)
-    assert rule.content([Pair("params", torch.float32, want.clone(), want)])
-    assert not rule.content([Pair("params", torch.float32, -3.0 * want, want)])
 
 
 @pytest.mark.parametrize("law", ["nothing_else_written", "boundary_sizes", "repeat"])

@@ -13,14 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from twinstep.parity.cli.judge_command import Outputs
 from twinstep.parity.laws import LAWS
 from twinstep.parity.operations.table import HOUSE
-from twinstep.parity.proof.mutate.elsewhere import Row, rows
 from twinstep.parity.proof.mutate.judging import FULL, QUICK, Profile, classes, entries, variants
 from twinstep.parity.proof.mutate.pool import cores, verdicts
-from twinstep.parity.proof.mutate.report import as_json, print_rules, print_score, rules_as_json
+from twinstep.parity.proof.mutate.report import as_json, print_score
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.sites import mutants
 from twinstep.parity.proof.mutate.verdict import Kind, Subject, Verdict
-from twinstep.parity.records.errors import EXIT_KEPT, UsageError
+from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.engines import require_live_subnormals
 from twinstep.parity.report.exports import write
 
@@ -139,21 +138,3 @@ def _judged(chosen: list[Subject], profile: Profile, jobs: int, screen: Console)
             found.append(verdict)
             bar.update(line, description=verdict.subject.name[:60], advance=1)
     return found
-
-
-def run_rules(outputs: Outputs) -> int:
-    """`parity mutate --rules`: the table of other projects' rules; the exit code."""
-    require_live_subnormals("start")
-    started = time.perf_counter()
-    screen = outputs.screen
-    table: list[Row] = []
-    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        line = bar.add_task("rules of other projects")
-        for done, total, found in rows():
-            table = found
-            bar.update(line, completed=done, total=total)
-    seconds = time.perf_counter() - started
-    print_rules(screen, table, seconds)
-    if outputs.json is not None:
-        write(outputs.json, rules_as_json(table, seconds), "--json")
-    return EXIT_KEPT

@@ -21,7 +21,7 @@ from twinstep.replay.errors import UnsupportedTriton
 from twinstep.replay.forms import supported
 
 FORMS_SHOWN = 60
-ENGINES = ("replay", "cuda", "interpret")
+ENGINES = ("replay", "cuda")
 
 
 def conformance(engine: str, opcodes: Sequence[str], thorough: bool, json_file: str | None) -> int:
@@ -37,10 +37,6 @@ def conformance(engine: str, opcodes: Sequence[str], thorough: bool, json_file: 
             f"{', '.join(ENGINES)} [--engine]"
         )
     screen = Console(stderr=json_file == "-", width=None if sys.stdout.isatty() else 150)
-    if engine == "interpret":
-        from twinstep.parity.proof.interpret.report import print_divergences
-
-        return print_divergences(screen, json_file)
     ready(engine)
     for opcode in opcodes:
         if not any(form == opcode or form.startswith(f"{opcode}.") for form in supported()):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 import triton
 from rich.console import Console
 from rich.table import Table
 
-from twinstep.parity.proof.mutate.elsewhere import Row
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.verdict import End, Kind
 
@@ -123,28 +120,5 @@ def as_json(score: Score, seconds: float, profile: str, jobs: int) -> str:
         "alone": score.lone(),
         "problems": score.problems(),
         "verdicts": [verdict.record() for verdict in score.verdicts],
-    }
-    return json.dumps(data, indent=1) + "\n"
-
-
-def print_rules(screen: Console, rows: Sequence[Row], seconds: float) -> None:
-    """What the comparison rules of other projects make of the same kernels."""
-    table = Table(title="comparison rules over the corpus, ordinary inputs; last: this judge")
-    for name in ("rule", "from", "killed", "false alarms"):
-        table.add_column(name)
-    for row in rows:
-        alarms = f"{row.alarms} of {row.harmless}"
-        table.add_row(row.says, row.source, f"{row.killed} of {row.planted}", alarms)
-    screen.print(table)
-    screen.print(f"{seconds:.0f} s on {machine(1)}", highlight=False)
-
-
-def rules_as_json(rows: Sequence[Row], seconds: float) -> str:
-    """The same for other programs."""
-    data = {
-        "schema": SCHEMA,
-        "machine": machine(1),
-        "seconds": round(seconds, 1),
-        "rules": [asdict(row) for row in rows],
     }
     return json.dumps(data, indent=1) + "\n"
