@@ -1,6 +1,7 @@
 """`python -m twinstep.parity`, and the composition root: the one module that may know everything.
 
-Scenarios and benchmarks import `parity`, so their commands are added here, not in `parity.cli.app`.
+Scenarios, benchmarks and the proof import the judge, so their commands are added here, not in
+`parity.cli.app`.
 They read their own words; what they do and their exit codes are theirs.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 import typer
 
 from twinstep.parity.cli.app import app, main
+from twinstep.parity.proof.commands.app import proof
 
 THEIR_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
 golden = typer.Typer(no_args_is_help=True, help="Traces of third parties, kept for good.")
+app.add_typer(proof)
 app.add_typer(scenario, name="scenario")
 app.add_typer(golden, name="golden")
 

@@ -19,6 +19,7 @@ from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
 from twinstep.parity.report.table import print_failures, print_table
@@ -27,7 +28,7 @@ from twinstep.parity.runner.check import load_file
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.judge_kernels import Selection, Task
+from twinstep.parity.runner.judge_kernels import Task
 from twinstep.parity.runner.scheduler import Source, run
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import Twin, twins

@@ -13,9 +13,9 @@ from twinstep.parity.operations.operation import LAYOUTS
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import kernels
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.traffic_count import Count, counted
 from twinstep.parity.report.traffic_design import REST, REST_AT
-from twinstep.parity.runner.judge_kernels import Selection
 
 MEASURED = (("adamw_step", "bf16"), ("mixed_step", "bf16"), ("mixed_step", "fp16"))
 SCHEMA = 1

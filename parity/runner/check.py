@@ -14,8 +14,9 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.engines import require_live_subnormals
 from twinstep.parity.registry.kernels import Kernel, kernels, registrations
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Selection, Session
+from twinstep.parity.runner.judge_kernels import Session
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, registered_as
 from twinstep.parity.sequences.session import effort_of, judge_twins, with_twins
 

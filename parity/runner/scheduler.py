@@ -17,10 +17,11 @@ import torch
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import load
 from twinstep.parity.runner.fork_server import fresh_processes
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Progress, Selection, Session, Task, silent, tasks
+from twinstep.parity.runner.judge_kernels import Progress, Session, Task, silent, tasks
 
 WORTH_IT = 50
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from twinstep.parity.records.ledger import Cell, Ledger
-from twinstep.parity.runner.judge_kernels import Selection
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import DTYPES, Twin, twins

@@ -30,9 +30,10 @@ from twinstep.parity.proof.corpus.shelf import wrong
 from twinstep.parity.records.errors import EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import register
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import check
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Selection, Session
+from twinstep.parity.runner.judge_kernels import Session
 
 QUICK = Effort(examples=12, shrink_seconds=0.0, repros=None)
 CPU = torch.device("cpu")

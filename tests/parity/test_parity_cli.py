@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 
 GOOD = """
 from twinstep.parity import register

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.expected.bounds import Bounded, known
 from twinstep.parity.expected.bounds_matmul import add_matrix_rules
 from twinstep.parity.operations.operation import Operation

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import twinstep.parity.expected.bounds
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.expected.widths import widths
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from twinstep.parity.records.ledger import Ledger, Status
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import load
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Selection, tasks
+from twinstep.parity.runner.judge_kernels import tasks
 from twinstep.parity.runner.scheduler import Source, jobs_for, run
 
 KERNELS = """

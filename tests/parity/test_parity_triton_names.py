@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.operations.triton_names import TAKEN, taken_names
 
 SOURCE = """

@@ -13,7 +13,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 import twinstep.parity.proof.gates.compile.build as building
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.proof.commands.compile import compile_all
 from twinstep.parity.proof.corpus.triton_kernels import adamw_kernel
 from twinstep.parity.proof.gates.compile import ceilings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from tests.replay.test_replay_conformance import LONG
-from twinstep.parity.cli.app import main
+from twinstep.parity.__main__ import main
 from twinstep.parity.proof.commands import replay_conformance
 from twinstep.replay.conformance import suite
 from twinstep.replay.conformance.probe import Probe, Result

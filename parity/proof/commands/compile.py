@@ -20,8 +20,8 @@ from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import kernels
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.exports import write
-from twinstep.parity.runner.judge_kernels import Selection
 
 Names = Sequence[str] | None
 SCHEMA = 1

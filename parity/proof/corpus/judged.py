@@ -6,8 +6,9 @@ from twinstep.parity.proof.corpus.entry import Entry, Variant
 from twinstep.parity.records.ledger import Ledger
 from twinstep.parity.registry.engines import engine_for
 from twinstep.parity.registry.kernels import Kernel, register, registrations
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Selection, Session
+from twinstep.parity.runner.judge_kernels import Session
 
 # Nothing is shrunk or written to disk: only the verdict counts here.
 VERDICT_ONLY = Effort(shrink_seconds=0.0, repros=None)

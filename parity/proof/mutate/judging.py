@@ -25,8 +25,9 @@ from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.proof.mutate.survivors import SURVIVORS
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
 from twinstep.parity.records.ledger import Ledger, Status
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.judge_kernels import Selection, Session
+from twinstep.parity.runner.judge_kernels import Session
 
 # A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.

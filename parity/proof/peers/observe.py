@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 from twinstep.parity.proof.peers.peer import Peer
 from twinstep.parity.records.ledger import Cell, Status
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Selection, Session
+from twinstep.parity.runner.judge_kernels import Session
 
 VERDICT_ONLY = Effort(repros=None)
 PLACE = re.compile(r" \[\S*:\d+\]$")  # where a peer raised: a path of this machine

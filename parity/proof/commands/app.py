@@ -1,0 +1,103 @@
+"""Commands that judge the judge: mutate, compile, replay-conformance, peers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinstep.parity.cli.app import JobsFlag, JsonFlag, LawFlag, Names, OpFlag, QuickFlag
+
+proof = typer.Typer()
+
+
+@proof.command()
+def mutate(
+    op: OpFlag = None,
+    law: LawFlag = None,
+    only: Annotated[
+        Names, typer.Option("--only", help="wrong, harmless or planted; may be repeated.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=0, help="Faults planted in our own source.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+    quick: QuickFlag = False,
+    first: Annotated[
+        bool, typer.Option("--first", help="Stop at the first law that kills.")
+    ] = False,
+    json: JsonFlag = None,
+    jobs: JobsFlag = None,
+) -> None:
+    """Judge the judge: what is wrong must die, what is harmless pass; see docs/guide/judge.md."""
+    from twinstep.parity.cli.judge_command import Outputs
+    from twinstep.parity.proof.commands.mutate import Choice, run_mutate
+
+    outputs = Outputs(json=json, jobs=jobs)
+    names = {"operations": op, "laws": law, "kinds": only}
+    chosen = Choice(
+        **{name: tuple(value or ()) for name, value in names.items()},
+        sample=sample,
+        seed=seed,
+        quick=quick,
+        first=first,
+    )
+    raise typer.Exit(run_mutate(chosen, outputs))
+
+
+@proof.command(name="compile")
+def compile_(
+    target: Annotated[
+        Names, typer.Option("--target", help="sm_80, sm_90, sm_100, gfx942; default: all.")
+    ] = None,
+    op: OpFlag = None,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", help="Write all facts as JSON here; - is standard output."),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Record what is found as the new ceilings.")
+    ] = False,
+) -> None:
+    """Compile our kernels, held to ceilings; see docs/reference/static-gates.md."""
+    from twinstep.parity.proof.commands.compile import compile_all
+
+    raise typer.Exit(compile_all(target, op, json, update))
+
+
+@proof.command(name="replay-conformance")
+def replay_conformance(
+    engine: Annotated[str, typer.Option("--engine", help="replay or cuda.")] = "replay",
+    opcode: Annotated[
+        Names, typer.Option("--opcode", help="Beginning of an opcode; may be repeated.")
+    ] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="All 65,536 patterns of each 16-bit source.")
+    ] = False,
+    json: Annotated[
+        str | None, typer.Option("--json", help="Write every form as JSON here; - is the screen.")
+    ] = None,
+) -> None:
+    """Hold every opcode form to its meaning; see replay/README.md and docs/reference/engines.md."""
+    from twinstep.parity.proof.commands.replay_conformance import conformance
+
+    raise typer.Exit(conformance(engine, opcode or (), thorough, json))
+
+
+@proof.command()
+def peers(
+    package: Annotated[
+        str | None, typer.Option("--package", help="Judge the peers of this package alone.")
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="Write what is observed and docs/reference/peers.md anew."),
+    ] = False,
+    edges: Annotated[
+        bool, typer.Option("--edges", help="Run the ten edges beside DeepSpeed, and nothing else.")
+    ] = False,
+) -> None:
+    """Judge other projects' optimizers, scalers and norms; see docs/reference/peers.md."""
+    from twinstep.parity.proof.commands.peers import judge_peers, show_edges
+
+    raise typer.Exit(show_edges(record) if edges else judge_peers(package, record))
