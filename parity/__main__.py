@@ -12,6 +12,8 @@ import typer
 from twinstep.parity.cli.app import app, main
 from twinstep.parity.proof.commands.app import proof
 
+__all__ = ["app", "main"]
+
 THEIR_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
 golden = typer.Typer(no_args_is_help=True, help="Traces of third parties, kept for good.")
