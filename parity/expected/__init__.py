@@ -1,1 +1,1 @@
-"""Which values the judge accepts: exact ones, or intervals that follow from the formula."""
+"""Accepted values: exact ones, or intervals that follow from the formula."""

@@ -1,1 +1,1 @@
-"""Which kernels there are."""
+"""Kernels that are registered, what is selected of them, and engines that run them."""

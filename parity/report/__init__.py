@@ -1,1 +1,1 @@
-"""The table on the screen, JSON and JUnit XML."""
+"""Results: the table on the screen, JSON, JUnit XML, bytes, the cells that must be judged."""

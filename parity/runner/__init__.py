@@ -1,1 +1,1 @@
-"""From kernels to verdicts: plan, calls, checks, shrinking, worker processes."""
+"""The way from kernels to verdicts: calls, checks, shrinking, worker processes."""
