@@ -1,4 +1,4 @@
-"""The map of the house, docs/guide/house.md: floors from the import contracts, rooms from docstrings.
+"""The map of the house, docs/guide/house.md: floors from import contracts, rooms from docstrings.
 
 `python -m tools.house` renews what stands between its marks; a test holds the page to the tree.
 """
