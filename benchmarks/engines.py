@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinstep.benchmarks.part import Broken, Figures, require_gpu
+from twinstep.benchmarks.part import Broken, Figures
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import expand
 from twinstep.parity.cases.guarded_memory import Arena
@@ -38,7 +38,6 @@ Outputs = dict[str, Tensor]
 
 def run() -> Figures:
     """Compare cuda with replay."""
-    require_gpu()
     return compare_engines("cuda", "replay", exact_kernels())
 
 
@@ -121,10 +120,18 @@ def cases(kernel: Kernel) -> Iterator[tuple[str, Case]]:
             for sizes in SIZES[layout]:
                 for seed in range(seeds):
                     label = f"{kernel.name} {dtype} {layout} {sizes} {seed}"
-                    yield (
-                        label,
-                        expand(operation, dtype, _recipe(kernel, layout, sizes, seed, label)),
-                    )
+                    recipe = _recipe(kernel, layout, sizes, seed, label)
+                    yield label, expand(operation, dtype, recipe)
+
+
+def first_cases(kernel: Kernel) -> Iterator[Case]:
+    """The first case of every dtype combination and layout."""
+    seen: set[tuple[str, str]] = set()
+    for _, case in cases(kernel):
+        key = (case.combination, case.recipe.layout)
+        if key not in seen:
+            seen.add(key)
+            yield case
 
 
 def _recipe(kernel: Kernel, layout: str, sizes: tuple[int, ...], seed: int, label: str) -> Recipe:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstep.benchmarks.part import Broken, Figures, Part, Skipped
+from twinstep.benchmarks.part import Broken, Figures, Part, Skipped, require_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 TOTAL_SECONDS = 350.0
@@ -157,7 +157,8 @@ def run_group(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
 def run_here(row: Row, out: Path) -> int:
     """Run one part in this process and write its result file."""
     try:
-        part: Part = importlib.import_module(f"twinstep.benchmarks.{row.module}").run
+        require_gpu()
+        part: Part = importlib.import_module(f"{__package__}.{row.module}").run
         result = outcome(row, "passed", "")
         result["figures"] = part()
     except Skipped as skip:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.benchmarks.part import Broken, Figures, Skipped
 from twinstep.benchmarks.state import State, apply, controls, new_state
 from twinstep.fast.adam import adamw_step_
 from twinstep.fast.clip import global_norm_
@@ -22,7 +22,6 @@ BYTES = NUMEL * (4 + 2 + 4 + 4 + 2 + 4)
 
 def run() -> Figures:
     """Check the update and the norm on the current GPU."""
-    require_gpu()
     device = torch.device("cuda")
     free, _ = torch.cuda.mem_get_info()
     if free < BYTES:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.benchmarks.part import Broken, Figures, Skipped
 from twinstep.benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
 from twinstep.replay import run_ptx
 from twinstep.replay.cuda import Argument, Loaded, NoDriver, RefusedByDriver
@@ -30,109 +31,73 @@ UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 FLOATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 
 
-def _all() -> Iterator[Instruction]:
-    for kind in ("f32", "f64"):
-        for name in ("add.rn", "sub.rn", "mul.rn", "div.rn"):
-            yield Instruction(f"{name}.{kind}", (kind, kind), kind)
-        for name in ("min", "max"):
-            yield Instruction(f"{name}.{kind}", (kind, kind), kind)
-        for name in ("sqrt.rn", "rcp.rn", "abs", "neg"):
-            yield Instruction(f"{name}.{kind}", (kind,), kind)
-        yield Instruction(f"fma.rn.{kind}", (kind, kind, kind), kind)
-        for test in ("eq", "ne", "lt", "le", "gt", "ge", "neu", "equ", "ltu", "gtu", "num", "nan"):
-            yield Instruction(f"setp.{test}.{kind}", (kind, kind), "pred")
-    for name in ("min.NaN.f32", "max.NaN.f32"):
-        yield Instruction(name, ("f32", "f32"), "f32")
-    yield from _integers()
-    yield from _logic()
-    yield from _conversions()
-    yield from _halves()
+# Types that T stands for; types of the sources; type of the result; opcodes.
+FORMS = (
+    ("f32 f64", "T T", "T", "add.rn.T sub.rn.T mul.rn.T div.rn.T min.T max.T"),
+    ("f32", "T T", "T", "min.NaN.T max.NaN.T"),
+    ("f32 f64", "T", "T", "sqrt.rn.T rcp.rn.T abs.T neg.T"),
+    ("f32 f64", "T T T", "T", "fma.rn.T"),
+    ("f32 f64", "T T", "pred", "setp.eq.T setp.ne.T setp.lt.T setp.le.T setp.gt.T setp.ge.T"),
+    ("f32 f64", "T T", "pred", "setp.neu.T setp.equ.T setp.ltu.T setp.gtu.T setp.num.T setp.nan.T"),
+    ("s32 s64 u32 u64", "T T", "T", "add.T sub.T mul.lo.T min.T max.T rem.T"),
+    (
+        "s32 s64 u32 u64",
+        "T T",
+        "pred",
+        "setp.eq.T setp.ne.T setp.lt.T setp.le.T setp.gt.T setp.ge.T",
+    ),
+    ("s32 s64 u32 u64 s16 u16", "T u32", "T", "shr.T"),
+    ("s32 u32", "T T", "T", "mul.hi.T"),
+    ("s32 u32 s64", "T T T", "T", "mad.lo.T"),
+    ("s32", "T T", "s64", "mul.wide.T"),
+    ("u32", "T T", "u64", "mul.wide.T"),
+    ("s32", "T T s64", "s64", "mad.wide.T"),
+    ("u32", "T T u64", "u64", "mad.wide.T"),
+    ("s32 u32", "T u32 u32", "T", "bfe.T"),
+    ("s32 s64", "T", "T", "neg.T"),
+    ("s16", "T T", "T", "add.T mul.hi.T mul.lo.T"),
+    ("b16 b32 b64", "T T", "pred", "setp.eq.T setp.ne.T"),
+    ("b16 b32 b64", "T u32", "T", "shl.T"),
+    ("b16 b32 b64 pred", "T T", "T", "and.T or.T xor.T"),
+    ("b16 b32 b64 pred", "T", "T", "not.T"),
+    ("b16 b32 b64 f32 f64", "T T pred", "T", "selp.T"),
+    ("b32 b64", "T", "u32", "clz.T popc.T"),
+    ("b32", "T T T", "T", "prmt.T"),
+    ("f16 bf16", "T", "f32", "cvt.f32.T"),
+    ("f16 bf16", "f32", "T", "cvt.rn.T.f32"),
+    ("f16x2 bf16x2", "f32 f32", "T", "cvt.rn.T.f32"),
+    ("f64 s32 s64", "T", "f32", "cvt.rn.f32.T"),
+    ("s32 s64 u64", "T", "f64", "cvt.rn.f64.T"),
+    ("f32 f16", "T", "f64", "cvt.f64.T"),
+    ("f64", "T", "s64", "cvt.rzi.s64.T"),
+    ("f32", "T", "s32", "cvt.rzi.s32.T"),
+    ("s32", "T", "s64", "cvt.s64.T"),
+    ("s16", "T", "s32", "cvt.s32.T"),
+    ("u32 u16", "T", "u64", "cvt.u64.T"),
+    ("u64 u16", "T", "u32", "cvt.u32.T"),
+    ("u32 u64", "T", "u16", "cvt.u16.T"),
+    ("f16 f16x2 bf16 bf16x2", "T", "T", "abs.T neg.T"),
+    ("f16 f16x2", "T T", "T", "add.rn.T mul.rn.T"),
+)
+SINCE_SM_90 = (
+    ("bf16 bf16x2", "T T", "T", "add.rn.T mul.rn.T"),
+    ("bf16", "T", "f64", "cvt.f64.T"),
+)
+LOP3_TABLES = (0x96, 0xE8, 0xCA)
 
 
-def _integers() -> Iterator[Instruction]:
-    for kind in ("s32", "s64", "u32", "u64"):
-        for name in ("add", "sub", "mul.lo", "min", "max", "rem"):
-            yield Instruction(f"{name}.{kind}", (kind, kind), kind)
-        for test in ("eq", "ne", "lt", "le", "gt", "ge"):
-            yield Instruction(f"setp.{test}.{kind}", (kind, kind), "pred")
-        yield Instruction(f"shr.{kind}", (kind, "u32"), kind)
-    for kind in ("s32", "u32"):
-        wide = kind.replace("32", "64")
-        yield Instruction(f"mul.wide.{kind}", (kind, kind), wide)
-        yield Instruction(f"mad.wide.{kind}", (kind, kind, wide), wide)
-        yield Instruction(f"mad.lo.{kind}", (kind, kind, kind), kind)
-        yield Instruction(f"mul.hi.{kind}", (kind, kind), kind)
-        yield Instruction(f"bfe.{kind}", (kind, "u32", "u32"), kind)
-    yield Instruction("mad.lo.s64", ("s64", "s64", "s64"), "s64")
-    for kind in ("s32", "s64"):
-        yield Instruction(f"neg.{kind}", (kind,), kind)
-    for name in ("add.s16", "mul.hi.s16", "mul.lo.s16"):
-        yield Instruction(name, ("s16", "s16"), "s16")
-    for kind in ("s16", "u16"):
-        yield Instruction(f"shr.{kind}", (kind, "u32"), kind)
-
-
-def _logic() -> Iterator[Instruction]:
-    for kind in ("b16", "b32", "b64"):
-        for test in ("eq", "ne"):
-            yield Instruction(f"setp.{test}.{kind}", (kind, kind), "pred")
-        yield Instruction(f"shl.{kind}", (kind, "u32"), kind)
-    for kind in ("b16", "b32", "b64", "pred"):
-        for name in ("and", "or", "xor"):
-            yield Instruction(f"{name}.{kind}", (kind, kind), kind)
-        yield Instruction(f"not.{kind}", (kind,), kind)
-    for kind in ("b32", "b64", "f32", "f64", "b16"):
-        yield Instruction(f"selp.{kind}", (kind, kind, "pred"), kind)
-    for kind in ("b32", "b64"):
-        yield Instruction(f"clz.{kind}", (kind,), "u32")
-        yield Instruction(f"popc.{kind}", (kind,), "u32")
-    yield Instruction("prmt.b32", ("b32", "b32", "b32"), "b32")
-    for table in (0x96, 0xE8, 0xCA):
+def _instructions() -> Iterator[Instruction]:
+    for oldest, forms in ((80, FORMS), (90, SINCE_SM_90)):
+        for kinds, sources, result, opcodes in forms:
+            for kind, opcode in product(kinds.split(), opcodes.split()):
+                types = tuple(sources.replace("T", kind).split())
+                name = opcode.replace("T", kind)
+                yield Instruction(name, types, result.replace("T", kind), oldest=oldest)
+    for table in LOP3_TABLES:
         yield Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=table)
 
 
-def _halves() -> Iterator[Instruction]:
-    for kind, oldest in (("f16", 80), ("bf16", 90)):
-        for each in (kind, f"{kind}x2"):
-            yield Instruction(f"add.rn.{each}", (each, each), each, oldest=oldest)
-            yield Instruction(f"mul.rn.{each}", (each, each), each, oldest=oldest)
-            yield Instruction(f"abs.{each}", (each,), each)
-            yield Instruction(f"neg.{each}", (each,), each)
-
-
-def _conversions() -> Iterator[Instruction]:
-    pairs = (
-        ("f32.f16", "f16", "f32"),
-        ("f32.bf16", "bf16", "f32"),
-        ("rn.f16.f32", "f32", "f16"),
-        ("rn.bf16.f32", "f32", "bf16"),
-        ("rn.f32.f64", "f64", "f32"),
-        ("f64.f32", "f32", "f64"),
-        ("f64.f16", "f16", "f64"),
-        ("rn.f32.s32", "s32", "f32"),
-        ("rn.f32.s64", "s64", "f32"),
-        ("rn.f64.s32", "s32", "f64"),
-        ("rn.f64.s64", "s64", "f64"),
-        ("rn.f64.u64", "u64", "f64"),
-        ("rzi.s64.f64", "f64", "s64"),
-        ("rzi.s32.f32", "f32", "s32"),
-        ("s64.s32", "s32", "s64"),
-        ("u64.u32", "u32", "u64"),
-        ("u32.u64", "u64", "u32"),
-        ("u16.u32", "u32", "u16"),
-        ("u32.u16", "u16", "u32"),
-        ("u16.u64", "u64", "u16"),
-        ("u64.u16", "u16", "u64"),
-        ("s32.s16", "s16", "s32"),
-    )
-    for modifiers, source, result in pairs:
-        yield Instruction(f"cvt.{modifiers}", (source,), result)
-    yield Instruction("cvt.f64.bf16", ("bf16",), "f64", oldest=90)
-    for packed in ("f16x2", "bf16x2"):
-        yield Instruction(f"cvt.rn.{packed}.f32", ("f32", "f32"), packed)
-
-
-INSTRUCTIONS = tuple(_all())
+INSTRUCTIONS = tuple(_instructions())
 
 
 def run() -> Figures:
@@ -141,7 +106,6 @@ def run() -> Figures:
     Raises:
         Broken: some element differs.
     """
-    require_gpu()
     major, minor = torch.cuda.get_device_capability()
     present = [known for known in INSTRUCTIONS if known.oldest <= 10 * major + minor]
     loaded = loaded_or_refused(present, "sm_90" if major >= 9 else f"sm_{major}{minor}")

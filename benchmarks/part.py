@@ -1,4 +1,4 @@
-"""What a part of the check is: a function that returns figures, or says why it cannot."""
+"""Parts of the check: functions that return figures, or raise the reason why they cannot."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ class Broken(Exception):
 
 
 def require_gpu() -> None:
-    """Skip where torch shows no GPU.
-
-    Raises:
-        Skipped: there is none.
-    """
+    """Skip where torch shows no GPU."""
     import torch
 
     if not torch.cuda.is_available():

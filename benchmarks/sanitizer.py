@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import torch
 
-from twinstep.benchmarks.engines import cases, exact_kernels
-from twinstep.benchmarks.part import Broken, Figures, Skipped, require_gpu
+from twinstep.benchmarks.engines import exact_kernels, first_cases
+from twinstep.benchmarks.part import Broken, Figures, Skipped
 from twinstep.parity.cases.case import Case
 from twinstep.parity.registry.kernels import Kernel
 
@@ -26,7 +25,6 @@ REFUSALS = ("Device not supported", "not supported on this", "Unable to initiali
 
 def run() -> Figures:
     """Run the kernels once under each tool."""
-    require_gpu()
     if shutil.which(PROGRAM) is None:
         raise Skipped(f"{PROGRAM} is not on the PATH")
     return {tool: watch(tool) for tool in TOOLS}
@@ -69,28 +67,22 @@ def judge(tool: str, status: int, output: str) -> str:
 
 def call_apart(kernel: Kernel, case: Case, device: torch.device) -> None:
     """Call a kernel with every tensor in an allocation of its own."""
-    lists = [
-        [tensor.to(device) for tensor in case.lists[argument.name]]
-        for argument in case.operation.lists
-    ]
+    names = [argument.name for argument in case.operation.lists]
+    lists = [[tensor.to(device) for tensor in case.lists[name]] for name in names]
     controls = {name: value.to(device) for name, value in case.controls.items()}
     kernel.function(*lists, **controls, **case.options)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Child process: the first case of every kernel and layout in a few dtypes."""
-    del arguments
     device = torch.device("cuda")
     for kernel in exact_kernels():
-        seen: set[tuple[str, str]] = set()
-        for _, case in cases(kernel):
-            key = (case.combination, case.recipe.layout)
-            if key not in seen and case.combination in DTYPES:
-                seen.add(key)
+        for case in first_cases(kernel):
+            if case.combination in DTYPES:
                 call_apart(kernel, case, device)
     torch.cuda.synchronize()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

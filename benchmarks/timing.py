@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from twinstep.benchmarks.part import Figures, require_gpu
+from twinstep.benchmarks.part import Figures
 from twinstep.benchmarks.state import REDUCE_BYTES, UPDATE_BYTES, controls, new_state
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
@@ -24,7 +24,6 @@ Work = Callable[[], object]
 
 def run() -> Figures:
     """Time both kernels on the current GPU."""
-    require_gpu()
     device = torch.device("cuda")
     update = update_work(NUMEL, device)
     reduce = reduce_work(4 * NUMEL, device)

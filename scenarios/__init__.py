@@ -3,9 +3,6 @@
 A small language model is trained on real text in mixed precision: with every step put through the
 reference and the fast side and compared bit for bit, or around either side's optimizer classes, as
 users train, with fp16 and bf16 judged against fp32.
-
-Import the modules by name (`scenarios.train`, `scenarios.lockstep`, ...); this package itself holds
-only the door that the command line uses.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when all is equal (or the run ended), 1 when the sides differ or a dtype does not reach
         fp32's loss, 2 for a wrong request, 3 when too little ran to tell.
     """
-    # Imported here: `python -m` of a module imports this package before it runs the module.
     from twinstep.scenarios.cli import main as command
 
     return command(argv)

@@ -1,256 +1,255 @@
-"""One call of one operation, and how each side answers it.
+"""One call of an operation, and the answer of each side.
 
 A `Call` is plain data, so both sides provably get the same input: the reference reads it, the fast
-side writes into clones of it.
+side writes into clones of it. The reference runs on the CPU. The fast side runs on the GPU where
+there is one; elsewhere its compiled kernels are replayed on the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
-import twinstep.fast.accumulate
-import twinstep.fast.adam
-import twinstep.fast.cast
-import twinstep.fast.clip
-import twinstep.fast.flatten
-import twinstep.fast.mixed_step
-import twinstep.fast.overflow
-from twinstep.parity.operations.operation import Operation
+from twinstep.fast.accumulate import accumulate_
+from twinstep.fast.adam import adamw_step_
+from twinstep.fast.cast import cast_copy_
+from twinstep.fast.clip import clip_factor_, global_norm_
+from twinstep.fast.flatten import flatten_, unflatten_
+from twinstep.fast.mixed_step import mixed_step_
+from twinstep.fast.overflow import unscale_
+from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.operations.table import operation_named
-from twinstep.scenarios.plan import Settings
-from twinstep.scenarios.state import State, float_control
+from twinstep.parity.registry.engines import Engine, engine_named, running
+from twinstep.scenarios.plan import DTYPES, Plan
 
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]
 FAST: Mapping[str, Callable[..., None]] = {
-    "accumulate": twinstep.fast.accumulate.accumulate_,
-    "adamw_step": twinstep.fast.adam.adamw_step_,
-    "cast_copy": twinstep.fast.cast.cast_copy_,
-    "clip_factor": twinstep.fast.clip.clip_factor_,
-    "flatten": twinstep.fast.flatten.flatten_,
-    "global_norm": twinstep.fast.clip.global_norm_,
-    "mixed_step": twinstep.fast.mixed_step.mixed_step_,
-    "unflatten": twinstep.fast.flatten.unflatten_,
-    "unscale": twinstep.fast.overflow.unscale_,
+    "accumulate": accumulate_,
+    "adamw_step": adamw_step_,
+    "cast_copy": cast_copy_,
+    "clip_factor": clip_factor_,
+    "flatten": flatten_,
+    "global_norm": global_norm_,
+    "mixed_step": mixed_step_,
+    "unflatten": unflatten_,
+    "unscale": unscale_,
 }
 CPU = torch.device("cpu")
-Answer = Callable[["Call"], Written]
+SIDES = ("reference", "fast")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Call:
-    """Arguments of one operation, by name; lists come first and keep their order."""
+    """Arguments of one operation, by name; lists keep their order."""
 
     operation: str
     lists: Mapping[str, list[Tensor]]
-    controls: Mapping[str, Tensor]
-    options: Mapping[str, bool | int | str] = field(default_factory=dict)
+    controls: Mapping[str, Tensor] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
 
     @property
     def contract(self) -> Operation:
-        """The operation's contract: its reference function and what it writes."""
+        """The operation's reference function, and what it writes."""
         return operation_named(self.operation, "scenarios")
 
 
-def reference_answer(call: Call) -> Written:
-    """What the reference returns for a call, by argument name; the call's tensors stay as they are.
+Answer = Callable[[Call], Written]
 
-    Returns:
-        One entry per written argument, in the contract's order.
-    """
-    returned: Any = call.contract.reference(*call.lists.values(), **call.controls, **call.options)
-    return dict(zip(call.contract.writes, returned, strict=True))
+
+def reference_answer(call: Call) -> Written:
+    """The reference's results by argument name; the call's tensors stay unchanged."""
+    results = call.contract.reference(*call.lists.values(), **call.controls, **call.options)
+    return dict(zip(call.contract.writes, cast(tuple[Value, ...], results), strict=True))
 
 
 def fast_answer(call: Call, device: torch.device = CPU) -> Written:
-    """What our fast kernel writes for a call, by argument name, brought back to the CPU.
+    """What our fast kernel writes, by argument name, brought back to the CPU.
 
-    The kernel runs on clones, so the call's tensors stay as they are. On CPU tensors the Triton
+    The kernel runs on clones, so the call's tensors stay unchanged. On CPU tensors the Triton
     launchers need `replay.activate()`.
     """
-    lists = {name: [placed(t, device) for t in ts] for name, ts in call.lists.items()}
-    controls = {name: placed(t, device) for name, t in call.controls.items()}
+    lists = {name: [t.to(device, copy=True) for t in ts] for name, ts in call.lists.items()}
+    controls = {name: value.to(device, copy=True) for name, value in call.controls.items()}
     FAST[call.operation](*lists.values(), **controls, **call.options)
-    written: dict[str, Value] = {**lists, **controls}
-    return {name: on_cpu(written[name]) for name in call.contract.writes}
+    written: Written = {**lists, **controls}
+    return {name: _each(written[name], Tensor.cpu) for name in call.contract.writes}
 
 
-def placed(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor on a device, in storage of its own."""
-    return tensor.to(device, copy=True)
+def engine() -> Engine:
+    """The place of the fast side on this machine: the GPU, or replay."""
+    gpu = engine_named("cuda")
+    return engine_named("replay") if gpu.missing else gpu
 
 
-def on_cpu(value: Value) -> Value:
-    """The same values on the CPU."""
-    return [t.cpu() for t in value] if isinstance(value, list) else value.cpu()
+@contextmanager
+def device_of(side: str) -> Iterator[torch.device]:
+    """The device on which a side steps; its engine runs for the length of the `with` block.
+
+    Raises:
+        ValueError: there is no side of that name.
+    """
+    if side not in SIDES:
+        raise ValueError(f"side={side!r}, but should be one of {SIDES} [side]")
+    if side == "reference":
+        yield CPU
+        return
+    place = engine()
+    with running(place):
+        yield place.device
 
 
-def adam_controls(settings: Settings, lr: float) -> dict[str, Tensor]:
-    """The controls that Adam's step and the mixed step share."""
-    return {
-        "lr": float_control(lr),
-        "beta1": float_control(settings.beta1),
-        "beta2": float_control(settings.beta2),
-        "eps": float_control(settings.eps),
-        "weight_decay": float_control(settings.weight_decay),
-    }
+def answer_of(side: str, device: torch.device) -> Answer:
+    """The answers of a side whose engine runs."""
+    return reference_answer if side == "reference" else partial(fast_answer, device=device)
 
 
-def mixed_step(state: State, grads: list[Tensor], settings: Settings, lr: float) -> Call:
+def control(value: float) -> Tensor:
+    """A number as the 0-dim float64 tensor that operations take."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def count(value: int) -> Tensor:
+    """A counter as the 0-dim int64 tensor that operations take."""
+    return torch.tensor(value, dtype=torch.int64)
+
+
+def output() -> Tensor:
+    """A 0-dim fp32 tensor to be written."""
+    return torch.zeros((), dtype=torch.float32)
+
+
+@dataclass(kw_only=True)
+class State:
+    """Everything that outlives a mixed-precision step, in the order in which `mixed_step` writes.
+
+    Attributes:
+        params: master weights, fp32; a flat buffer is a list of one, as for all lists.
+        exp_avgs: first moments, fp32.
+        exp_avg_sqs: second moments, fp32.
+        copies: model weights in 16 bits; empty when the model runs on the masters themselves.
+        steps: one 0-dim int64 per tensor.
+        norm: fp32, global norm of the last step's unscaled gradients.
+        found_inf: fp32, 1.0 if the last step was skipped.
+    """
+
+    params: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    copies: list[Tensor]
+    steps: list[Tensor]
+    scale: Tensor
+    cur_iter: Tensor = field(default_factory=lambda: count(0))
+    last_overflow_iter: Tensor = field(default_factory=lambda: count(-1))
+    cur_hysteresis: Tensor = field(default_factory=lambda: count(1))
+    growth_tracker: Tensor = field(default_factory=lambda: count(0))
+    exhausted: Tensor = field(default_factory=lambda: count(0))
+    norm: Tensor = field(default_factory=output)
+    found_inf: Tensor = field(default_factory=output)
+
+    @classmethod
+    def initial(cls, weights: Sequence[Tensor], plan: Plan) -> State:
+        """The state before the first step: masters and their copies, moments and counters zero."""
+        masters = [weight.clone() for weight in weights]
+        return cls(
+            params=masters,
+            exp_avgs=[torch.zeros_like(master) for master in masters],
+            exp_avg_sqs=[torch.zeros_like(master) for master in masters],
+            copies=[m.to(DTYPES[plan.dtype]) for m in masters] if plan.dtype != "fp32" else [],
+            steps=[count(0) for _ in masters],
+            scale=control(plan.scaling[1]),
+            cur_hysteresis=count(plan.delayed_shift),
+        )
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Value]) -> State:
+        """The state with these entries, sharing their storage."""
+        return cls(**entries)  # type: ignore[arg-type]  # names and kinds are State's own
+
+    @property
+    def entries(self) -> Written:
+        """Every entry by name, in the order in which `mixed_step` writes them."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The model's weights: the copies, or the masters where there are none."""
+        return self.copies or self.params
+
+    def clone(self) -> State:
+        """A copy that shares no storage with this one."""
+        return State.of({name: _each(v, Tensor.clone) for name, v in self.entries.items()})
+
+
+def adam_controls(plan: Plan, lr: float) -> dict[str, Tensor]:
+    """The controls that `adamw_step` and `mixed_step` share."""
+    names = ("beta1", "beta2", "eps", "weight_decay")
+    return {"lr": control(lr), **{name: control(getattr(plan, name)) for name in names}}
+
+
+def mixed_step(state: State, grads: list[Tensor], plan: Plan, lr: float) -> Call:
     """The whole step: overflow test, norm, clipping, AdamW and the loss-scale rule.
 
     Args:
         state: read only; its lists and `grads` have one tensor per parameter, or one flat buffer.
         grads: gradients of the scaled loss, in the model's dtype.
-        settings: hyper-parameters and the loss-scale rule.
+        plan: hyper-parameters and the loss-scale rule.
         lr: the learning rate of this step.
     """
-    lists = ("params", "exp_avgs", "exp_avg_sqs", "copies", "steps")
-    entries = dict(state.items())
-    held = {n: list(v) for n, v in entries.items() if isinstance(v, list)}
     return Call(
-        operation="mixed_step",
-        lists={"params": held["params"], "grads": grads, **{n: held[n] for n in lists[1:]}},
-        controls={
-            **adam_controls(settings, lr),
-            "max_norm": float_control(settings.max_norm),
-            "scale_factor": float_control(settings.scale_factor),
-            "scale_window": torch.tensor(settings.scale_window),
-            "min_scale": float_control(settings.min_scale),
-            "delayed_shift": torch.tensor(settings.delayed_shift),
-            "backoff_factor": float_control(1.0 / settings.scale_factor),
-            **{n: v for n, v in entries.items() if isinstance(v, Tensor)},
+        "mixed_step",
+        step_lists(state, grads),
+        {
+            **adam_controls(plan, lr),
+            "max_norm": control(plan.max_norm),
+            "scale_factor": control(plan.scale_factor),
+            "scale_window": count(plan.scale_window),
+            "min_scale": control(plan.min_scale),
+            "delayed_shift": count(plan.delayed_shift),
+            "backoff_factor": control(1.0 / plan.scale_factor),
+            **{name: v for name, v in state.entries.items() if isinstance(v, Tensor)},
         },
-        options={
+        {
             "adam_w_mode": True,
             "bias_correction": True,
-            "rule": settings.rule,
+            "rule": plan.scaling[0],
             "consecutive_hysteresis": False,
             "raise_error_at_min_scale": False,
         },
     )
 
 
-def adamw_step(
-    state: State,
-    grads: list[Tensor],
-    settings: Settings,
-    *,
-    lr: float,
-    factor: Tensor,
-    found_inf: Tensor,
-) -> Call:
-    """Only the update, with the factor and the overflow flag that the smaller operations gave."""
-    return Call(
-        operation="adamw_step",
-        lists={
-            "params": state.params,
-            "grads": grads,
-            "exp_avgs": state.exp_avgs,
-            "exp_avg_sqs": state.exp_avg_sqs,
-            "copies": state.copies,
-            "steps": state.steps,
-        },
-        controls={**adam_controls(settings, lr), "factor": factor, "found_inf": found_inf},
-        options={"bias_correction": True},
-    )
+def step_lists(state: State, grads: list[Tensor]) -> dict[str, list[Tensor]]:
+    """The lists of `adamw_step` and `mixed_step`, in their order."""
+    return {
+        "params": state.params,
+        "grads": grads,
+        "exp_avgs": state.exp_avgs,
+        "exp_avg_sqs": state.exp_avg_sqs,
+        "copies": state.copies,
+        "steps": state.steps,
+    }
 
 
-def global_norm(grads: list[Tensor]) -> Call:
-    """Norm and overflow test of the scaled gradients."""
-    zero = float_control(0.0, torch.float32)
-    return Call(
-        operation="global_norm",
-        lists={"grads": grads},
-        controls={"norm": zero, "found_inf": zero.clone()},
-    )
-
-
-def clip_factor(norm: Tensor, scale: Tensor, settings: Settings) -> Call:
-    """The number that unscales and clips in one multiplication."""
-    return Call(
-        operation="clip_factor",
-        lists={},
-        controls={
-            "norm": norm,
-            "scale": scale,
-            "max_norm": float_control(settings.max_norm),
-            "factor": float_control(0.0, torch.float32),
-        },
-    )
-
-
-def unscale(grads: list[Tensor], scale: Tensor) -> Call:
-    """Gradients divided by the scale, in place, in their own dtype."""
-    return Call(
-        operation="unscale",
-        lists={"grads": grads},
-        controls={
-            "inv_scale": (1.0 / scale).float(),
-            "found_inf": float_control(0.0, torch.float32),
-        },
-    )
-
-
-def cast_copy(sources: list[Tensor], copies: list[Tensor]) -> Call:
-    """Masters rounded once into the model's dtype."""
-    return Call(
-        operation="cast_copy",
-        lists={"sources": sources, "copies": copies},
-        controls={},
-    )
-
-
-def accumulate(accumulators: list[Tensor], grads: list[Tensor]) -> Call:
-    """One rank's gradients added to the fp32 sum of the ranks before it."""
-    return Call(
-        operation="accumulate",
-        lists={"accumulators": accumulators, "grads": grads},
-        controls={},
-    )
-
-
-def flatten(tensors: list[Tensor], flat: Tensor, slot: int) -> Call:
-    """Tensors laid into one buffer, each at the next multiple of `slot` elements."""
-    return Call(
-        operation="flatten",
-        lists={"tensors": tensors, "flat": [flat]},
-        controls={},
-        options={"slot": slot},
-    )
-
-
-def unflatten(flat: Tensor, tensors: list[Tensor], slot: int) -> Call:
-    """The buffer read back into tensors."""
-    return Call(
-        operation="unflatten",
-        lists={"flat": [flat], "tensors": tensors},
-        controls={},
-        options={"slot": slot},
-    )
-
-
-def tensors(written: Written, name: str) -> list[Tensor]:
+def tensors(written: Mapping[str, Value], name: str) -> list[Tensor]:
     """A written argument that is a list."""
     value = written[name]
-    if not isinstance(value, list):
-        raise TypeError(f"{name} is one tensor, but should be a list [calls.tensors]")
+    assert isinstance(value, list), name
     return value
 
 
-def scalar(written: Written, name: str) -> Tensor:
+def scalar(written: Mapping[str, Value], name: str) -> Tensor:
     """A written argument that is a control."""
     value = written[name]
-    if isinstance(value, list):
-        raise TypeError(f"{name} is a list, but should be one tensor [calls.scalar]")
+    assert isinstance(value, Tensor), name
     return value
 
 
-def state_of(written: Written) -> State:
-    """The state that a `mixed_step` wrote."""
-    return State(**written)  # type: ignore[arg-type]  # names and kinds are State's own
+def _each(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    return [change(tensor) for tensor in value] if isinstance(value, list) else change(value)

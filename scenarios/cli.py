@@ -12,33 +12,23 @@ from pathlib import Path
 from rich.console import Console
 
 from twinstep.parity.records.errors import UsageError
-from twinstep.scenarios import (
-    comparison_picture,
-    lockstep,
-    picture,
-    precision,
-    precision_report,
-    train,
-)
+from twinstep.scenarios import lockstep, pictures, precision, train
 from twinstep.scenarios import trace as traces
-from twinstep.scenarios.checkpoint import CheckpointUnfit
-from twinstep.scenarios.options import parser, plan_of
-from twinstep.scenarios.plan import DTYPES, Plan
-from twinstep.scenarios.precision import TracesUnfit
-from twinstep.scenarios.progress import Lines, Reporter, reporter
-from twinstep.scenarios.sides import engine
+from twinstep.scenarios.calls import SIDES, engine
+from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, Plan
+from twinstep.scenarios.progress import Lines, reporter
 from twinstep.scenarios.text import TextMissing
-from twinstep.scenarios.trace import Trace, TraceUnreadable
+from twinstep.scenarios.trace import Trace
 
 EQUAL, DIFFERS, USAGE, TOO_LITTLE = 0, 1, 2, 3
 SHOWN = 10  # differences printed before the rest is only counted
 EVERY = 50  # steps between two lines of `precision` to a pipe
 REFUSED = (
     TextMissing,
-    TraceUnreadable,
-    TracesUnfit,
-    CheckpointUnfit,
-    picture.PictureImpossible,
+    traces.TraceUnreadable,
+    precision.TracesUnfit,
+    train.CheckpointUnfit,
+    pictures.PictureImpossible,
     OSError,
 )
 
@@ -47,31 +37,141 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; see `scenarios.main`."""
     try:
         chosen = parser().parse_args(argv)
-    except SystemExit as left:  # argparse has said why, or printed the help
+    except SystemExit as left:  # argparse has printed the reason, or the help
         return left.code if isinstance(left.code, int) else USAGE
     try:
         return COMMANDS[chosen.command](chosen)
-    except UsageError as problem:
+    except (UsageError, *REFUSED) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
-        return problem.exit_code
-    except REFUSED as problem:
-        print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
-        return USAGE
+        return problem.exit_code if isinstance(problem, UsageError) else USAGE
 
 
-def console() -> Console:
-    """Standard output; wide where nobody looks at its width."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+def parser() -> argparse.ArgumentParser:
+    """The grammar; each command's name is `chosen.command`."""
+    top = argparse.ArgumentParser(
+        prog="scenarios",
+        description="Train a small language model on the standard library's source.",
+        epilog=(
+            "Exit codes: 0 equal, 1 the sides differ or a dtype does not reach fp32, 2 usage, "
+            "3 too little ran."
+        ),
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    add_lockstep(commands.add_parser("lockstep", help="put every step through both sides"))
+    add_train(commands.add_parser("train", help="train with one side and record traces"))
+    add_precision(commands.add_parser("precision", help="fp16 and bf16 against fp32"))
+    both = commands.add_parser("compare", help="find the first difference of two records")
+    both.add_argument("left", type=Path, help="a file that train --out wrote")
+    both.add_argument("right", type=Path, help="another one")
+    drawn = commands.add_parser("picture", help="draw recorded traces")
+    drawn.add_argument("trace", type=Path, help="a file that train --out wrote")
+    drawn.add_argument("picture", type=new_picture, help="the image to write, such as run.png")
+    return top
 
 
-def planned(chosen: argparse.Namespace, dtype: str, seed: int | None = None) -> Plan:
+def add_lockstep(command: argparse.ArgumentParser) -> None:
+    """Options of `lockstep`."""
+    add = command.add_argument
+    add("--dtype", choices=[*DTYPES, "all"], default="fp16")
+    add("--layout", choices=[*lockstep.LAYOUTS, "both"], default="both")
+    add("--ranks", type=at_least(1), default=1, help="batches per step, one per rank")
+    add_run(command, steps=16, window=4, rule="dynamic")
+    command.set_defaults(optimizer="mixed_step", accumulate=1, broken="none")
+
+
+def add_train(command: argparse.ArgumentParser) -> None:
+    """Options of `train`."""
+    add = command.add_argument
+    add("--dtype", choices=list(DTYPES), default="fp16")
+    add("--side", choices=SIDES, default="reference")
+    add(
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="adam",
+        help="what takes the step: the operation, or the optimizer classes (default adam)",
+    )
+    add("--seeds", type=at_least(1), default=1, help="runs, one seed after the other")
+    add("--ranks", type=at_least(1), default=1, help="of mixed_step")
+    add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
+    add("--broken", choices=list(BROKEN), default="none", help="on purpose")
+    add("--stop", type=at_least(1), help="stop after this step of the plan")
+    add("--save", type=new_file, metavar="FILE", help="write a checkpoint")
+    add("--resume", type=Path, metavar="FILE", help="go on from a checkpoint")
+    add("--out", type=new_file, metavar="FILE", help="write traces as JSON lines")
+    add_run(command, steps=300, window=20, rule="wrapper")
+
+
+def add_run(command: argparse.ArgumentParser, *, steps: int, window: int, rule: str) -> None:
+    """Options that `lockstep` and `train` share."""
+    add = command.add_argument
+    add("--steps", type=at_least(1), default=steps, help=f"default {steps}")
+    add("--seed", type=at_least(0), default=0, help="of weights and batches")
+    scaling = f"loss-scale rule in fp16 (default {rule})"
+    add("--rule", choices=RULES, default=rule, help=scaling)
+    add("--window", type=at_least(1), default=window, help="clean steps before the scale grows")
+    add("--picture", type=new_picture, metavar="FILE", help="draw the run")
+
+
+def add_precision(command: argparse.ArgumentParser) -> None:
+    """Options of `precision`."""
+    add, steps = command.add_argument, precision.STEPS
+    add("--side", choices=SIDES, default="fast")
+    add("--optimizer", choices=OPTIMIZERS[1:], default="adam")
+    add("--steps", type=at_least(1), default=steps, help=f"default {steps}")
+    add("--seeds", type=at_least(2), default=precision.SEEDS, help="at least 2")
+    add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
+    broken = "judge what should not reach fp32"
+    add("--broken", choices=list(BROKEN), default="none", help=broken)
+    add("--traces", type=Path, metavar="FILE", help="judge recorded runs instead of training")
+    add("--out", type=new_file, metavar="FILE", help="write traces as JSON lines")
+    add("--json", type=new_file, metavar="FILE", help="write the judgement")
+    add("--picture", type=new_picture, metavar="FILE", help="draw all runs")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers that are not smaller."""
+
+    def number(word: str) -> int:
+        if not word.isdecimal() or int(word) < least:
+            raise argparse.ArgumentTypeError(f"{word!r} should be a whole number, at least {least}")
+        return int(word)
+
+    return number
+
+
+def new_file(word: str) -> Path:
+    """A file to write, in a folder that exists: found out before the run, not after it."""
+    path = Path(word)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{word!r} should lie in a folder that exists")
+    return path
+
+
+def new_picture(word: str) -> Path:
+    """An image file to write, in a format that can be drawn."""
+    if Path(word).suffix not in pictures.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{word!r} should end in {', '.join(pictures.SUFFIXES)}")
+    return new_file(word)
+
+
+def plan_of(chosen: argparse.Namespace, dtype: str, seed: int) -> Plan:
     """The run that the options ask for.
 
     Raises:
         UsageError: the options do not go together.
     """
     try:
-        return plan_of(chosen, dtype, seed)
+        return Plan(
+            optimizer=chosen.optimizer,
+            dtype=dtype,
+            steps=chosen.steps,
+            seed=seed,
+            ranks=chosen.ranks,
+            accumulate=chosen.accumulate,
+            rule=chosen.rule,
+            scale_window=chosen.window,
+            broken=chosen.broken,
+        )
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
 
@@ -86,15 +186,12 @@ def lockstep_command(chosen: argparse.Namespace) -> int:
 
 def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     """Run both sides for one dtype and print the verdict."""
-    start, lines, plan = time.perf_counter(), Lines(), planned(chosen, dtype)
+    start, lines, plan = time.perf_counter(), Lines(), plan_of(chosen, dtype, chosen.seed)
     label = f"language_model, {dtype}: reference and fast on every step, engine {engine().name}"
     lines.begin(label, plan.steps)
-    report = lockstep.run(
-        plan,
-        layouts=lockstep.LAYOUTS if chosen.layout == "both" else (chosen.layout,),
-        progress=lines.step,
-    )
-    print(summary(report.trace, time.perf_counter() - start))
+    layouts = lockstep.LAYOUTS if chosen.layout == "both" else (chosen.layout,)
+    report = lockstep.run(plan, layouts=layouts, progress=lines.step)
+    print(summary(report.trace, start))
     draw([report.trace], chosen.picture)
     print(f"compared {report.compared:,} values of {', '.join(report.operations)}")
     for difference in report.differences[:SHOWN]:
@@ -105,29 +202,26 @@ def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     return DIFFERS if report.differences else EQUAL
 
 
+def console() -> Console:
+    """Standard output; wide where it is no terminal."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 150)
+
+
 def train_command(chosen: argparse.Namespace) -> int:
     """Train with one side, print the steps, write what was asked for."""
     if chosen.seeds > 1 and (chosen.stop or chosen.save or chosen.resume):
         raise UsageError("--stop, --save and --resume go with one seed [--seeds]")
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
-    plans = [planned(chosen, chosen.dtype, seed) for seed in seeds]
+    plans = [plan_of(chosen, chosen.dtype, seed) for seed in seeds]
     found: list[Trace] = []
     screen = console()
+    files = {"resume": chosen.resume, "stop": chosen.stop, "save": chosen.save}
     with reporter(screen) as told:
         for plan in plans:
             start = time.perf_counter()
             told.begin(label_of(plan, chosen.side), plan.steps)
-            found.append(
-                train.run(
-                    chosen.side,
-                    plan,
-                    told.step,
-                    resume=chosen.resume,
-                    stop=chosen.stop,
-                    save=chosen.save,
-                )
-            )
-            screen.print(summary(found[-1], time.perf_counter() - start), soft_wrap=True)
+            found.append(train.run(chosen.side, plan, told.step, **files))
+            screen.print(summary(found[-1], start), soft_wrap=True)
     record(found, chosen.out)
     draw(found, chosen.picture)
     return EQUAL
@@ -136,37 +230,30 @@ def train_command(chosen: argparse.Namespace) -> int:
 def precision_command(chosen: argparse.Namespace) -> int:
     """Train every dtype and seed, or read such runs, and judge them."""
     start, screen = time.perf_counter(), console()
-    if chosen.traces is not None:
-        found = traces.read(chosen.traces)
-    else:
-        with reporter(screen, EVERY) as told:
-            found = train_all(chosen, told)
-        record(found, chosen.out)
+    found = train_all(chosen, screen) if chosen.traces is None else traces.read(chosen.traces)
     seconds = time.perf_counter() - start
     judgement = precision.judge(found)
-    precision_report.show(judgement, screen)
+    precision.show(judgement, screen)
     if chosen.json is not None:
         place = "cpu" if found[0].header.side == "reference" else engine().name
-        result = precision_report.as_json(judgement, engine=place, seconds=seconds)
+        result = precision.as_json(judgement, engine=place, seconds=seconds)
         chosen.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     draw(found, chosen.picture)
     if not judgement.learned:
         return TOO_LITTLE
-    return EQUAL if judgement.reaches else DIFFERS
+    return DIFFERS if judgement.outside else EQUAL
 
 
-def train_all(chosen: argparse.Namespace, told: Reporter) -> list[Trace]:
-    """Train every run of a judgement, one after the other."""
+def train_all(chosen: argparse.Namespace, screen: Console) -> list[Trace]:
+    """Train every run of a judgement, one after the other, and record them."""
+    names = ("optimizer", "steps", "seeds", "accumulate", "broken")
+    plans = precision.plans(**{name: getattr(chosen, name) for name in names})
     found = []
-    for plan in precision.plans(
-        optimizer=chosen.optimizer,
-        steps=chosen.steps,
-        seeds=chosen.seeds,
-        accumulate=chosen.accumulate,
-        broken=chosen.broken,
-    ):
-        told.begin(label_of(plan, chosen.side), plan.steps)
-        found.append(train.run(chosen.side, plan, told.step))
+    with reporter(screen, EVERY) as told:
+        for plan in plans:
+            told.begin(label_of(plan, chosen.side), plan.steps)
+            found.append(train.run(chosen.side, plan, told.step))
+    record(found, chosen.out)
     return found
 
 
@@ -204,16 +291,16 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 def label_of(plan: Plan, side: str) -> str:
     """A run in a few words."""
-    name = precision.label_of(plan.dtype, plan.broken)
-    return f"{plan.optimizer} {name}, {side}, seed {plan.seed}"
+    return f"{plan.optimizer} {precision.label_of(plan)}, {side}, seed {plan.seed}"
 
 
-def summary(trace: Trace, seconds: float) -> str:
-    """A run that has ended, in one line."""
+def summary(trace: Trace, start: float) -> str:
+    """A run that has ended, in one line; it began at `start` of `time.perf_counter`."""
     before, after = trace.held_out
     return (
         f"{len(trace.records)} steps, {len(trace.skipped)} skipped, held-out loss {before:.4f} -> "
-        f"{after:.4f} nats per byte, {trace.header.parameters:,} parameters, {seconds:.1f} s"
+        f"{after:.4f} nats per byte, {trace.header.parameters:,} parameters, "
+        f"{time.perf_counter() - start:.1f} s"
     )
 
 
@@ -225,9 +312,5 @@ def record(found: Sequence[Trace], path: Path | None) -> None:
 
 def draw(found: Sequence[Trace], path: Path | None) -> None:
     """Draw traces, where asked for: one run by itself, several together."""
-    if path is None:
-        return
-    if len(found) == 1:
-        picture.draw(found[0], path)
-    else:
-        comparison_picture.draw(found, path)
+    if path is not None:
+        pictures.draw(found, path)

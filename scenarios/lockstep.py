@@ -1,32 +1,94 @@
-"""Both sides take every step of one training run: `python -m twinstep.scenarios.lockstep`.
+"""Both sides take every step of one training run.
 
 On every step the same state and gradients go through the reference and the fast side, as lists of
 parameters and as one flat buffer, whole (`mixed_step`) and in parts (`global_norm`, `clip_factor`,
-`adamw_step`, `unscale`, `flatten`, `unflatten`, `cast_copy`), and every written bit is compared.
-Training goes on from what the reference wrote, so each step is judged by itself.
+`adamw_step`, `unscale`, `flatten`, `unflatten`, `cast_copy`), and every written bit is compared:
+the sign of zero counts, a NaN equals every NaN, nothing is tolerated. Training goes on from what
+the reference wrote, so each step is judged by itself.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from twinstep.parity.expected.ulp import same
+from twinstep.parity.laws.finding import Finding, element, shown
 from twinstep.scenarios import calls
-from twinstep.scenarios.calls import Answer, Call, Written, reference_answer
-from twinstep.scenarios.difference import Difference, elements, written_differences
+from twinstep.scenarios.calls import (
+    Answer,
+    Call,
+    State,
+    Value,
+    Written,
+    adam_controls,
+    answer_of,
+    control,
+    device_of,
+    output,
+    reference_answer,
+    step_lists,
+)
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.sides import fast_side
-from twinstep.scenarios.state import State
 from twinstep.scenarios.trace import StepRecord, Trace
-from twinstep.scenarios.train import Progress, Trainer, one_thread
+from twinstep.scenarios.train import Progress, one_thread
+from twinstep.scenarios.trainers import OperationTrainer
 
 SLOT = 16  # elements; every tensor of a flat buffer starts at a multiple of it
 Layouts = Sequence[str]
 LAYOUTS: Layouts = ("list", "flat")
+
+
+def tensor_difference(where: str, want: Tensor, got: Tensor) -> str:
+    """The first element in which two tensors differ, and both values; empty if none does.
+
+    Args:
+        where: step, operation, layout, argument and parameter.
+        want: what the reference wrote.
+        got: what the fast side wrote; another dtype or number of elements differs as a whole.
+    """
+    if want.dtype != got.dtype or want.numel() != got.numel():
+        has, should = f"{got.numel()} {got.dtype}", f"{want.numel()} {want.dtype}"
+        return f"{where} has {has}, but should have {should}"
+    differs = ~same(got.detach().reshape(-1), want.detach().reshape(-1))
+    if not differs.any():
+        return ""
+    index = int(differs.int().argmax())
+    ours, theirs = element(want, index), element(got, index)
+    distance = Finding(says="", call=0, got=theirs, want=ours).distance()
+    return (
+        f"{where}{f'[{index}]' if want.dim() else ''} differs from the reference, "
+        f"{int(differs.sum())} of {want.numel()} elements do\n"
+        f"  got      {shown(theirs)}\n  want     {shown(ours)}\n  distance {distance}"
+    )
+
+
+def differences(where: str, want: Written, got: Written, names: Sequence[str]) -> list[str]:
+    """Every written tensor in which two answers to one call differ.
+
+    Args:
+        where: names the call in the report.
+        want: what the reference wrote.
+        got: what the fast side wrote.
+        names: of the tensors in lists of that length.
+    """
+    found = []
+    for name, value in want.items():
+        assert isinstance(value, Tensor) == isinstance(got[name], Tensor), name
+        ours, theirs = as_list(value), as_list(got[name])
+        listed = names if len(names) == len(ours) else [str(index) for index in range(len(ours))]
+        labels = [""] if isinstance(value, Tensor) else [f"[{label}]" for label in listed]
+        for label, one, other in zip(labels, ours, theirs, strict=True):
+            found.append(tensor_difference(f"{where} {name}{label}", one, other))
+    return [difference for difference in found if difference]
+
+
+def as_list(value: Value) -> list[Tensor]:
+    """The tensors of a written argument."""
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass
@@ -38,12 +100,13 @@ class Judge:
         names: names of the parameters, for the report.
         differences: all found so far.
         compared: elements compared so far.
+        operations: compared so far.
         step: the step in progress, for the report.
     """
 
     fast: Answer
     names: list[str]
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
     compared: int = 0
     operations: set[str] = field(default_factory=set)
     step: int = 0
@@ -61,14 +124,13 @@ class Judge:
 
     def compare(self, what: str, expected: Written, written: Written) -> None:
         """Note every difference between two answers."""
-        self.compared += elements(expected)
-        where = f"step {self.step} {what}"
-        self.differences += written_differences(where, expected, written, self.names)
+        self.compared += sum(t.numel() for value in expected.values() for t in as_list(value))
+        self.differences += differences(f"step {self.step} {what}", expected, written, self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How a lockstep run ended.
+    """The end of a lockstep run.
 
     Attributes:
         trace: the reference's run, up to and including the first step that differs.
@@ -78,7 +140,7 @@ class Report:
     """
 
     trace: Trace
-    differences: list[Difference]
+    differences: list[str]
     compared: int
     operations: list[str]
 
@@ -89,18 +151,25 @@ def flat(tensors: list[Tensor]) -> list[Tensor]:
         return []
     slots = sum(-(-tensor.numel() // SLOT) for tensor in tensors)
     buffer = torch.empty(slots * SLOT, dtype=tensors[0].dtype)
-    return calls.tensors(reference_answer(calls.flatten(tensors, buffer, SLOT)), "flat")
+    return calls.tensors(reference_answer(flatten(tensors, buffer)), "flat")
+
+
+def flatten(tensors: list[Tensor], buffer: Tensor) -> Call:
+    """Tensors laid into one buffer, each at the next slot."""
+    return Call("flatten", {"tensors": tensors, "flat": [buffer]}, options={"slot": SLOT})
 
 
 def flat_state(state: State) -> State:
     """The same state with every list laid into one buffer; all tensors share one step counter."""
+    entries = state.clone().entries
     lists = ("params", "exp_avgs", "exp_avg_sqs", "copies")
-    entries = dict(state.clone().items())
     flattened: Written = {name: flat(calls.tensors(entries, name)) for name in lists}
-    return calls.state_of({**entries, **flattened, "steps": state.steps[:1]})
+    return State.of({**entries, **flattened, "steps": state.steps[:1]})
 
 
-def whole_step(judge: Judge, trainer: Trainer, grads: list[Tensor], layouts: Layouts) -> Written:
+def whole_step(
+    judge: Judge, trainer: OperationTrainer, grads: list[Tensor], layouts: Layouts
+) -> Written:
     """Compare `mixed_step` in both layouts; return what the reference wrote, as lists.
 
     What the flat buffer should hold is the reference's list answer laid out flat: the layout must
@@ -111,43 +180,48 @@ def whole_step(judge: Judge, trainer: Trainer, grads: list[Tensor], layouts: Lay
     if "list" in layouts:
         judge.expect(call, expected, "list")
     if "flat" in layouts:
-        flat_call = calls.mixed_step(
-            flat_state(trainer.state), flat(grads), trainer.settings, trainer.lr
-        )
-        after = dict(flat_state(calls.state_of(expected)).items())
-        judge.expect(flat_call, after, "flat")
+        state = flat_state(trainer.state)
+        flat_call = calls.mixed_step(state, flat(grads), trainer.plan, trainer.lr)
+        judge.expect(flat_call, flat_state(State.of(expected)).entries, "flat")
     return expected
 
 
-def parts(judge: Judge, trainer: Trainer, grads: list[Tensor], whole: Written) -> None:
+def parts(judge: Judge, trainer: OperationTrainer, grads: list[Tensor], whole: Written) -> None:
     """Compare the smaller operations of one step, each fed with the reference's results.
 
     Their chain must also end in the bits of the whole step, on the reference itself.
     """
-    state, settings = trainer.state, trainer.settings
-    measured = judge.both(calls.global_norm(grads))
-    norm, found = calls.scalar(measured, "norm"), calls.scalar(measured, "found_inf")
-    clipped = judge.both(calls.clip_factor(norm, state.scale, settings))
-    update = calls.adamw_step(
-        state,
-        grads,
-        settings,
-        lr=trainer.lr,
-        factor=calls.scalar(clipped, "factor"),
-        found_inf=found,
-    )
-    chained = judge.both(update)
+    state, plan = trainer.state, trainer.plan
+    outputs = {"norm": output(), "found_inf": output()}
+    measured = judge.both(Call("global_norm", {"grads": grads}, outputs))
+    factor = {
+        "norm": calls.scalar(measured, "norm"),
+        "scale": state.scale,
+        "max_norm": control(plan.max_norm),
+        "factor": output(),
+    }
+    clipped = judge.both(Call("clip_factor", {}, factor))
+    controls = {
+        **adam_controls(plan, trainer.lr),
+        "factor": calls.scalar(clipped, "factor"),
+        "found_inf": calls.scalar(measured, "found_inf"),
+    }
+    options = {"bias_correction": True}
+    chained = judge.both(Call("adamw_step", step_lists(state, grads), controls, options))
     judge.compare("adamw_step against mixed_step", {n: whole[n] for n in chained}, chained)
-    judge.both(calls.unscale(grads, state.scale))
+    inverse = {"inv_scale": (1.0 / state.scale).float(), "found_inf": output()}
+    judge.both(Call("unscale", {"grads": grads}, inverse))
     if state.copies:
-        judge.both(calls.cast_copy(calls.tensors(whole, "params"), state.copies))
+        masters = calls.tensors(whole, "params")
+        judge.both(Call("cast_copy", {"sources": masters, "copies": state.copies}))
 
 
 def layout_change(judge: Judge, grads: list[Tensor]) -> None:
     """Compare `flatten` and `unflatten` on the gradients; there and back must change nothing."""
     (buffer,) = flat(grads)
-    judge.both(calls.flatten(grads, torch.full_like(buffer, 7.0), SLOT))
-    back = calls.unflatten(buffer, [torch.empty_like(grad) for grad in grads], SLOT)
+    judge.both(flatten(grads, torch.full_like(buffer, 7.0)))
+    empty = [torch.empty_like(grad) for grad in grads]
+    back = Call("unflatten", {"flat": [buffer], "tensors": empty}, options={"slot": SLOT})
     judge.compare("unflatten after flatten", {"tensors": grads}, judge.both(back))
 
 
@@ -167,12 +241,13 @@ def run(
         progress: called with every step's record.
     """
     if fast is None:
-        with fast_side() as ours:
+        with device_of("fast") as device:
+            ours = answer_of("fast", device)
             return run(plan, layouts=layouts, fast=ours, progress=progress)
     with one_thread():
-        trainer = Trainer(plan)
+        trainer = OperationTrainer(plan)
         judge = Judge(fast=fast, names=trainer.names)
-        before, records = trainer.held_out_loss(), []
+        before, records = trainer.held_out_loss(), list[StepRecord]()
         while trainer.step < plan.steps and not judge.differences:
             records.append(take_step(judge, trainer, layouts))
             if progress is not None:
@@ -186,7 +261,7 @@ def run(
         )
 
 
-def take_step(judge: Judge, trainer: Trainer, layouts: Layouts) -> StepRecord:
+def take_step(judge: Judge, trainer: OperationTrainer, layouts: Layouts) -> StepRecord:
     """One step of the run, everything compared; the trainer goes on from the reference's answer."""
     gradients = trainer.draw()
     judge.step = trainer.step
@@ -195,9 +270,3 @@ def take_step(judge: Judge, trainer: Trainer, layouts: Layouts) -> StepRecord:
     parts(judge, trainer, grads, whole)
     layout_change(judge, grads)
     return trainer.apply(whole, gradients)
-
-
-if __name__ == "__main__":
-    from twinstep.scenarios.cli import main
-
-    sys.exit(main(["lockstep", *sys.argv[1:]]))

@@ -11,129 +11,89 @@ The fp32 rows are the baseline: nothing of ours stands between the loop and the 
 
 from __future__ import annotations
 
-import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from twinstep.scenarios.plan import DTYPES, Plan, Settings
+from twinstep.fast.bf16_optimizer import BF16Optimizer as FastBF16Optimizer
+from twinstep.fast.fp16_optimizer import FP16Optimizer as FastFP16Optimizer
+from twinstep.fast.fp16_unfused_optimizer import (
+    FP16UnfusedOptimizer as FastFP16UnfusedOptimizer,
+)
+from twinstep.fast.fused_adam import FusedAdam as FastFusedAdam
+from twinstep.fast.fused_lamb import FusedLamb as FastFusedLamb
+from twinstep.fast.scalers import DynamicLossScale as FastDynamicLossScale
+from twinstep.reference.bf16_optimizer import BF16Optimizer
+from twinstep.reference.fp16_optimizer import FP16Optimizer
+from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.scalers import DynamicLossScale
+from twinstep.scenarios.plan import DTYPES, Plan
 
 Saved = Mapping[str, object]
 Build = Callable[..., torch.optim.Optimizer]
 
 
-class Scaled(Protocol):
-    """What the optimizers of fp16 and bf16 models have, on both sides; bf16 has no `loss_scale`."""
+class Classes(NamedTuple):
+    """The optimizer classes of one side."""
 
-    overflow: bool
-    loss_scale: float
-
-    def backward(self, loss: Tensor) -> None:
-        """Run backward from the loss, scaled if need be."""
-
-    def get_global_norm(self) -> float:
-        """Norm of the last step's unscaled gradients."""
+    adam: Build
+    lamb: Build
+    fp16: Build
+    unfused: Build
+    bf16: Build
+    scaler: Callable[..., object]
 
 
-class Stepper(ABC):
-    """One optimizer as the training loop uses it.
+CLASSES = {
+    "reference": Classes(
+        FusedAdam, FusedLamb, FP16Optimizer, FP16UnfusedOptimizer, BF16Optimizer, DynamicLossScale
+    ),
+    "fast": Classes(
+        FastFusedAdam,
+        FastFusedLamb,
+        FastFP16Optimizer,
+        FastFP16UnfusedOptimizer,
+        FastBF16Optimizer,
+        FastDynamicLossScale,
+    ),
+}
+
+
+class Wrapper(Protocol):
+    """What a training loop needs of an optimizer of fp16 or bf16 models, on both sides.
+
+    Those of fp16 also have a `loss_scale`.
 
     Attributes:
-        optimizer: a `torch.optim.Optimizer`, for learning-rate schedules and checkpoints.
+        overflow: whether the last step was skipped.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    @property
-    def _scaled(self) -> Scaled:
-        return cast(Scaled, self.optimizer)
-
-    @property
-    def scale(self) -> float:
-        """The loss scale in force."""
-        return 1.0
-
-    @property
-    def norm(self) -> float:
-        """Global norm of the unscaled gradients of the last step, before clipping."""
-        return self._scaled.get_global_norm()
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was skipped."""
-        return self._scaled.overflow
+    overflow: bool
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss to those of the micro-batches before it."""
-        self._scaled.backward(loss)
+        """Add the gradients of a loss, scaled if need be, to those before it."""
 
-    def step(self) -> None:
+    def step(self) -> object:
         """Update the weights, or skip the step."""
-        self.optimizer.step()
 
-    def state_dict(self) -> Saved:
-        """What the optimizer saves."""
-        return self.optimizer.state_dict()
-
-    @abstractmethod
-    def load_state_dict(self, saved: Saved) -> None:
-        """Go on from a state of either side."""
-
-    def observed(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that the optimizer keeps, by name: masters, moments, counters."""
-        state = self.optimizer.state
-        masters = [m for group in self.optimizer.param_groups for m in group["params"]]
-        for index, master in enumerate(masters):
-            yield f"master {index}", master
-            for name in sorted(state.get(master, {})):
-                yield f"{name} {index}", state[master][name]
+    def get_global_norm(self) -> float:
+        """Norm of the last step's unscaled gradients, before clipping."""
 
 
-class ScaledStepper(Stepper):
-    """`FP16Optimizer` or `FP16UnfusedOptimizer`."""
+class Clipped:
+    """An optimizer on the weights themselves, as a `Wrapper`; torch clips the gradients."""
 
-    @property
-    def scale(self) -> float:
-        """The scaler's."""
-        return self._scaled.loss_scale
-
-    def load_state_dict(self, saved: Saved) -> None:
-        """Masters, moments, counters and the scaler's state."""
-        self.optimizer.load_state_dict(dict(saved))
-
-
-class Bf16Stepper(Stepper):
-    """`BF16Optimizer`, whose states are those of all ranks: here, of one."""
-
-    def load_state_dict(self, saved: Saved) -> None:
-        """Masters and moments; the saved masters, not the rounded weights."""
-        load: Callable[..., None] = self.optimizer.load_state_dict
-        load([saved], load_from_fp32_weights=True)
-
-
-class PlainStepper(Stepper):
-    """An optimizer on the weights themselves, their gradients clipped by torch."""
+    overflow = False
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], max_norm: float
     ) -> None:
-        super().__init__(optimizer)
-        self._weights, self._max_norm = weights, max_norm
+        self._optimizer, self._weights, self._max_norm = optimizer, weights, max_norm
         self._norm = 0.0
-
-    @property
-    def norm(self) -> float:
-        """As torch has it."""
-        return self._norm
-
-    @property
-    def skipped(self) -> bool:
-        """Never."""
-        return False
 
     def backward(self, loss: Tensor) -> None:
         """Torch's own."""
@@ -142,14 +102,16 @@ class PlainStepper(Stepper):
     def step(self) -> None:
         """Clip, then update."""
         self._norm = float(torch.nn.utils.clip_grad_norm_(self._weights, self._max_norm))
-        self.optimizer.step()
+        self._optimizer.step()
 
-    def load_state_dict(self, saved: Saved) -> None:
-        """Moments and counters; weights are the caller's."""
-        self.optimizer.load_state_dict(dict(saved))
+    def get_global_norm(self) -> float:
+        """As torch has it."""
+        return self._norm
 
 
-def stepper_of(side: str, plan: Plan, names: Sequence[str], weights: Sequence[Tensor]) -> Stepper:
+def optimizer_of(
+    side: str, plan: Plan, names: Sequence[str], weights: Sequence[Tensor]
+) -> tuple[torch.optim.Optimizer, Wrapper]:
     """The optimizer of one side that a plan asks for, around the model's weights.
 
     Args:
@@ -157,60 +119,74 @@ def stepper_of(side: str, plan: Plan, names: Sequence[str], weights: Sequence[Te
         plan: of a run with an optimizer class.
         names: of the weights.
         weights: leaves that require gradients, in the plan's dtype; written by steps.
+
+    Returns:
+        The optimizer for learning-rate schedules and checkpoints, and what takes the steps: the
+        same object, but where torch clips.
     """
-    settings = plan.settings()
-    inside = _inside(side, plan.optimizer, weights, settings)
-    if plan.dtype == "fp32" or plan.broken == "no-masters":
-        return PlainStepper(inside, weights, settings.max_norm)
-    if plan.optimizer == "adam" and plan.dtype == "bf16":
-        build = _class(side, "bf16_optimizer", "BF16Optimizer")
-        named = dict(zip(weights, names, strict=True))
-        return Bf16Stepper(build(inside, param_names=named, clip_grad=settings.max_norm))
-    if plan.optimizer == "adam":
-        build = _class(side, "fp16_optimizer", "FP16Optimizer")
-    else:
-        build = _class(side, "fp16_unfused_optimizer", "FP16UnfusedOptimizer")
-    return ScaledStepper(
-        build(
-            inside,
-            low_precision_dtype=DTYPES[plan.dtype],
-            clip_grad=settings.max_norm,
-            verbose=False,
-            **_scaling(side, settings),
-        )
-    )
-
-
-def _class(side: str, module: str, name: str) -> Build:
-    """A class of one side: both have the same modules."""
-    return cast(Build, getattr(importlib.import_module(f"twinstep.{side}.{module}"), name))
-
-
-def _inside(
-    side: str, optimizer: str, weights: Sequence[Tensor], settings: Settings
-) -> torch.optim.Optimizer:
-    """FusedAdam or FusedLamb, fresh."""
-    name = {"adam": "FusedAdam", "lamb": "FusedLamb"}[optimizer]
-    return _class(side, f"fused_{optimizer}", name)(
+    classes = CLASSES[side]
+    build = classes.adam if plan.optimizer == "adam" else classes.lamb
+    inner = build(
         list(weights),
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
+        lr=plan.lr,
+        betas=(plan.beta1, plan.beta2),
+        eps=plan.eps,
+        weight_decay=plan.weight_decay,
     )
+    if plan.dtype == "fp32" or plan.broken == "no-masters":
+        return inner, Clipped(inner, weights, plan.max_norm)
+    if plan.optimizer == "adam" and plan.dtype == "bf16":
+        named = dict(zip(weights, names, strict=True))
+        optimizer = classes.bf16(inner, param_names=named, clip_grad=plan.max_norm)
+    else:
+        wrap = classes.fp16 if plan.optimizer == "adam" else classes.unfused
+        optimizer = wrap(
+            inner,
+            low_precision_dtype=DTYPES[plan.dtype],
+            clip_grad=plan.max_norm,
+            verbose=False,
+            **_scaling(classes, plan),
+        )
+    return optimizer, cast(Wrapper, optimizer)
 
 
-def _scaling(side: str, settings: Settings) -> dict[str, object]:
+def loss_scale_of(wrapper: Wrapper) -> float:
+    """The loss scale in force; 1 where there is none."""
+    return float(getattr(wrapper, "loss_scale", 1.0))
+
+
+def load(optimizer: torch.optim.Optimizer, saved: Saved) -> None:
+    """Go on from a state of either side: masters, moments, counters, loss scale."""
+    read: Callable[..., None] = optimizer.load_state_dict
+    if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
+        # Its states are those of all ranks, here of one; the masters, not the rounded weights.
+        read([saved], load_from_fp32_weights=True)
+    else:
+        read(dict(saved))
+
+
+def observed(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that an optimizer keeps, by name: masters, moments, counters."""
+    state = optimizer.state
+    masters = [master for group in optimizer.param_groups for master in group["params"]]
+    for index, master in enumerate(masters):
+        yield f"master {index}", master
+        for name, value in sorted(state.get(master, {}).items()):
+            yield f"{name} {index}", value
+
+
+def _scaling(classes: Classes, plan: Plan) -> dict[str, object]:
     """The arguments for the loss-scale rule: the wrapper's own rule, or a scaler."""
+    rule, first = plan.scaling
+    if rule == "static":
+        return {"static_loss_scale": first}
     constants = {
-        "init_scale": settings.init_scale,
-        "scale_window": settings.scale_window,
-        "min_scale": settings.min_scale,
+        "init_scale": first,
+        "scale_window": plan.scale_window,
+        "min_scale": plan.min_scale,
     }
-    if settings.rule == "static":
-        return {"static_loss_scale": settings.init_scale}
-    if settings.rule == "wrapper":
+    if rule == "wrapper":
         return {"dynamic_loss_scale": True, "dynamic_loss_args": constants}
-    scaler = _class(side, "scalers", "DynamicLossScale")
-    hysteresis = {"delayed_shift": settings.delayed_shift} if settings.rule == "dynamic" else {}
-    return {"loss_scale_config": scaler(rule=settings.rule, **constants, **hysteresis)}
+    hysteresis = {"delayed_shift": plan.delayed_shift} if rule == "dynamic" else {}
+    scaler = classes.scaler(rule=rule, **constants, **hysteresis)
+    return {"loss_scale_config": scaler}

@@ -22,53 +22,8 @@ LEARNING_RATE = {"mixed_step": 3e-3, "adam": 2e-3, "lamb": 1e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Hyper-parameters of one run; the scale window is small so that a short run meets growth.
-
-    Attributes:
-        lr: the highest learning rate.
-        warm_up: steps over which the learning rate rises linearly.
-        steps: over which the learning rate then falls, as half a cosine, to `last` of `lr`.
-        last: the learning rate of the last step, as a share of `lr`.
-        max_norm: gradients longer than this are shortened to it.
-        rule: the loss-scale rule: "static", "dynamic" (hysteresis), "wrapper" or "torch".
-        init_scale: first loss scale.
-        scale_window: clean steps before the scale grows.
-        delayed_shift: hysteresis of the "dynamic" rule, in overflows.
-    """
-
-    lr: float = 3e-3
-    warm_up: int = 10
-    steps: int = 16
-    last: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    max_norm: float = 1.0
-    rule: str = "dynamic"
-    init_scale: float
-    scale_factor: float = 2.0
-    scale_window: int = 4
-    min_scale: float = 1.0
-    delayed_shift: int = 2
-
-    def __post_init__(self) -> None:
-        if self.warm_up < 1:
-            raise ValueError(f"warm_up={self.warm_up}, but should be at least 1 [Settings]")
-
-    def share(self, step: int) -> float:
-        """The learning rate of a step, counted from 1, as a share of `lr`.
-
-        min(1, t / warm_up) * (last + (1 - last) * (1 + cos(pi * t / steps)) / 2), in float64.
-        """
-        fall = (1.0 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2.0
-        return min(1.0, step / self.warm_up) * (self.last + (1.0 - self.last) * fall)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run; equal plans on one machine give equal bits.
+    """What to run, and its hyper-parameters; equal plans on one machine give equal bits.
 
     Attributes:
         optimizer: what takes the step: the operation "mixed_step", or the optimizer classes around
@@ -79,13 +34,17 @@ class Plan:
         ranks: how many ranks' batches make up a step of `mixed_step`; they run one after the
             other, in rank order.
         accumulate: micro-batches that make up a step of an optimizer class.
-        rule: the loss-scale rule in fp16.
-        scale_window: clean steps before the scale grows.
+        rule: the loss-scale rule in fp16: "static", "dynamic" (hysteresis), "wrapper" or "torch".
+        scale_window: clean steps before the scale grows; small, so that a short run meets growth.
         held_out: batches of unseen text that a held-out loss is the mean of.
         broken: what the run does wrong on purpose: "none", "no-masters" (bf16 weights are updated
             in place, without fp32 masters) or "scale-stuck" (a static fp16 loss scale so high that
             every step overflows).
         shape: sizes of the model.
+        warm_up: steps over which the learning rate rises linearly.
+        last: the learning rate of the last step, as a share of `lr`.
+        max_norm: gradients longer than this are shortened to it.
+        delayed_shift: hysteresis of the "dynamic" rule, in overflows.
     """
 
     optimizer: str = "mixed_step"
@@ -99,6 +58,16 @@ class Plan:
     held_out: int = 8
     broken: str = "none"
     shape: Shape = field(default_factory=Shape)
+    warm_up: int = 10
+    last: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    max_norm: float = 1.0
+    scale_factor: float = 2.0
+    min_scale: float = 1.0
+    delayed_shift: int = 2
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -111,7 +80,7 @@ class Plan:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}, but should be one of {[*known]} [Plan]"
                 )
-        for name in ("steps", "ranks", "accumulate", "scale_window", "held_out"):
+        for name in ("steps", "ranks", "accumulate", "scale_window", "held_out", "warm_up"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but should be at least 1 [Plan]")
         if self.seed < 0:
@@ -133,17 +102,24 @@ class Plan:
                 f"dtype={BROKEN[self.broken]!r} [Plan]"
             )
 
-    def settings(self) -> Settings:
-        """Hyper-parameters: fp16 scales its loss by the rule, bf16 and fp32 do not scale."""
-        rule, first = self.rule, STATIC_SCALE if self.rule == "static" else TOO_HIGH
-        if self.broken == "scale-stuck":
-            rule, first = "static", STUCK
+    @property
+    def lr(self) -> float:
+        """The highest learning rate."""
+        return LEARNING_RATE[self.optimizer]
+
+    def share(self, step: int) -> float:
+        """The learning rate of a step, counted from 1, as a share of `lr`.
+
+        min(1, t / warm_up) * (last + (1 - last) * (1 + cos(pi * t / steps)) / 2), in float64.
+        """
+        fall = (1.0 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2.0
+        return min(1.0, step / self.warm_up) * (self.last + (1.0 - self.last) * fall)
+
+    @property
+    def scaling(self) -> tuple[str, float]:
+        """The loss-scale rule in force and the first scale; bf16 and fp32 do not scale."""
         if self.dtype != "fp16":
-            rule, first = "static", 1.0
-        return Settings(
-            lr=LEARNING_RATE[self.optimizer],
-            steps=self.steps,
-            rule=rule,
-            init_scale=first,
-            scale_window=self.scale_window,
-        )
+            return "static", 1.0
+        if self.broken == "scale-stuck":
+            return "static", STUCK
+        return self.rule, STATIC_SCALE if self.rule == "static" else TOO_HIGH

@@ -9,19 +9,23 @@ loss on unseen text after the last step of seed s in dtype x:
 
 The noise is fp32's alone, so a dtype that scatters widely cannot hide in its own scatter, and a
 loss that is not a number is never within it. A judgement needs runs that learned: the mean fall of
-fp32's loss has to be at least `LEARNED` times the noise.
+fp32's loss must be at least `LEARNED` times the noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from twinstep.scenarios.model import Shape
 from twinstep.scenarios.plan import BROKEN, Plan
-from twinstep.scenarios.trace import Trace
+from twinstep.scenarios.trace import Header, Trace, environment
 
 # Fast steps on replay take time by the element; this size learns enough to tell the dtypes apart.
 SHAPE = Shape(context=32, width=34, heads=2, layers=1)
@@ -41,6 +45,20 @@ class Row:
 
     label: str
     traces: Sequence[Trace]
+
+    @property
+    def header(self) -> Header:
+        """The header of the first run."""
+        return self.traces[0].header
+
+    @property
+    def steps(self) -> list[float]:
+        """The steps of each run."""
+        return self.traces[0].column("step")
+
+    def columns(self, name: str) -> list[list[float]]:
+        """One field of every step, by seed."""
+        return [trace.column(name) for trace in self.traces]
 
     @property
     def losses(self) -> list[float]:
@@ -65,36 +83,16 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """One dtype against fp32.
-
-    Attributes:
-        row: its runs.
-        difference: mean over seeds of its loss minus fp32's.
-        noise: spread of fp32's losses.
-    """
-
-    row: Row
-    difference: float
-    noise: float
-
-    @property
-    def reaches(self) -> bool:
-        """Whether the difference is within the noise; a NaN is not."""
-        return abs(self.difference) <= self.noise
-
-
-@dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What was found.
+    """Every dtype's runs against those in fp32.
 
     Attributes:
         baseline: the fp32 runs.
-        verdicts: of the other dtypes, in the order in which they were run.
+        others: the other dtypes, in the order in which they were run.
     """
 
     baseline: Row
-    verdicts: Sequence[Verdict]
+    others: Sequence[Row]
 
     @property
     def noise(self) -> float:
@@ -111,10 +109,18 @@ class Judgement:
         """Whether fp32 learned enough for a difference to mean anything."""
         return self.fall >= LEARNED * self.noise
 
+    def difference(self, row: Row) -> float:
+        """Mean over seeds of a dtype's loss minus fp32's."""
+        return row.mean - self.baseline.mean
+
+    def reaches(self, row: Row) -> bool:
+        """Whether a dtype's difference is within the noise; a NaN is not."""
+        return abs(self.difference(row)) <= self.noise
+
     @property
-    def reaches(self) -> bool:
-        """Whether every dtype reaches fp32."""
-        return all(verdict.reaches for verdict in self.verdicts)
+    def outside(self) -> list[str]:
+        """Labels of the dtypes that do not reach fp32."""
+        return [row.label for row in self.others if not self.reaches(row)]
 
 
 class TracesUnfit(ValueError):
@@ -128,7 +134,6 @@ def plans(
     seeds: int = SEEDS,
     accumulate: int = 1,
     broken: str = "none",
-    shape: Shape | None = None,
 ) -> list[Plan]:
     """The runs of a judgement: every seed in fp32, then in fp16, then in bf16.
 
@@ -138,40 +143,33 @@ def plans(
         seeds: 0, 1, ...
         accumulate: micro-batches for each step.
         broken: run fp32 and this instead of fp16 and bf16; it should not reach fp32.
-        shape: sizes of the model; None takes `SHAPE`.
     """
-    others = (
-        [("fp16", "none"), ("bf16", "none")] if broken == "none" else [(BROKEN[broken], broken)]
+    fp32 = Plan(
+        optimizer=optimizer,
+        dtype="fp32",
+        steps=steps,
+        accumulate=accumulate,
+        rule="wrapper",
+        scale_window=WINDOW,
+        held_out=HELD_OUT,
+        shape=SHAPE,
     )
-    return [
-        Plan(
-            optimizer=optimizer,
-            dtype=dtype,
-            steps=steps,
-            seed=seed,
-            accumulate=accumulate,
-            rule="wrapper",
-            scale_window=WINDOW,
-            held_out=HELD_OUT,
-            broken=fault,
-            shape=SHAPE if shape is None else shape,
-        )
-        for dtype, fault in [("fp32", "none"), *others]
-        for seed in range(seeds)
-    ]
+    others = [replace(fp32, dtype=dtype) for dtype in ("fp16", "bf16")]
+    if broken != "none":
+        others = [replace(fp32, dtype=BROKEN[broken], broken=broken)]
+    return [replace(plan, seed=seed) for plan in (fp32, *others) for seed in range(seeds)]
 
 
-def label_of(dtype: str, broken: str) -> str:
-    """What a row is called."""
-    return dtype if broken == "none" else f"{dtype}, {broken}"
+def label_of(run: Plan | Header) -> str:
+    """The dtype of a run, and what is broken on purpose."""
+    return run.dtype if run.broken == "none" else f"{run.dtype}, {run.broken}"
 
 
 def rows_of(traces: Sequence[Trace]) -> list[Row]:
     """Runs by dtype and fault, in the order in which they come."""
     found: dict[str, list[Trace]] = {}
     for trace in traces:
-        label = label_of(trace.header.dtype, trace.header.broken)
-        found.setdefault(label, []).append(trace)
+        found.setdefault(label_of(trace.header), []).append(trace)
     return [Row(label=label, traces=runs) for label, runs in found.items()]
 
 
@@ -192,9 +190,7 @@ def judge(traces: Sequence[Trace]) -> Judgement:
         raise TracesUnfit("runs have 1 seed, but should have at least 2 to know the noise")
     for row in others:
         _require_alike(baseline, row)
-    noise = baseline.spread
-    verdicts = [Verdict(row=r, difference=r.mean - baseline.mean, noise=noise) for r in others]
-    return Judgement(baseline=baseline, verdicts=verdicts)
+    return Judgement(baseline=baseline, others=others)
 
 
 def _require_alike(baseline: Row, row: Row) -> None:
@@ -209,5 +205,88 @@ def _require_alike(baseline: Row, row: Row) -> None:
             f"{row.label} has seeds {seeds[1]}, but should have fp32's {seeds[0]}, each once"
         )
     taken = {len(trace.records) for r in (baseline, row) for trace in r.traces}
-    if taken != {baseline.traces[0].header.steps}:
+    if taken != {baseline.header.steps}:
         raise TracesUnfit(f"runs have {sorted(taken)} steps, but should have all of their plan's")
+
+
+def show(judgement: Judgement, screen: Console) -> None:
+    """Print every dtype's held-out losses, and the verdict in words."""
+    baseline = judgement.baseline
+    title = (
+        f"held-out loss, nats per byte, after {baseline.header.steps} steps; "
+        "spread is the sample standard deviation over seeds"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("dtype", no_wrap=True)
+    seeds = [f"seed {run.header.seed}" for run in baseline.traces]
+    for name in (*seeds, "mean", "spread", "difference", "of the noise", "skipped"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict", no_wrap=True)
+    for row in (baseline, *judgement.others):
+        numbers = [f"{value:.4f}" for value in (*row.losses, row.mean, row.spread)]
+        difference, ratio, verdict = "", "", "baseline"
+        if row is not baseline:
+            difference = f"{judgement.difference(row):+.4f}"
+            ratio = f"{_ratio(judgement.difference(row), judgement.noise):.2f}"
+            verdict = "reaches fp32" if judgement.reaches(row) else "OUTSIDE the noise"
+        skipped = " ".join(map(str, row.skipped))
+        table.add_row(row.label, *numbers, difference, ratio, skipped, verdict)
+    screen.print(table)
+    screen.print(sentence(judgement))
+
+
+def sentence(judgement: Judgement) -> str:
+    """The verdict in one line."""
+    noise = f"the noise of {len(judgement.baseline.traces)} fp32 seeds, {judgement.noise:.4f}"
+    if not judgement.learned:
+        return (
+            f"too little ran: fp32's loss fell by {judgement.fall:.4f}, but should fall by at "
+            f"least {LEARNED:g} times {noise}, for a difference to mean anything"
+        )
+    if judgement.outside:
+        outside = " and ".join(judgement.outside)
+        return f"OUTSIDE: the mean loss of {outside} differs by more than {noise}"
+    inside = " and ".join(row.label for row in judgement.others)
+    return f"equal: {inside} within {noise}"
+
+
+def _ratio(difference: float, noise: float) -> float:
+    return abs(difference) / noise if noise else float("inf") if difference else 0.0
+
+
+def as_json(judgement: Judgement, *, engine: str, seconds: float) -> dict[str, object]:
+    """The judgement for a file: unrounded numbers, and where they come from.
+
+    Args:
+        judgement: the runs, compared.
+        engine: where steps ran.
+        seconds: that it took.
+    """
+    header = judgement.baseline.header
+    rows = []
+    for row in (judgement.baseline, *judgement.others):
+        names = ("mean", "spread", "skipped")
+        numbers = {name: getattr(row, name) for name in names}
+        rows.append({"dtype": row.label, "held_out": row.losses, **numbers})
+        if row is not judgement.baseline:
+            rows[-1]["difference"] = judgement.difference(row)
+            rows[-1]["reaches"] = judgement.reaches(row)
+    return {
+        "schema": 1,
+        "side": header.side,
+        "engine": engine,
+        "optimizer": header.optimizer,
+        "steps": header.steps,
+        "seeds": [run.header.seed for run in judgement.baseline.traces],
+        "accumulate": header.accumulate,
+        "parameters": header.parameters,
+        "text_sha256": header.text_sha256,
+        **environment(),
+        "threads": header.threads,
+        "seconds": round(seconds, 1),
+        "noise": judgement.noise,
+        "fall": judgement.fall,
+        "learned": judgement.learned,
+        "reaches": not judgement.outside,
+        "rows": rows,
+    }

@@ -1,10 +1,9 @@
-"""What a run says while it goes on: one moving line on a terminal, plain lines to a pipe."""
+"""Progress of runs: one moving line on a terminal, plain lines to a pipe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,21 +13,11 @@ from twinstep.scenarios.trace import StepRecord
 HEADING = "step    loss       scale   gradient norm"
 
 
-class Reporter(Protocol):
-    """Told of every run and every step."""
-
-    def begin(self, label: str, steps: int) -> None:
-        """A run whose plan has so many steps begins, or goes on."""
-
-    def step(self, record: StepRecord) -> None:
-        """A step was taken or skipped."""
-
-
 class Lines:
     """Plain lines, flushed, so that a pipe sees progress too.
 
     Args:
-        every: show one step in so many, and the last.
+        every: steps between two lines; the last step is always shown.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -53,11 +42,7 @@ class Lines:
 
 
 class Live:
-    """One line for each run, redrawn in place: a bar, loss, scale, norm, skipped steps.
-
-    Args:
-        progress: rich's, started.
-    """
+    """One line for each run, redrawn in place: a bar, loss, scale, norm, skipped steps."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -80,13 +65,8 @@ class Live:
 
 
 @contextmanager
-def reporter(screen: Console, every: int = 1) -> Iterator[Reporter]:
-    """What fits a screen: `Live` on a terminal, `Lines` everywhere else.
-
-    Args:
-        screen: where to.
-        every: of `Lines`.
-    """
+def reporter(screen: Console, every: int = 1) -> Iterator[Lines | Live]:
+    """`Live` on a terminal; elsewhere `Lines`, one in `every` steps."""
     if not screen.is_terminal:
         yield Lines(every)
         return

@@ -10,10 +10,10 @@ import hashlib
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class TraceUnreadable(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Where a trace came from. Runs with equal headers on one machine have equal steps."""
+    """The origin of a trace. Runs with equal headers on one machine have equal steps."""
 
     side: str
     optimizer: str
@@ -82,20 +82,17 @@ class Trace:
     records: Sequence[StepRecord]
     held_out: tuple[float, float]
 
+    def column(self, name: str) -> list[float]:
+        """One field of every step."""
+        return [getattr(record, name) for record in self.records]
+
     @property
     def skipped(self) -> list[int]:
         """The steps that were skipped."""
         return [record.step for record in self.records if record.skipped]
 
 
-class Entries(Protocol):
-    """Named tensors, such as a `State` or a dict of them."""
-
-    def items(self) -> Iterable[tuple[str, list[Tensor] | Tensor]]:
-        """Name and value of every entry, in an order of their own."""
-
-
-def digest(state: Entries) -> str:
+def digest(state: Mapping[str, list[Tensor] | Tensor]) -> str:
     """SHA-256 over the bytes of every entry of a state, its first 16 hexadecimal digits.
 
     Equal digests mean equal bits, the sign of zero included. NaN payloads would count too; a step
@@ -121,7 +118,7 @@ class Environment(TypedDict):
 
 
 def environment() -> Environment:
-    """What this machine says about itself."""
+    """This machine's threads, processor and versions."""
     return {
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -132,13 +129,11 @@ def environment() -> Environment:
 
 def write(traces: Sequence[Trace], path: Path) -> None:
     """Write runs one after the other: each is a header, steps and an end, one object a line."""
-    lines = [line for trace in traces for line in _lines(trace)]
+    lines: list[dict[str, object]] = []
+    for trace in traces:
+        end = {"end": True, "held_out": [value.hex() for value in trace.held_out]}
+        lines += [asdict(trace.header), *map(hexed, trace.records), end]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-
-
-def _lines(trace: Trace) -> list[dict[str, object]]:
-    end = {"end": True, "held_out": [value.hex() for value in trace.held_out]}
-    return [asdict(trace.header), *map(hexed, trace.records), end]
 
 
 def read(path: Path) -> list[Trace]:
@@ -185,7 +180,7 @@ def unhexed(line: Mapping[str, object]) -> StepRecord:
 
 
 def first_difference(left: Trace, right: Trace) -> str | None:
-    """Name the first step and field in which two traces differ, or None. NaN equals NaN."""
+    """The first step and field in which two traces differ, or None. NaN equals NaN."""
     for ours, theirs in zip(left.records, right.records, strict=False):
         for name, value in hexed(ours).items():
             other = hexed(theirs)[name]

@@ -1,34 +1,26 @@
-"""Train the language model with one side's optimizer step: `python -m twinstep.scenarios.train`.
-
-    loss = model(copies);  grads = d(scale * loss)/d(copies);  state = mixed_step(state, grads)
-
-Forward and backward run in the model's dtype (in fp16 they truly overflow at a high loss scale);
-only the step in between belongs to a side, so two runs with the same seed differ only if the two
-sides do. That step is the operation `mixed_step` here, and one of the optimizer classes in
-`scenarios.class_trainer`.
-"""
+"""A whole training run on one side; broken off into a file, and taken up again bit for bit."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from torch import Tensor
 
-from twinstep.scenarios import calls, checkpoint, trace
-from twinstep.scenarios.calls import Answer, Call, Written, reference_answer
-from twinstep.scenarios.class_trainer import ClassTrainer
-from twinstep.scenarios.learner import CPU, Learner
+from twinstep.scenarios.calls import answer_of, device_of
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.sides import answer_of, device_of
-from twinstep.scenarios.state import State, initial_state, model_weights
+from twinstep.scenarios.trace import Header, StepRecord, Trace, hexed, unhexed
+from twinstep.scenarios.trainers import ClassTrainer, OperationTrainer, Trainer
 
-Progress = Callable[[trace.StepRecord], None]
+Progress = Callable[[StepRecord], None]
+FORMAT = "twinstep scenario 1"
+
+
+class CheckpointUnfit(ValueError):
+    """A file that should hold a run of this plan does not."""
 
 
 @contextmanager
@@ -48,115 +40,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    """What backward leaves: the mean unscaled loss, and one scaled gradient per weight."""
-
-    loss: float
-    grads: list[Tensor]
-
-
-class Trainer(Learner):
-    """A run whose step is the operation `mixed_step`.
-
-    Args:
-        plan: what to run.
-        answer: the side that takes the step.
-    """
-
-    def __init__(self, plan: Plan, answer: Answer = reference_answer) -> None:
-        super().__init__(plan, CPU)
-        self.answer = answer
-        self.names = self.lesson.names
-        self.state: State = initial_state(self.lesson.initial_weights(), plan.dtype, self.settings)
-
-    def weights(self) -> list[Tensor]:
-        """The copies, or the masters where there are none."""
-        return model_weights(self.state)
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the step in progress."""
-        return self.settings.lr * self.settings.share(self.step)
-
-    def draw(self) -> list[Gradients]:
-        """Begin the next step: draw each rank's windows and take their gradients, in rank order.
-
-        Each rank's loss is divided by the number of ranks before backward, so the sum of the
-        ranks' gradients is the gradient of the mean loss.
-        """
-        self.step += 1
-        share = float(self.state.scale) / self.plan.ranks
-        return [self._backward(share, rank) for rank in range(self.plan.ranks)]
-
-    def _backward(self, multiplier: float, rank: int) -> Gradients:
-        leaves = [weight.detach().requires_grad_() for weight in self.weights()]
-        loss = self.lesson.loss(leaves, rank)
-        grads = torch.autograd.grad(loss * multiplier, leaves)
-        return Gradients(loss=float(loss.detach()), grads=[grad.contiguous() for grad in grads])
-
-    def reduce(self, parts: Sequence[Gradients], answer: Answer) -> list[Tensor]:
-        """Add the ranks' gradients in rank order, in fp32, and round the sum once.
-
-        Args:
-            parts: what `draw` returned; a single rank's gradients are returned as they are.
-            answer: the side that adds and rounds.
-        """
-        if len(parts) == 1:
-            return parts[0].grads
-        sums = [torch.zeros_like(grad, dtype=torch.float32) for grad in parts[0].grads]
-        for part in parts:
-            sums = calls.tensors(answer(calls.accumulate(sums, part.grads)), "accumulators")
-        rounded = [torch.empty_like(grad) for grad in parts[0].grads]
-        return calls.tensors(answer(calls.cast_copy(sums, rounded)), "copies")
-
-    def advance(self) -> trace.StepRecord:
-        """Take one whole step with the side's arithmetic."""
-        parts = self.draw()
-        grads = self.reduce(parts, self.answer)
-        return self.apply(self.answer(self.mixed_step(grads)), parts)
-
-    def mixed_step(self, grads: list[Tensor]) -> Call:
-        """The optimizer step for these gradients."""
-        return calls.mixed_step(self.state, grads, self.settings, self.lr)
-
-    def apply(self, written: Written, parts: Sequence[Gradients]) -> trace.StepRecord:
-        """Go on from what a side wrote, and say what happened."""
-        scale = float(self.state.scale)
-        self.state = calls.state_of(written)
-        return trace.StepRecord(
-            step=self.step,
-            loss=sum(part.loss for part in parts) / len(parts),
-            lr=self.lr,
-            scale=scale,
-            norm=float(self.state.norm),
-            skipped=bool(self.state.found_inf),
-            state=trace.digest(self.state),
-        )
-
-    def state_dict(self) -> dict[str, object]:
-        """The state, the draws and the number of steps."""
-        return {
-            "state": dict(self.state.clone().items()),
-            "lesson": self.lesson.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state_dict(self, saved: Mapping[str, object]) -> None:
-        """Go on from where `state_dict` was taken."""
-        self.state = State(**cast(dict[str, Any], saved["state"])).clone()
-        self.lesson.load_state_dict(cast(Mapping[str, Tensor], saved["lesson"]))
-        self.step = cast(int, saved["step"])
-
-
 @contextmanager
-def learner_of(side: str, plan: Plan) -> Iterator[Learner]:
+def trainer_of(side: str, plan: Plan) -> Iterator[Trainer]:
     """A run on one side, ready for its first step; that side's engine runs inside the block."""
-    if plan.optimizer == "mixed_step":
-        with answer_of(side) as answer:
-            yield Trainer(plan, answer)
-    else:
-        with device_of(side) as device:
+    with device_of(side) as device:
+        if plan.optimizer == "mixed_step":
+            yield OperationTrainer(plan, answer_of(side, device))
+        else:
             yield ClassTrainer(plan, side, device)
 
 
@@ -168,7 +58,7 @@ def run(
     resume: Path | None = None,
     stop: int | None = None,
     save: Path | None = None,
-) -> trace.Trace:
+) -> Trace:
     """Train with one side's arithmetic.
 
     Args:
@@ -186,23 +76,56 @@ def run(
     Raises:
         CheckpointUnfit: `resume` holds no run of this plan.
     """
-    with one_thread(), learner_of(side, plan) as learner:
-        header, records = learner.header(side), list[trace.StepRecord]()
+    with one_thread(), trainer_of(side, plan) as trainer:
+        header, records = trainer.header(side), list[StepRecord]()
         if resume is None:
-            before = learner.held_out_loss()
+            before = trainer.held_out_loss()
         else:
-            before, records = checkpoint.enter(resume, learner, header)
-        while learner.step < (plan.steps if stop is None else min(stop, plan.steps)):
-            records.append(learner.advance())
+            before, records = load_checkpoint(resume, trainer, header)
+        while trainer.step < (plan.steps if stop is None else min(stop, plan.steps)):
+            records.append(trainer.advance())
             if progress is not None:
                 progress(records[-1])
         if save is not None:
-            checkpoint.write(save, learner, header, before, records)
-        held_out = (before, learner.held_out_loss())
-        return trace.Trace(header=header, records=records, held_out=held_out)
+            saved = {
+                "format": FORMAT,
+                "header": asdict(header),
+                "before": before.hex(),
+                "records": [hexed(record) for record in records],
+                "learner": trainer.state_dict(),
+            }
+            torch.save(saved, save)
+        return Trace(header=header, records=records, held_out=(before, trainer.held_out_loss()))
 
 
-if __name__ == "__main__":
-    from twinstep.scenarios.cli import main
+def load_checkpoint(path: Path, trainer: Trainer, header: Header) -> tuple[float, list[StepRecord]]:
+    """Put a fresh trainer where `run` saved one; the other side's checkpoints fit, too.
 
-    sys.exit(main(["train", *sys.argv[1:]]))
+    Args:
+        path: what `run` saved.
+        trainer: of the same plan; written in place.
+        header: of the run that goes on.
+
+    Returns:
+        Loss on unseen text before the first step, and the records of the steps taken.
+
+    Raises:
+        CheckpointUnfit: the file holds something else, or a run of another plan. The trainer has
+            not changed.
+    """
+    try:
+        saved: object = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as problem:
+        first = str(problem).partition("\n")[0]
+        raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: {first}") from problem
+    if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+        raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: it lacks {FORMAT!r}")
+    ours, other = asdict(header), asdict(replace(Header(**saved["header"]), side=header.side))
+    for name in ours:
+        if ours[name] != other[name]:
+            raise CheckpointUnfit(
+                f"{path} holds a run with {name}={other[name]!r}, but should have "
+                f"{name}={ours[name]!r} to go on with"
+            )
+    trainer.load_state_dict(saved["learner"])
+    return float.fromhex(saved["before"]), [unhexed(record) for record in saved["records"]]

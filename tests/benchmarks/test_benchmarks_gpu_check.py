@@ -53,7 +53,8 @@ def test_result_files_are_few_enough_to_be_sent_back() -> None:
 
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Row:
-    """A row whose module is made up by the test."""
+    """A row whose module is made up by the test, and which needs no GPU."""
+    monkeypatch.setattr(gpu_check, "require_gpu", lambda: None)
     module = ModuleType("twinstep.benchmarks.made_up")
     monkeypatch.setitem(sys.modules, "twinstep.benchmarks.made_up", module)
     return Row("made-up", "made_up", 5, "nothing")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from twinstep.scenarios.cli import parser
 from twinstep.scenarios.model import sizes
-from twinstep.scenarios.options import parser
 from twinstep.scenarios.precision import HELD_OUT, SEEDS, SHAPE, STEPS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "guide"

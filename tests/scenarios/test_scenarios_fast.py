@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from twinstep.scenarios import lockstep, train
-from twinstep.scenarios.calls import fast_answer, mixed_step, reference_answer
+from twinstep.scenarios.calls import answer_of, device_of, engine, fast_answer, reference_answer
 from twinstep.scenarios.model import Shape
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.sides import engine, fast_side
 from twinstep.scenarios.trace import first_difference
-from twinstep.scenarios.train import Trainer
+from twinstep.scenarios.trainers import OperationTrainer
 
 SMALL = Shape(context=16, width=10, layers=1)
 
@@ -41,12 +40,12 @@ def test_two_separate_runs_of_the_two_sides_are_one_run() -> None:
 
 
 def test_the_fast_side_does_not_touch_the_call() -> None:
-    trainer = Trainer(Plan(dtype="bf16", shape=SMALL))
+    trainer = OperationTrainer(Plan(dtype="bf16", shape=SMALL))
     (part,) = trainer.draw()
-    call = mixed_step(trainer.state, part.grads, trainer.settings, trainer.lr)
+    call = trainer.mixed_step(part.grads)
     before = [tensor.clone() for tensors in call.lists.values() for tensor in tensors]
-    with fast_side() as answer:
-        written = answer(call)
+    with device_of("fast") as device:
+        written = answer_of("fast", device)(call)
     after = [tensor for tensors in call.lists.values() for tensor in tensors]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert written.keys() == reference_answer(call).keys()
@@ -55,7 +54,7 @@ def test_the_fast_side_does_not_touch_the_call() -> None:
 def test_without_gpu_and_replay_the_fast_side_says_what_it_needs() -> None:
     if engine().name == "cuda":
         pytest.skip("needs a machine without a GPU: CPU tensors are refused there")
-    trainer = Trainer(Plan(dtype="bf16", shape=SMALL))
+    trainer = OperationTrainer(Plan(dtype="bf16", shape=SMALL))
     (part,) = trainer.draw()
     with pytest.raises(RuntimeError, match="twinstep.replay.activate"):
-        fast_answer(mixed_step(trainer.state, part.grads, trainer.settings, trainer.lr))
+        fast_answer(trainer.mixed_step(part.grads))

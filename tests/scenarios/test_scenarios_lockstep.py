@@ -1,6 +1,8 @@
-"""The lockstep run can say yes and no: equal sides pass, one wrong bit anywhere is named."""
+"""Lockstep can say yes and no: equal sides pass, one wrong bit anywhere is named."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,11 +10,11 @@ from torch import Tensor
 
 from twinstep.scenarios import calls, lockstep, train
 from twinstep.scenarios.calls import Answer, Call, Written, reference_answer
+from twinstep.scenarios.lockstep import differences, tensor_difference
 from twinstep.scenarios.model import Shape
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.state import State
 from twinstep.scenarios.trace import first_difference
-from twinstep.scenarios.train import Trainer
+from twinstep.scenarios.trainers import OperationTrainer
 
 SMALL = Shape(context=16, width=10, layers=1)
 BF16 = Plan(dtype="bf16", steps=1, shape=SMALL)
@@ -27,7 +29,7 @@ OPERATIONS = [
     "unflatten",
     "unscale",
 ]
-STATE = [name for name, _ in Trainer(BF16).state.items()]
+STATE = list(OperationTrainer(BF16).state.entries)
 
 
 def first_tensor(written: Written, name: str) -> Tensor:
@@ -68,9 +70,9 @@ def test_ranks_add_their_gradients_on_both_sides() -> None:
 def test_one_wrong_bit_in_a_whole_step_is_caught(name: str) -> None:
     report = lockstep.run(BF16, fast=with_one_wrong_bit("mixed_step", name))
     (in_lists, in_flat) = report.differences
-    assert in_lists.where.startswith(f"step 1 mixed_step[list] {name}")
-    assert in_flat.where.startswith(f"step 1 mixed_step[flat] {name}")
-    assert in_lists.count == in_flat.count == 1
+    for found, layout in ((in_lists, "list"), (in_flat, "flat")):
+        assert found.startswith(f"step 1 mixed_step[{layout}] {name}")
+        assert " differs from the reference, 1 of " in found
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,13 @@ def test_one_wrong_bit_in_a_whole_step_is_caught(name: str) -> None:
 def test_one_wrong_bit_in_a_part_is_caught(operation: str, name: str) -> None:
     report = lockstep.run(BF16, fast=with_one_wrong_bit(operation, name))
     (found,) = report.differences
-    assert found.where.startswith(f"step 1 {operation}[list] {name}")
+    assert found.startswith(f"step 1 {operation}[list] {name}")
 
 
 def test_a_difference_in_the_flat_layout_alone_is_caught() -> None:
     wrong = with_one_wrong_bit("mixed_step", "exp_avgs", tensors=1)
     (found,) = lockstep.run(BF16, fast=wrong).differences
-    assert found.where == "step 1 mixed_step[flat] exp_avgs[0][4159]"
+    assert found.startswith("step 1 mixed_step[flat] exp_avgs[0][4159] differs")
     assert lockstep.run(BF16, fast=wrong, layouts=("list",)).differences == []
 
 
@@ -108,7 +110,7 @@ def test_a_write_into_the_gap_of_a_flat_buffer_is_caught() -> None:
         return written
 
     (found,) = lockstep.run(BF16, fast=answer).differences
-    assert "got      -0  0x80000000" in str(found)
+    assert "got      -0  0x80000000" in found
 
 
 def test_counting_a_skipped_step_is_caught() -> None:
@@ -119,13 +121,13 @@ def test_counting_a_skipped_step_is_caught() -> None:
         return written
 
     report = lockstep.run(Plan(steps=4, shape=SMALL), fast=answer)
-    assert {found.where.split()[-1].split("[")[0] for found in report.differences} == {"steps"}
+    assert {found.split()[3].split("[")[0] for found in report.differences} == {"steps"}
     assert report.trace.records[-1].step == 1
 
 
 def test_a_difference_names_step_parameter_index_and_bits() -> None:
     report = lockstep.run(BF16, fast=with_one_wrong_bit("mixed_step", "params"))
-    headline, got, want, distance = str(report.differences[0]).splitlines()
+    headline, got, want, distance = report.differences[0].splitlines()
     assert headline == (
         "step 1 mixed_step[list] params[embed][2559] differs from the reference, "
         "1 of 2560 elements do"
@@ -145,7 +147,7 @@ def test_the_run_stops_at_the_first_step_that_differs() -> None:
 
     report = lockstep.run(Plan(dtype="fp32", steps=9, shape=SMALL), fast=answer)
     assert [record.step for record in report.trace.records] == [1, 2, 3]
-    assert all(found.where.startswith("step 3 ") for found in report.differences)
+    assert all(found.startswith("step 3 ") for found in report.differences)
 
 
 def test_the_run_goes_on_from_the_reference() -> None:
@@ -157,7 +159,7 @@ def test_the_run_goes_on_from_the_reference() -> None:
 
 
 def test_flat_state_has_slots_of_16_elements_and_zero_gaps() -> None:
-    state: State = Trainer(BF16).state
+    state = OperationTrainer(BF16).state
     for master in state.params:
         master.fill_(1.0)
     (buffer,) = lockstep.flat_state(state).params
@@ -167,3 +169,57 @@ def test_flat_state_has_slots_of_16_elements_and_zero_gaps() -> None:
     assert gaps.numel() == buffer.numel() - int(buffer.sum()) > 0
     assert not torch.signbit(gaps).any()
     assert lockstep.flat([]) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_comparison_rejects_a_single_wrong_bit(dtype: torch.dtype) -> None:
+    ours = torch.linspace(-1.0, 1.0, 33, dtype=torch.float64).to(dtype)
+    theirs = ours.clone()
+    theirs.view(INTEGERS[dtype.itemsize])[20] ^= 1
+    found = tensor_difference("w", ours, theirs)
+    assert found.startswith("w[20] differs from the reference, 1 of 33 elements do\n")
+    assert "1 ULP" in found
+
+
+def test_comparison_names_both_bit_patterns() -> None:
+    found = tensor_difference("w", torch.tensor([1.0, 0.0]), torch.tensor([1.0, -0.0]))
+    assert found.splitlines() == [
+        "w[1] differs from the reference, 1 of 2 elements do",
+        "  got      -0  0x80000000",
+        "  want     0  0x00000000",
+        "  distance the sign of zero",
+    ]
+
+
+def test_comparison_takes_any_nan_for_nan_and_no_number() -> None:
+    quiet = torch.tensor([math.nan])
+    other = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert tensor_difference("w", quiet, other) == ""
+    assert tensor_difference("w", quiet, torch.tensor([math.inf])) != ""
+
+
+def test_comparison_rejects_a_wrong_counter() -> None:
+    assert "off by 1" in tensor_difference("steps", torch.tensor(3), torch.tensor(4))
+
+
+@pytest.mark.parametrize("theirs", [torch.zeros(3), torch.zeros(2, dtype=torch.float16)], ids=str)
+def test_comparison_rejects_another_size_or_dtype(theirs: Tensor) -> None:
+    found = tensor_difference("w", torch.zeros(2), theirs)
+    assert "but should have 2 torch.float32" in found
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(5.0), torch.empty(0)], ids=str)
+def test_comparison_accepts_equal_and_empty_tensors(tensor: Tensor) -> None:
+    assert tensor_difference("w", tensor, tensor.clone()) == ""
+
+
+def test_differences_of_a_list_carry_the_parameters_names() -> None:
+    ours: Written = {"params": [torch.zeros(2), torch.zeros(3)], "norm": torch.tensor(1.0)}
+    theirs: Written = {"params": [torch.zeros(2), torch.ones(3)], "norm": torch.tensor(1.0)}
+    (found,) = differences("step 1", ours, theirs, ["embed", "bias"])
+    assert found.startswith("step 1 params[bias][0] differs")
+
+
+def test_a_missing_tensor_is_an_error_not_an_equal() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        differences("step 1", {"p": [torch.zeros(1)] * 2}, {"p": [torch.zeros(1)]}, [])

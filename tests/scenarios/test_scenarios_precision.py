@@ -13,32 +13,18 @@ import pytest
 from twinstep import scenarios
 from twinstep.scenarios import precision, train
 from twinstep.scenarios.model import Shape
-from twinstep.scenarios.plan import BROKEN
+from twinstep.scenarios.plan import BROKEN, Plan
 from twinstep.scenarios.precision import TracesUnfit, judge, plans
-from twinstep.scenarios.trace import Header, StepRecord, Trace, environment, read, write
+from twinstep.scenarios.trace import StepRecord, Trace, read, write
+from twinstep.scenarios.trainers import OperationTrainer
 
 TINY = Shape(context=8, width=6, layers=1)
+HEADER = OperationTrainer(Plan(shape=TINY)).header("reference")
 Losses = dict[str, Sequence[float]]
 
 
 def run_of(dtype: str, seed: int, loss: float, before: float = 5.5, steps: int = 2) -> Trace:
-    header = Header(
-        side="reference",
-        optimizer="adam",
-        ranks=1,
-        accumulate=1,
-        dtype=dtype,
-        rule="static",
-        scale_window=40,
-        steps=steps,
-        seed=seed,
-        batch=8,
-        held_out_batches=8,
-        broken="none",
-        parameters=3,
-        text_sha256="0" * 64,
-        **environment(),
-    )
+    header = replace(HEADER, dtype=dtype, seed=seed, steps=steps)
     scale = 1024.0 if dtype == "fp16" else 1.0
     one = StepRecord(step=1, loss=5.0, lr=0.1, scale=scale, norm=1.0, skipped=False, state="a")
     records = [one, replace(one, step=2, loss=loss)]
@@ -59,30 +45,29 @@ FP32 = [2.0, 2.1, 1.9]  # the sample standard deviation is 0.1
 def test_the_noise_is_the_sample_standard_deviation_of_fp32() -> None:
     judged = judge(runs({"fp32": FP32, "bf16": [2.05, 2.15, 1.95]}))
     assert judged.noise == pytest.approx(0.1)
-    assert judged.verdicts[0].difference == pytest.approx(0.05)
+    assert judged.difference(judged.others[0]) == pytest.approx(0.05)
     assert judged.fall == pytest.approx(3.5)
-    assert judged.reaches
+    assert judged.outside == []
 
 
 @pytest.mark.parametrize("worse", [0.11, -0.11, math.nan, math.inf])
 def test_a_mean_outside_the_noise_does_not_reach(worse: float) -> None:
     judged = judge(runs({"fp32": FP32, "fp16": FP32, "bf16": [loss + worse for loss in FP32]}))
-    assert [verdict.reaches for verdict in judged.verdicts] == [True, False]
-    assert not judged.reaches
+    assert judged.outside == ["bf16"]
 
 
 def test_scatter_of_its_own_does_not_help_a_dtype() -> None:
-    assert not judge(runs({"fp32": FP32, "fp16": [1.0, 2.0, 4.0]})).reaches
+    assert judge(runs({"fp32": FP32, "fp16": [1.0, 2.0, 4.0]})).outside == ["fp16"]
 
 
 def test_one_seed_that_is_lost_is_not_outweighed() -> None:
-    assert not judge(runs({"fp32": FP32, "fp16": [2.0, math.nan, 1.9]})).reaches
+    assert judge(runs({"fp32": FP32, "fp16": [2.0, math.nan, 1.9]})).outside == ["fp16"]
 
 
 def test_runs_that_did_not_learn_are_not_judged_equal() -> None:
     unmoved = [replace(run, held_out=(2.5, run.held_out[1])) for run in runs({"fp32": FP32})]
     judged = judge([*unmoved, *runs({"bf16": FP32})])
-    assert judged.reaches
+    assert judged.outside == []
     assert not judged.learned
 
 
@@ -111,16 +96,18 @@ def test_runs_that_cannot_be_compared_are_refused(traces: list[Trace], sentence:
 @pytest.mark.parametrize("broken", ["scale-stuck", "no-masters"])
 def test_a_run_that_is_broken_on_purpose_does_not_train_as_fp32_does(broken: str) -> None:
     steps = 40 if broken == "scale-stuck" else 24
-    asked = plans(steps=steps, seeds=2, broken=broken, shape=TINY)
-    found = [train.run("reference", replace(plan, held_out=4)) for plan in asked]
+    asked = [
+        replace(plan, held_out=4, shape=TINY) for plan in plans(steps=steps, seeds=2, broken=broken)
+    ]
+    found = [train.run("reference", plan) for plan in asked]
     assert [run.header.dtype for run in found[::2]] == ["fp32", BROKEN[broken]]
     stuck, plain = found[2], found[0]
     if broken == "scale-stuck":
         assert len(stuck.skipped) == steps
         assert stuck.held_out[0] == stuck.held_out[1]
-        assert not judge(found).reaches
+        assert judge(found).outside
     else:
-        masters = train.run("reference", replace(asked[2], broken="none", held_out=4))
+        masters = train.run("reference", replace(asked[2], broken="none"))
         assert abs(masters.held_out[1] - plain.held_out[1]) < abs(
             stuck.held_out[1] - plain.held_out[1]
         )

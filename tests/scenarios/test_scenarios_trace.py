@@ -9,44 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from twinstep.scenarios.calls import State
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.state import State, initial_state
-from twinstep.scenarios.trace import (
-    Header,
-    StepRecord,
-    Trace,
-    digest,
-    environment,
-    first_difference,
-    read,
-    write,
-)
+from twinstep.scenarios.trace import StepRecord, Trace, digest, first_difference, read, write
+from twinstep.scenarios.trainers import OperationTrainer
 
 PARAMS = [torch.tensor([0.0, 1.0]), torch.tensor([2.0])]
 
 
 def state() -> State:
-    return initial_state(PARAMS, "fp16", Plan().settings())
+    return State.initial(PARAMS, Plan())
 
 
 def example() -> Trace:
-    header = Header(
-        side="reference",
-        optimizer="mixed_step",
-        ranks=1,
-        accumulate=1,
-        dtype="fp16",
-        rule="dynamic",
-        scale_window=4,
-        steps=2,
-        seed=0,
-        batch=8,
-        held_out_batches=8,
-        broken="none",
-        parameters=3,
-        text_sha256="0" * 64,
-        **environment(),
-    )
+    header = OperationTrainer(Plan(steps=2)).header("reference")
     first = StepRecord(
         step=1, loss=0.1, lr=1e-3, scale=2.0**20, norm=math.inf, skipped=True, state="a"
     )
@@ -112,23 +88,23 @@ def test_first_difference_notices_a_missing_step() -> None:
 
 def test_digest_counts_the_sign_of_zero() -> None:
     ours, theirs = state(), state()
-    assert digest(ours) == digest(theirs)
+    assert digest(ours.entries) == digest(theirs.entries)
     theirs.params[0][0] = -0.0
-    assert digest(ours) != digest(theirs)
+    assert digest(ours.entries) != digest(theirs.entries)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in state().items()])
+@pytest.mark.parametrize("name", list(state().entries))
 def test_digest_covers_every_entry(name: str) -> None:
     changed = state()
-    value = dict(changed.items())[name]
+    value = changed.entries[name]
     (value[-1] if isinstance(value, list) else value).add_(1)
-    assert digest(changed) != digest(state())
+    assert digest(changed.entries) != digest(state().entries)
 
 
 def test_digest_takes_every_nan_norm_for_one() -> None:
     ours, theirs = state(), state()
     ours.norm.view(torch.int32).fill_(0x7FC00000)
     theirs.norm.view(torch.int32).fill_(-1)
-    assert digest(ours) == digest(theirs)
+    assert digest(ours.entries) == digest(theirs.entries)
     theirs.norm.fill_(math.inf)
-    assert digest(ours) != digest(theirs)
+    assert digest(ours.entries) != digest(theirs.entries)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from twinstep.scenarios import train
-from twinstep.scenarios.calls import reference_answer
+from twinstep.scenarios.calls import State, reference_answer
 from twinstep.scenarios.plan import Plan
-from twinstep.scenarios.state import State, initial_state, model_weights
 from twinstep.scenarios.trace import first_difference
+from twinstep.scenarios.trainers import OperationTrainer
 
 
 def grads_of(plan: Plan) -> list[Tensor]:
     with train.one_thread():
-        trainer = train.Trainer(plan)
+        trainer = OperationTrainer(plan)
         return trainer.reduce(trainer.draw(), reference_answer)
 
 
@@ -112,7 +112,7 @@ def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
     alone = grads_of(Plan(dtype="fp32"))
     together = grads_of(Plan(dtype="fp32", ranks=2))
     with train.one_thread():
-        trainer = train.Trainer(Plan(dtype="fp32", ranks=2))
+        trainer = OperationTrainer(Plan(dtype="fp32", ranks=2))
         halves = trainer.draw()
     expected = [
         (torch.zeros_like(a) + a) + b for a, b in zip(halves[0].grads, halves[1].grads, strict=True)
@@ -124,7 +124,7 @@ def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
 
 def test_an_overflow_on_one_rank_skips_the_step_for_all() -> None:
     with train.one_thread():
-        trainer = train.Trainer(Plan(ranks=3, dtype="bf16"))
+        trainer = OperationTrainer(Plan(ranks=3, dtype="bf16"))
         parts = trainer.draw()
         parts[1].grads[5].view(-1)[0] = math.inf
         grads = trainer.reduce(parts, reference_answer)
@@ -136,22 +136,29 @@ def test_an_overflow_on_one_rank_skips_the_step_for_all() -> None:
 
 def test_copies_are_the_rounded_masters() -> None:
     masters = [torch.tensor([1.0, 2.0 + 2.0**-12])]
-    low: State = initial_state(masters, "fp16", Plan().settings())
+    low = State.initial(masters, Plan(dtype="fp16"))
     assert low.copies[0].tolist() == [1.0, 2.0]
-    assert model_weights(low) is low.copies
-    plain = initial_state(masters, "fp32", Plan().settings())
-    assert model_weights(plain) is plain.params
+    assert low.weights is low.copies
+    plain = State.initial(masters, Plan(dtype="fp32"))
+    assert plain.weights is plain.params
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ({"dtype": "float8"}, "dtype='float8', but should be one of"),
+        ({"rule": "hopeful"}, "rule='hopeful', but should be one of"),
+        ({"optimizer": "sgd"}, "optimizer='sgd', but should be one of"),
+        ({"broken": "no-seed"}, "broken='no-seed', but should be one of"),
         ({"steps": 0}, "steps=0, but should be at least 1"),
         ({"ranks": 0}, "ranks=0, but should be at least 1"),
         ({"scale_window": 0}, "scale_window=0, but should be at least 1"),
+        ({"warm_up": 0}, "warm_up=0, but should be at least 1"),
         ({"seed": -1}, "seed=-1, but should be at least 0"),
-        ({"rule": "hopeful"}, "rule='hopeful', but should be one of"),
+        ({"accumulate": 2}, "accumulate=2, but should be 1 with optimizer='mixed_step'"),
+        ({"optimizer": "adam", "ranks": 2}, "ranks=2, but should be 1 with optimizer='adam'"),
+        ({"broken": "no-masters", "dtype": "bf16"}, "goes with an optimizer class"),
+        ({"optimizer": "adam", "broken": "no-masters"}, "and dtype='bf16'"),
     ],
 )
 def test_a_wrong_plan_is_refused_in_one_sentence(wrong: dict[str, str], sentence: str) -> None:
