@@ -40,7 +40,7 @@ lint:  ## the static part of the gate: format, lint, types, import contracts, te
 	$(PY) -m ruff format --check
 	$(PY) -m ruff check
 	$(PY) -m mypy
-	.venv/bin/lint-imports
+	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 	$(PY) -m pytest -q tests/house
 
 property:  ## the property tests with many more examples, drawn anew each time
