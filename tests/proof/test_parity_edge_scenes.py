@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from twinstep.parity.proof.peers.edge_list import ORDER, contradictions, recorded_edges, scenes
+from twinstep.parity.proof.peers.edge_list import PLAYS, contradictions, scenes
 from twinstep.parity.proof.peers.edge_scene import Scene, Shown, faults, rounded, verdict
 from twinstep.parity.proof.peers.edge_training import of, with_decay, with_growing_scale
 from twinstep.parity.proof.peers.edge_wrappers import ours
+from twinstep.parity.proof.peers.record import recorded_edges
 from twinstep.parity.proof.upstream.edges import edge_ids
 from twinstep.reference.compat import Compat
 
@@ -19,12 +20,13 @@ ALONE = [scene for scene in scenes() if scene.ours and scene.edge != "TF-3"]
 
 def test_the_record_contradicts_nothing() -> None:
     seen, runs = recorded_edges()
-    assert [one.edge for one in seen] == list(ORDER)
+    assert [one.edge for one in seen] == [scene.edge for scene in scenes()]
     assert not [one.edge for one in seen if one.missing]
     assert contradictions(seen, runs) == []
 
 
 def test_every_scene_has_ours_or_says_why_not_and_every_field_is_of_compat() -> None:
+    assert set(PLAYS) == {scene.edge for scene in scenes()}
     assert all(bool(scene.lacking) != bool(scene.ours) for scene in scenes())
     others = {scene.edge for scene in scenes() if scene.edge.startswith("Z-")} | {"LOAD"}
     assert {scene.edge for scene in scenes()} - others <= set(edge_ids())

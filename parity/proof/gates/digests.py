@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,11 +78,8 @@ def computed() -> dict[str, str]:
 def _cases() -> Iterator[tuple[str, Sequence[object]]]:
     for kind, make in MAKERS.items():
         for dtype, short in NAMES.items():
-            yield f"adam_step {short} {kind}", _adam(adam_step, make, dtype)
-            yield f"adamw_step {short} {kind}", _adam(adamw_step, make, dtype)
-            yield f"lamb_step {short} {kind}", _lamb(make, dtype)
-            yield f"sgd_step {short} {kind}", _sgd(make, dtype)
-            yield f"mixed_step {short} {kind}", _mixed(make, dtype)
+            for name, outputs in _steps(make, dtype):
+                yield f"{name} {short} {kind}", outputs
             yield from _buffers(f"{short} {kind}", make, dtype)
 
 
@@ -94,61 +91,47 @@ def _state(make: Maker, dtype: torch.dtype) -> list[list[Tensor]]:
     return [p, [make(COUNT, 2, dtype)], m, [v[0].abs()], copies, [torch.tensor(6)]]
 
 
-def _adam(step: Step, make: Maker, dtype: torch.dtype) -> Sequence[object]:
-    return step(
-        *_state(make, dtype),
-        **{name: float64(value) for name, value in HYPER.items()},
-        factor=torch.tensor(1 / 512.0),
-        found_inf=torch.tensor(0.0),
-        bias_correction=True,
+def _steps(make: Maker, dtype: torch.dtype) -> Iterator[tuple[str, Sequence[object]]]:
+    flags = {"factor": torch.tensor(1 / 512.0), "found_inf": torch.tensor(0.0)}
+    usual = {**_numbers(HYPER), **flags, "bias_correction": True}
+    yield "adam_step", _run(adam_step, make, dtype, **usual)
+    yield "adamw_step", _run(adamw_step, make, dtype, **usual)
+    limits = _numbers({"max_coeff": 7.0, "min_coeff": 0.02})
+    yield "lamb_step", _run(lamb_step, make, dtype, **usual, **limits, eps_inside_sqrt=False)
+    yield "sgd_step", _sgd(make, dtype)
+    yield (
+        "mixed_step",
+        _run(
+            mixed_step,
+            make,
+            dtype,
+            **_numbers({**HYPER, **INCOMING}),
+            **{name: int64(value) for name, value in COUNTERS.items()},
+            norm=torch.tensor(0.0),
+            found_inf=torch.tensor(0.0),
+            adam_w_mode=True,
+            bias_correction=True,
+            rule="dynamic",
+            consecutive_hysteresis=False,
+            raise_error_at_min_scale=True,
+        ),
     )
 
 
-def _lamb(make: Maker, dtype: torch.dtype) -> Sequence[object]:
-    step: Step = lamb_step
-    coefficients = {"max_coeff": 7.0, "min_coeff": 0.02}
-    return step(
-        *_state(make, dtype),
-        **{name: float64(value) for name, value in {**HYPER, **coefficients}.items()},
-        factor=torch.tensor(1 / 512.0),
-        found_inf=torch.tensor(0.0),
-        bias_correction=True,
-        eps_inside_sqrt=False,
-    )
+def _run(step: Step, make: Maker, dtype: torch.dtype, **arguments: object) -> Sequence[object]:
+    return step(*_state(make, dtype), **arguments)
+
+
+def _numbers(values: Mapping[str, float]) -> dict[str, Tensor]:
+    return {name: float64(value) for name, value in values.items()}
 
 
 def _sgd(make: Maker, dtype: torch.dtype) -> Sequence[object]:
     p, g, b, _, copies, steps = _state(make, dtype)
-    return sgd_step(
-        p,
-        g,
-        b,
-        copies,
-        steps,
-        lr=float64(0.0123),
-        momentum=float64(0.87),
-        dampening=float64(0.3),
-        weight_decay=float64(0.07),
-        factor=torch.tensor(1 / 3),
-        found_inf=torch.tensor(0.0),
-        nesterov=True,
-    )
-
-
-def _mixed(make: Maker, dtype: torch.dtype) -> Sequence[object]:
-    step: Step = mixed_step
-    return step(
-        *_state(make, dtype),
-        **{name: float64(value) for name, value in {**HYPER, **INCOMING}.items()},
-        **{name: int64(value) for name, value in COUNTERS.items()},
-        norm=torch.tensor(0.0),
-        found_inf=torch.tensor(0.0),
-        adam_w_mode=True,
-        bias_correction=True,
-        rule="dynamic",
-        consecutive_hysteresis=False,
-        raise_error_at_min_scale=True,
-    )
+    hyper = {"lr": 0.0123, "momentum": 0.87, "dampening": 0.3, "weight_decay": 0.07}
+    factor, found_inf = torch.tensor(1 / 3), torch.tensor(0.0)
+    flags = {"factor": factor, "found_inf": found_inf}
+    return sgd_step(p, g, b, copies, steps, **_numbers(hyper), **flags, nesterov=True)
 
 
 def _buffers(

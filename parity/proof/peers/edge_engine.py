@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
+from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import deepspeed
 from twinstep.reference.bf16_optimizer import BF16Optimizer
 from twinstep.reference.compat import Compat
@@ -203,38 +203,9 @@ def our_backward(compat: Compat) -> Numbers:
     return raised(BF16Optimizer(inside, param_names=names, compat=compat).backward)
 
 
-NOT_BUILT = "ZeroOptimizer is not built yet"
-SCENES = (
-    Scene(
-        edge="EN-1",
-        setting="engine, fp16 without ZeRO, SGD at rate 1, static scale 128, gradient 1",
-        shows="how far the step moves the weight",
-        right=(1,),
-        upstream=their_scaled_step,
-        ours=our_scaled_step,
-    ),
-    Scene(
-        edge="TF-3",
-        setting="engine, bf16 at ZeRO 1, three steps of AdamW, saved, converted, loaded",
-        shows="how far the fp32 view of each of two weights is from what was saved",
-        right=(0, 0),
-        upstream=their_universal_load,
-        ours=our_universal_load,
-    ),
-    Scene(
-        edge="BF-9",
-        setting="engine, bf16 at ZeRO 1, optimizer.backward(loss)",
-        shows="1 if it raises TypeError",
-        right=(0,),
-        upstream=their_backward,
-        ours=our_backward,
-    ),
-    Scene(
-        edge="Z-7",
-        setting="engine, ZeRO 2 offloaded to the CPU, a weight with a gradient in step 1 alone",
-        shows="how far each of 3 steps moves it",
-        right=(0.5, 0, 0),
-        upstream=their_offload,
-        lacking=NOT_BUILT,
-    ),
-)
+PLAYS: dict[str, Play] = {
+    "EN-1": (their_scaled_step, our_scaled_step),
+    "TF-3": (their_universal_load, our_universal_load),
+    "BF-9": (their_backward, our_backward),
+    "Z-7": (their_offload, None),
+}

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from twinstep.parity.proof.peers.edge_engine import NOT_BUILT, UNIVERSAL_INFO, Sums, convert, engine
-from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
+from twinstep.parity.proof.peers.edge_engine import UNIVERSAL_INFO, Sums, convert, engine
+from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import deepspeed, free_port
 
 WORLD = 2
@@ -112,32 +113,11 @@ def _started(name: str, rank: int, port: str, scratch: str) -> subprocess.Popen[
     )
 
 
-SCENES = (
-    Scene(
-        edge="Z-1",
-        setting="two ranks, ZeRO 1 on fp16 with fp32 sums, gradients 1 and 3, SGD at rate 1",
-        shows="how far the step moves each of 3 weights",
-        right=(2, 2, 2),
-        upstream=lambda: on_two_ranks("summed"),
-        lacking=NOT_BUILT,
-    ),
-    Scene(
-        edge="Z-3",
-        setting="two ranks, ZeRO 2, round robin, weights of 1, 2 and 3",
-        shows="the fp32 view of each weight",
-        right=(1, 2, 3),
-        upstream=lambda: on_two_ranks("viewed"),
-        lacking=NOT_BUILT,
-    ),
-    Scene(
-        edge="CK-9",
-        setting="the same, saved and converted to a universal checkpoint",
-        shows="what the file of each weight holds",
-        right=(1, 2, 3),
-        upstream=lambda: on_two_ranks("converted"),
-        lacking=NOT_BUILT,
-    ),
-)
+PLAYS: dict[str, Play] = {
+    "Z-1": (partial(on_two_ranks, "summed"), None),
+    "Z-3": (partial(on_two_ranks, "viewed"), None),
+    "CK-9": (partial(on_two_ranks, "converted"), None),
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -6,17 +6,19 @@ Each number is small enough to be checked by hand, and what is right is written 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from twinstep.reference.compat import Compat
 
 Numbers = list[float]
 DIGITS = 5
+# Runs DeepSpeed, and the reference, which is None where it has no such optimizer yet.
+Play = tuple[Callable[[], Numbers], Callable[[Compat], Numbers] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One edge.
+    """One edge: a row of `scenes.toml` and what runs it.
 
     Attributes:
         edge: its id in the edge table.
@@ -33,7 +35,7 @@ class Scene:
     edge: str
     setting: str
     shows: str
-    right: tuple[float, ...]
+    right: Sequence[float]
     upstream: Callable[[], Numbers]
     ours: Callable[[Compat], Numbers] | None = None
     field: str = ""
@@ -58,10 +60,6 @@ class Shown:
     default: Numbers = field(default_factory=list)
     compat: Numbers = field(default_factory=list)
     missing: str = ""
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def shown(scene: Scene, missing: str = "") -> Shown:

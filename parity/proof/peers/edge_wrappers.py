@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
+from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import EXPERTS, deepspeed, make_expert_group
 from twinstep.reference.compat import Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
@@ -39,6 +39,7 @@ class Flat(Protocol):
 
 
 Make = Callable[..., Flat]
+MakePlain = Callable[[list[Parameter]], torch.optim.Optimizer]
 
 
 def theirs(inside: torch.optim.Optimizer, **options: object) -> Flat:
@@ -126,7 +127,7 @@ def experts(make: Make) -> Numbers:
     return [norm_of(wrapper)]
 
 
-def three(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Numbers:
+def three(make: MakePlain) -> Numbers:
     """Three weights after three steps, the third without a gradient of the last; counters."""
     weights = [Parameter(torch.ones(1)) for _ in range(3)]
     optimizer = make(weights)
@@ -138,7 +139,7 @@ def three(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Numbers:
     return [*(weight.item() for weight in weights), *counters]
 
 
-def small(make: Callable[[list[Parameter]], torch.optim.Optimizer]) -> Numbers:
+def small(make: MakePlain) -> Numbers:
     """An fp16 weight after each of three steps by a gradient whose square is no fp16 number."""
     weight = Parameter(torch.ones(1, dtype=HALF))
     optimizer, places = make([weight]), []
@@ -165,67 +166,25 @@ def loaded(make: Make) -> Numbers:
     return [wrapper.fp32_groups_flat[0].item(), weight.item()]
 
 
-SCENES = (
-    Scene(
-        edge="LS-1",
-        setting="flat, SGD at rate 1, gradients of 1, scale 4 that grows after 2 clean steps",
-        shows="how far each of 6 steps moves the weight",
-        right=(1, 1, 1, 1, 1, 1),
-        upstream=lambda: growing(theirs),
-        ours=lambda compat: growing(ours(compat)),
-        field="unscale_with_updated_scale",
-    ),
-    Scene(
-        edge="FP-1",
-        setting="flat, AdamW at rate 0.1, decay 0.5, one weight of 1, gradient 1",
-        shows="master and counter after construction, and how far the first step moves it",
-        right=(1, 0, 0.15),
-        upstream=lambda: built(theirs),
-        ours=lambda compat: built(ours(compat)),
-        field="step_at_construction",
-    ),
-    Scene(
-        edge="FA-1",
-        setting="FusedAdam at rate 0.1, weights and gradients of 1, none for the last in step 3",
-        shows="the weights, and their counters",
-        right=(0.7, 0.7, 0.8, 3, 3, 2),
-        upstream=lambda: three(lambda weights: their_adam(weights, 0.1)),
-        ours=lambda compat: three(lambda weights: FusedAdam(weights, lr=0.1, compat=compat)),
-        field="shared_step_counter",
-        compiles=True,
-    ),
-    Scene(
-        edge="FA-6",
-        setting="FusedAdam on fp16 at rate 1/16, a weight of 1, gradients of 0.0001",
-        shows="the weight after each of 3 steps",
-        right=(0.9375, 0.875, 0.8125),
-        upstream=lambda: small(lambda weights: their_adam(weights, 0.0625)),
-        ours=lambda compat: small(lambda weights: FusedAdam(weights, lr=0.0625, compat=compat)),
-        field="moments_in_param_dtype",
-        compiles=True,
-    ),
-    Scene(
-        edge="LOAD",
-        setting="flat, a weight of 1, a state whose master is 2 is loaded",
-        shows="the master, the model weight",
-        right=(2, 2),
-        upstream=lambda: loaded(theirs),
-        ours=lambda compat: loaded(ours(compat)),
-    ),
-    Scene(
-        edge="NM-1",
-        setting="flat on bf16, SGD at rate 1, a gradient of NaN",
-        shows="1 if skipped, 1 if the norm is finite, the weight, which was 1",
-        right=(1, 0, 1),
-        upstream=lambda: not_a_number(theirs),
-        ours=lambda compat: not_a_number(ours(compat)),
-    ),
-    Scene(
-        edge="NM-10",
-        setting="flat, 8 gradients of 1, 4 of them those of experts with weights of 100",
-        shows="the norm",
-        right=(2.8284,),
-        upstream=lambda: experts(with_experts()),
-        ours=lambda compat: experts(ours(compat)),
-    ),
-)
+def flat(play: Callable[[Make], Numbers]) -> Play:
+    """Both sides of a scene of flat wrappers."""
+    return (lambda: play(theirs)), (lambda compat: play(ours(compat)))
+
+
+def adam(play: Callable[[MakePlain], Numbers], lr: float) -> Play:
+    """Both sides of a scene of FusedAdam."""
+    return (
+        lambda: play(lambda weights: their_adam(weights, lr)),
+        lambda compat: play(lambda weights: FusedAdam(weights, lr=lr, compat=compat)),
+    )
+
+
+PLAYS: dict[str, Play] = {
+    "LS-1": flat(growing),
+    "FP-1": flat(built),
+    "FA-1": adam(three, 0.1),
+    "FA-6": adam(small, 0.0625),
+    "LOAD": flat(loaded),
+    "NM-1": flat(not_a_number),
+    "NM-10": ((lambda: experts(with_experts())), (lambda compat: experts(ours(compat)))),
+}
