@@ -160,10 +160,11 @@ def _worst(one: Observation) -> str:
 TEN_EDGES = """
 ## Ten edges, live
 
-The edges that change training or stored state without a word
-(docs/reference/edges.md has all of them), each as a scene
-small enough to be checked by hand, run by DeepSpeed and beside it by ours, without and with `Compat.deepspeed()`: `parity peers --edges`. `make peers` fails when a number moves. Z-3 and
-CK-9 are one edge, seen in memory and in a file; the last three rows are not among the ten.
+The edges that change training or stored state without a word (docs/reference/edges.md has all of
+them), each as a scene small enough to be checked by hand, run by DeepSpeed and beside it by ours,
+without and with `Compat.deepspeed()`: `parity peers --edges`. `make peers` fails when a number
+moves. Z-3 and CK-9 are one edge, seen in memory and in a file; the last three rows are not among
+the ten.
 
 | edge | scene | numbers | right | DeepSpeed | ours | `Compat.deepspeed()` |
 | --- | --- | --- | --- | --- | --- | --- |"""
