@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
-from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import (
     ExpertGroups,
@@ -36,6 +36,7 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
+from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.wrapper import Wrapper, initialize
 from twinstep.reference import whole
@@ -53,8 +54,6 @@ from twinstep.reference.collectives import largest, overflow_groups
 from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norms import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
 class BF16Optimizer(Wrapper):
@@ -98,11 +97,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            raise ValueError(
-                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
-                f"[BF16Optimizer]"
-            )
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         super().__init__(init_optimizer, None)
         self.mpu = mpu
         self.clip_grad = float(clip_grad)
@@ -123,11 +118,8 @@ class BF16Optimizer(Wrapper):
         ]
         for group, laid_out in zip(init_optimizer.param_groups, self.groups, strict=True):
             group["params"] = [laid_out.master]
-        if has_moe_layers and not any(group.expert for group in self.groups):
-            raise ValueError(
-                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
-                "[BF16Optimizer]"
-            )
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -145,9 +137,7 @@ class BF16Optimizer(Wrapper):
         """Lay out one group over its own ranks."""
         where = f"group {index}, BF16Optimizer"
         params = cast(list[Tensor], group["params"])
-        expert = str(group.get("name", "")) if self.has_moe_layers and group.get("moe") else None
-        if expert is not None and not all(map(is_moe_param, params)):
-            raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+        expert = expert_of_group(group, self.has_moe_layers, where)
         split = data_group if expert is None else expert_data_groups.get(expert)
         return partitioned_group(params, names, split, self.grad_acc_dtype, where, expert=expert)
 
