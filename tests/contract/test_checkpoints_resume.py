@@ -12,7 +12,8 @@ import torch
 
 import twinstep.fast.checkpoint
 import twinstep.reference.checkpoint
-from tests.helpers.checkpoint_runs import KINDS, SIDES, plain, started
+from tests.helpers.checkpoint_runs import KINDS, plain, started
+from tests.helpers.sides import SIDES
 
 pytestmark = pytest.mark.usefixtures("replay")
 # The second step overflows; the fourth is the second clean one, so that the scale grows again.
