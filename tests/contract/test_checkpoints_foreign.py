@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 import twinstep.fast.checkpoint
-import twinstep.fast.compat
 import twinstep.fast.fp16_universal
 import twinstep.reference.checkpoint
-import twinstep.reference.compat
 import twinstep.reference.fp16_universal
 from tests.helpers.checkpoint_runs import KINDS, Run, plain
 from tests.helpers.sides import CLASSES, SIDES
 from tests.helpers.universal_checkpoint import SHAPES, SPOILS, UNIVERSAL
+from twinstep.contract.compat import Compat
 from twinstep.golden.record_checkpoints import FOLDER, SIZES, gradient
 from twinstep.golden.record_checkpoints import SCALING as THEIRS
 from twinstep.parity.cases.fixed_inputs import bits, moderate
@@ -33,10 +32,6 @@ READERS: dict[str, Any] = {
 LOADERS: dict[str, Any] = {
     "fast": twinstep.fast.fp16_universal,
     "reference": twinstep.reference.fp16_universal,
-}
-COMPATS: dict[str, Any] = {
-    "fast": twinstep.fast.compat.Compat,
-    "reference": twinstep.reference.compat.Compat,
 }
 SCALED = pytest.mark.parametrize("kind", ["flat", "unfused"])
 
@@ -74,7 +69,7 @@ def theirs(side: str, kind: str) -> Any:
 def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) -> None:
     runs = []
     for side in SIDES:
-        chosen = COMPATS[side].deepspeed() if compat else COMPATS[side]()
+        chosen = Compat.deepspeed() if compat else Compat()
         run = started(side, kind, compat=chosen)
         run.load(theirs(side, kind))
         assert run.optimizer.loss_scale == 16.0

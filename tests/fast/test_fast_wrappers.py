@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.battery import Subject, Twins, fill, observed
-from twinstep.fast.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.scalers import DynamicLossScale
 
 pytestmark = pytest.mark.usefixtures("replay")

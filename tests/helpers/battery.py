@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.helpers.sides import CLASSES, PLAIN, SIDES, WRAPPERS
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 HYPER: dict[str, Any] = {"lr": 0.02, "betas": (0.87, 0.987), "weight_decay": 0.03}
@@ -53,7 +54,7 @@ class Subject:
         hyper = {**options.pop("hyper", {})}
         for given in (hyper, options):
             if "compat" in given:
-                given["compat"] = home["Compat"](**given["compat"])
+                given["compat"] = Compat(**given["compat"])
         if self.name in PLAIN:
             return home[self.name](params, **hyper, **options)
         inner = home.get(inside) or getattr(torch.optim, inside)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.helpers.ranks import Group, Meeting, Polite, in_turns
 from tests.helpers.sides import CLASSES
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 HALF = torch.float16
@@ -131,7 +132,7 @@ class Training:
         self.optimizer = home[kind](
             made,
             verbose=False,
-            compat=home["Compat"](**(compat or {})),
+            compat=Compat(**(compat or {})),
             **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
         )
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import twinstep.fast.bf16_optimizer
-import twinstep.fast.compat
 import twinstep.fast.fp16_optimizer
 import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
 import twinstep.reference.bf16_optimizer
-import twinstep.reference.compat
 import twinstep.reference.fp16_optimizer
 import twinstep.reference.fp16_unfused_optimizer
 import twinstep.reference.fused_adam
@@ -31,7 +29,6 @@ CLASSES: dict[str, dict[str, Any]] = {
         "BF16Optimizer": twinstep.fast.bf16_optimizer.BF16Optimizer,
         "StaticLossScale": twinstep.fast.scalers.StaticLossScale,
         "DynamicLossScale": twinstep.fast.scalers.DynamicLossScale,
-        "Compat": twinstep.fast.compat.Compat,
     },
     "reference": {
         "FusedAdam": twinstep.reference.fused_adam.FusedAdam,
@@ -41,6 +38,5 @@ CLASSES: dict[str, dict[str, Any]] = {
         "BF16Optimizer": twinstep.reference.bf16_optimizer.BF16Optimizer,
         "StaticLossScale": twinstep.reference.scalers.StaticLossScale,
         "DynamicLossScale": twinstep.reference.scalers.DynamicLossScale,
-        "Compat": twinstep.reference.compat.Compat,
     },
 }

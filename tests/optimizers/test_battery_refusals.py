@@ -21,7 +21,7 @@ from tests.helpers.battery import (
     observed,
     parameters,
 )
-from tests.helpers.sides import CLASSES, PLAIN, SIDES
+from tests.helpers.sides import CLASSES, SIDES
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -30,8 +30,8 @@ LACKING = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 4.0}}
 NUMBERS: list[Refusal] = [
     ({"lr": -0.1}, ValueError, "lr=-0.1, but should be at least 0"),
     ({"lr": float("nan")}, ValueError, "lr=nan, but should be finite"),
-    ({"lr": "fast"}, TypeError, "lr(='fast'| is a str), but should be a number"),
-    ({"lr": torch.ones(2)}, ValueError, r"lr has .*2.*, but should have one element"),
+    ({"lr": "fast"}, TypeError, "lr='fast', but should be a number"),
+    ({"lr": torch.ones(2)}, ValueError, r"lr has shape \(2,\), but should have one element"),
     ({"eps": -1e-8}, ValueError, "eps=-1e-08, but should be at least 0"),
     ({"eps": float("nan")}, ValueError, "eps=nan, but should be finite"),
     ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\]=1.0, but should be in \[0, 1\)"),
@@ -39,6 +39,7 @@ NUMBERS: list[Refusal] = [
     ({"betas": (0.9, 1.0)}, ValueError, r"betas\[1\]=1.0, but should be in \[0, 1\)"),
     ({"betas": 0.9}, TypeError, "betas=0.9, but should be two numbers"),
     ({"weight_decay": float("inf")}, ValueError, "weight_decay=inf, but should be finite"),
+    ({"bias_correction": 1}, TypeError, "bias_correction=1, but should be True or False"),
     ({"bias_correction": 1.0}, TypeError, "bias_correction=1.0, but should be True or False"),
     ({"amsgrad": True}, RuntimeError, "amsgrad=True, but should be False"),
 ]
@@ -90,13 +91,6 @@ def test_a_bad_option_is_refused_in_one_sentence(
     assert subject.name in str(caught.value) or "dynamic_loss_args" in options
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_the_reference_takes_no_number_for_a_flag(name: str) -> None:
-    subject = Subject("reference", name)
-    with pytest.raises(TypeError, match="bias_correction=1, but should be True or False"):
-        subject(subject.parameters(2), bias_correction=1)
-
-
 @PLAINS
 def test_negative_weight_decay_is_allowed(subject: Subject) -> None:
     params = subject.parameters(4)
@@ -114,11 +108,11 @@ def test_negative_weight_decay_is_allowed(subject: Subject) -> None:
     [
         (
             lambda: {"params": [Parameter(torch.zeros(2, dtype=torch.float64))]},
-            r"parameter is (torch\.)?float64, but should be float16(,| or) bfloat16",
+            "parameter is float64, but should be float16 or bfloat16 or float32",
         ),
         (
             lambda: {"params": [Parameter(torch.zeros(1).expand(3))]},
-            "share memory|memory of its own for each element",
+            "memory of its own for each element",
         ),
         (lambda: {"params": [Parameter(torch.zeros(2))], "lr": -1.0}, "lr=-1.0"),
     ],

@@ -130,7 +130,7 @@ def test_torchs_own_loading_would_round_the_moments(subject: Subject) -> None:
         ("step", 1.5, r"step=1\.5, but should be a whole number of steps"),
         ("step", -1.0, r"step=-1\.0, but should be a whole number of steps"),
         ("exp_avg", torch.zeros(7), r"exp_avg has shape \(7,\), but should have \(6,\)"),
-        ("exp_avg_sq", None, "state has (no exp_avg_sq|step, exp_avg), but should have"),
+        ("exp_avg_sq", None, "state has no exp_avg_sq, but should"),
     ],
     ids=str,
 )

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.fragments import FragmentAddress
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.adam import AdamResult, adamw_step
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.update_scale import float64, int64
 

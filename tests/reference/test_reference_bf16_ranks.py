@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.ranks import Group, on_ranks
+from twinstep.contract.compat import Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moments import StateDict
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.compat import Compat
-from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.restore import StateDict
 
 pytestmark = pytest.mark.usefixtures("simulated")
 
