@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.golden.test_golden_checkpoints import SHAPES, SPOILS, UNIVERSAL
-from tests.helpers.checkpoint_runs import CLASSES, SIDES, Run, plain
+from tests.helpers.checkpoint_runs import KINDS, Run, plain
+from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.universal_checkpoint import SHAPES, SPOILS, UNIVERSAL
 from twinstep.contract.checkpoint import load_universal_checkpoint, read_checkpoint
 from twinstep.contract.compat import Compat
 from twinstep.golden.record_checkpoints import FOLDER, SIZES, gradient
@@ -21,7 +22,7 @@ from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")
-KINDS = pytest.mark.parametrize("kind", ["flat", "unfused"])
+SCALED = pytest.mark.parametrize("kind", ["flat", "unfused"])
 
 
 def started(
@@ -29,13 +30,13 @@ def started(
 ) -> Run:
     """A run whose weights are still zero; counters are those of no step."""
     params = [nn.Parameter(torch.zeros(shape, dtype=torch.float16)) for shape in shapes]
-    adam = (inside or CLASSES[side]["Adam"])(params, lr=0.125, weight_decay=0.5)
+    adam = (inside or CLASSES[side]["FusedAdam"])(params, lr=0.125, weight_decay=0.5)
     scaling: dict[str, Any] = {
         "dynamic_loss_scale": True,
         "dynamic_loss_args": THEIRS,
         "verbose": False,
     }
-    return Run(kind, params, CLASSES[side][kind](adam, **{**scaling, **more}))
+    return Run(kind, params, CLASSES[side][KINDS[kind]](adam, **{**scaling, **more}))
 
 
 def continued(run: Run, steps: range) -> None:
@@ -52,7 +53,7 @@ def theirs(kind: str) -> Any:
     return read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")["optimizer"]
 
 
-@KINDS
+@SCALED
 @pytest.mark.parametrize("compat", [False, True], ids=["ours", "theirs"])
 def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) -> None:
     runs = []
@@ -72,7 +73,7 @@ def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) ->
         assert one.abs().max() > 0.0
 
 
-@KINDS
+@SCALED
 def test_the_fast_side_goes_on_as_deepspeed_did(kind: str) -> None:
     """Around torch's AdamW, whose arithmetic DeepSpeed recorded."""
     run = started("fast", kind, inside=torch.optim.AdamW)
@@ -82,7 +83,7 @@ def test_the_fast_side_goes_on_as_deepspeed_did(kind: str) -> None:
     assert [bits(param.detach()) for param in run.params] == [bits(weight) for weight in after]
 
 
-@KINDS
+@SCALED
 @pytest.mark.parametrize("side", SIDES)
 def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: str) -> None:
     run = started(side, kind)
@@ -109,7 +110,7 @@ def universal(side: str, kind: str, folder: Path = UNIVERSAL, **options: Any) ->
     return run
 
 
-@KINDS
+@SCALED
 @pytest.mark.parametrize("states", [True, False])
 def test_a_universal_checkpoint_is_loaded_and_continued_alike(kind: str, states: bool) -> None:
     runs = [universal(side, kind, load_optimizer_states=states) for side in SIDES]
@@ -132,7 +133,7 @@ def test_a_universal_checkpoint_is_loaded_and_continued_alike(kind: str, states:
     assert steps == {5 if states else 2}
 
 
-@KINDS
+@SCALED
 @pytest.mark.parametrize("side", SIDES)
 def test_a_spoiled_universal_checkpoint_changes_nothing(
     side: str, kind: str, tmp_path: Path
@@ -156,7 +157,7 @@ def test_a_spoiled_universal_checkpoint_changes_nothing(
     assert differences(run.seen(), before) == []
 
 
-@KINDS
+@SCALED
 def test_a_universal_checkpoint_of_zero_on_fp16_brings_its_scale(kind: str) -> None:
     """Written by an engine with ZeRO; its scaler is an object of DeepSpeed's, read as values."""
     folder = FOLDER / "deepspeed_universal_fp16"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.checkpoint_runs import KINDS, SIDES, plain, started
+from tests.helpers.checkpoint_runs import KINDS, plain, started
+from tests.helpers.sides import SIDES
 from twinstep.contract.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("replay")

@@ -14,7 +14,7 @@ import twinstep.fast.bf16_optimizer
 import twinstep.fast.fused_adam
 import twinstep.reference.bf16_optimizer
 import twinstep.reference.fused_adam
-from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
+from tests.helpers.universal_checkpoint import SHAPES, UNIVERSAL
 from twinstep.contract.checkpoint import read_checkpoint
 from twinstep.golden.record_checkpoints import FOLDER, SIZES
 from twinstep.parity.cases.fixed_inputs import bits, moderate

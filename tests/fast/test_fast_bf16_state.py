@@ -1,15 +1,18 @@
 """Checkpoints of the fast BF16Optimizer are the reference's: either side loads the other's."""
 
 import io
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.fast.test_fast_bf16_optimizer import Twins
+from tests.helpers.battery import Twins as AnyTwins
 from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay")
+
+Twins = partial(AnyTwins, "BF16Optimizer")
 
 
 def through_a_file(entry: object) -> object:
