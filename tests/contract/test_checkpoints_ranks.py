@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fast.test_fast_bf16_ranks import SIDES, Polite, built, in_turns, seen, trained
-from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.partitions import built, seen, trained
+from tests.helpers.ranks import Polite, in_turns
+from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.universal_checkpoint import SHAPES, UNIVERSAL
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
-BOTH = pytest.mark.parametrize("side", list(SIDES))
+BOTH = pytest.mark.parametrize("side", SIDES)
 MASTERS = "single_partition_of_fp32_groups"
 
 
@@ -56,7 +56,7 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
     for rank in range(2):
         shutil.copytree(UNIVERSAL, tmp_path / str(rank))
     (tmp_path / "0" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
-    cls, adam = SIDES[side]
+    home = CLASSES[side]
 
     def run(group: Polite | None) -> tuple[str, bool]:
         assert group is not None
@@ -64,7 +64,9 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
             nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)) for shape in SHAPES.values()
         ]
         names = dict(zip(params, SHAPES, strict=True))
-        optimizer = cls(adam(params), param_names=names, dp_process_group=group)
+        optimizer = home["BF16Optimizer"](
+            home["FusedAdam"](params), param_names=names, dp_process_group=group
+        )
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
             optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank))
         untouched = not any(bool(param.any()) for param in params) and not optimizer.state

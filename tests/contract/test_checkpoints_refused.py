@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.helpers.checkpoint_faults import MASTERS, faults
-from tests.helpers.checkpoint_runs import KINDS, SIDES, Run, started
+from tests.helpers.checkpoint_runs import KINDS, Run, started
+from tests.helpers.sides import SIDES
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")

@@ -1,15 +1,18 @@
 """Checkpoints of the fast BF16Optimizer are the reference's: either side loads the other's."""
 
 import io
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.fast.test_fast_bf16_optimizer import Twins
+from tests.helpers.battery import Twins as AnyTwins
 from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay")
+
+Twins = partial(AnyTwins, "BF16Optimizer")
 
 
 def through_a_file(entry: object) -> object:
@@ -123,7 +126,7 @@ def damaged(entry: dict[str, Any], what: str) -> object:
     ("what", "says"),
     [
         ("no dict", "state is a int, but should be a dict"),
-        ("keys", "state has no ds_version, but should have one"),
+        ("keys", "state has no ds_version, but should"),
         ("masters", "has 0 tensors, but should have 2"),
         ("longer", "has 9999 elements, but should have 216"),
         ("clip", "clip_grad='a lot', but should be a number"),

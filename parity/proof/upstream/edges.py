@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from twinstep.reference.compat import Compat
+from twinstep.contract.compat import Compat
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "edges.md"
@@ -99,9 +99,9 @@ def node_ids(root: Path) -> set[str]:
 
 
 def built(root: Path) -> set[str]:
-    """Names of all classes and modules under root/reference."""
+    """Names of all classes and modules under root/reference and root/contract."""
     found = set()
-    for path in sorted((root / "reference").rglob("*.py")):
+    for path in sorted([*(root / "reference").rglob("*.py"), *(root / "contract").rglob("*.py")]):
         found.add(path.stem)
         tree = ast.walk(ast.parse(path.read_text()))
         found |= {node.name for node in tree if isinstance(node, ast.ClassDef)}
