@@ -14,7 +14,7 @@ from twinstep.parity.proof.peers.record import live, recorded, recorded_edges
 from twinstep.parity.proof.peers.shelves import peers
 from twinstep.parity.proof.upstream.differences import DIFFERENCES, Difference
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "peers.md"
+FILE = Path(__file__).parents[2] / "docs" / "peers.md"
 
 HEAD = """# Other projects before the same judge
 

@@ -41,7 +41,7 @@ TITLES = {
 INTRODUCTION = """\
 # Edges: where upstream surprises, and what was decided
 
-Written by `python -m twinstep.parity.proof.upstream.edges` from `edges.toml` beside it; do not edit.
+Written by `python -m twinstep.parity.proof.upstream.edges` from `edges.toml`; do not edit.
 
 The default is correct. A decision is one of these:
 
