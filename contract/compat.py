@@ -1,7 +1,8 @@
 """Correct by default, upstream on request: one record.
 
 Only behaviour that changes numbers in normal training is selectable. Edge ids refer to the edge
-table (docs/reference/edges.md), which gives the decision and its reason for every edge, selectable or not.
+table (docs/reference/edges.md), which gives the decision and its reason for every edge,
+selectable or not.
 """
 
 from __future__ import annotations

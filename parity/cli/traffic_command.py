@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from twinstep.parity.proof.screen import progress
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.exports import write
+from twinstep.parity.report.table import progress
 from twinstep.parity.report.traffic import as_json, bytes_table, off_design, over_rest, work_table
 from twinstep.parity.report.traffic_count import Count, counted
 

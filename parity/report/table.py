@@ -1,12 +1,17 @@
-"""The one table that a run ends with: operation x kernel x dtype, a column for each law."""
+"""Tables and progress on the screen.
+
+The table that a run ends with: operation x kernel x dtype, a column for each law.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -159,3 +164,28 @@ def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) 
         console.print()
     if len(ordered) > limit:
         console.print(f"... and {len(ordered) - limit} more broken cells; --json lists them all")
+
+
+@contextmanager
+def progress(screen: Console, total: int) -> Iterator[Callable[[str, int], None]]:
+    """Show a line on a terminal and nothing elsewhere.
+
+    Yields a function of a description and how much more is done.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    hidden = not screen.is_terminal
+    with Progress(
+        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
+    ) as bar:
+        line = bar.add_task("", total=total)
+        yield lambda what, done: bar.update(line, description=what, advance=done)
+
+
+def plain_table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """A table without frame; columns of numbers are on the right."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from twinstep.parity.operations.operation import LAYOUTS
-from twinstep.parity.proof.screen import plain_table
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.table import plain_table
 from twinstep.parity.report.traffic_count import Count, counted
 from twinstep.parity.report.traffic_design import REST, REST_AT
 

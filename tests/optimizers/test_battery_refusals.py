@@ -222,7 +222,7 @@ UNFIT: list[tuple[str, Callable[[State], State], str]] = [
 def test_a_state_that_does_not_fit_is_refused_with_the_reason(
     side: str, name: str, change: Callable[[State], State], message: str
 ) -> None:
-    """All that does not fit, and that nothing changes: tests/contract/test_checkpoints_refused.py."""
+    """All that does not fit, nothing changed: tests/contract/test_checkpoints_refused.py."""
     subject = Subject(side, name)
     params = subject.parameters(5, 3)
     optimizer = subject([{"params": params[:1]}, {"params": params[1:]}], hyper=HYPER)

@@ -18,10 +18,10 @@ from twinstep.parity.proof.mutate.report import as_json, print_score
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.sites import mutants
 from twinstep.parity.proof.mutate.verdict import Kind, Subject, Verdict
-from twinstep.parity.proof.screen import progress
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.engines import require_live_subnormals
 from twinstep.parity.report.exports import write
+from twinstep.parity.report.table import progress
 
 KINDS = {"wrong": Kind.WRONG, "harmless": Kind.HARMLESS, "planted": Kind.PLANTED}
 QUICK_SAMPLE = 24

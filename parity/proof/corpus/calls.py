@@ -23,7 +23,7 @@ Tensors = list[Tensor]
 
 @dataclass(frozen=True)
 class Moments:
-    """What all steps with two moments take."""
+    """Arguments of all steps with two moments."""
 
     params: Tensors
     grads: Tensors

@@ -1,4 +1,4 @@
-"""What a known-wrong kernel and a harmless variant are: data, one record each."""
+"""Known-wrong kernels and harmless variants, one record each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a known-wrong optimizer class and a harmless one are: data, one record each."""
+"""Known-wrong and harmless optimizer classes, one record each."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SCHEMA = 1
 
 
 def live() -> Agreement:
-    """What the runs beside DeepSpeed's optimizers showed."""
+    """Observations of the runs beside DeepSpeed's optimizers."""
     return Agreement(**json.loads(FILE.read_text())["live"])
 
 
@@ -50,7 +50,7 @@ def record(chosen: Sequence[Peer], seen: Sequence[Observation], agreement: Agree
 
 
 def recorded_edges() -> tuple[list[Shown], list[Trained]]:
-    """What the scenes and the training runs showed."""
+    """Observations of the scenes and of the training runs."""
     data = json.loads(EDGES.read_text())
     return [Shown(**row) for row in data["edges"]], [Trained(**row) for row in data["training"]]
 

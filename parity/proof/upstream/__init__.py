@@ -1,1 +1,1 @@
-"""What is known of other projects: edges and decisions, real bugs, differences. Data in TOML."""
+"""Knowledge of other projects as data: edges and decisions, real bugs, differences."""

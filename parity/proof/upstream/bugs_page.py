@@ -1,4 +1,4 @@
-"""docs/reference/bugs.md, printed by `python -m twinstep.parity.proof.upstream.bugs_page`."""
+"""The page of real bugs, which `python -m twinstep.parity.proof.upstream.bugs_page` prints."""
 
 from __future__ import annotations
 
