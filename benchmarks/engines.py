@@ -25,7 +25,7 @@ from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 
-# Sizes by layout: a tail behind full tiles, less than a tile, empties, and mixed alignment.
+# Sizes by layout: a tail after full tiles, less than a tile, empties, and mixed alignment.
 SIZES = {
     "flat": ((8219,), (33,)),
     "list": ((4099, 0, 130, 2048, 1), (7, 1, 1025)),

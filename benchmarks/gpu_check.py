@@ -90,8 +90,11 @@ def run_all(rows: Sequence[Row], out: Path) -> int:
     results: list[Figures] = []
     deadline = time.monotonic() + TOTAL_SECONDS
     for row in rows:
-        seconds = min(row.seconds, deadline - time.monotonic())
-        result = run_child(row, out, seconds) if machine["gpu"] else skip(row, out)
+        if machine["gpu"]:
+            result = run_child(row, out, min(row.seconds, deadline - time.monotonic()))
+        else:
+            result = outcome(row, "skipped", "no CUDA GPU here") | {"seconds": 0.0}
+        write(out / f"{row.name}.json", result)
         results.append(result)
         reason = f": {result['reason']}" if result.get("reason") else ""
         print(f"{row.name:10} {result['status']:8} {result['seconds']:6.1f} s{reason}", flush=True)
@@ -102,13 +105,6 @@ def run_all(rows: Sequence[Row], out: Path) -> int:
     passed = len(results) - len(failed) - skipped
     print(f"{passed} passed, {skipped} skipped, {len(failed)} failed; {out / 'gpu-check.json'}")
     return 1 if failed else 0
-
-
-def skip(row: Row, out: Path) -> Figures:
-    """The result of a part on a machine without a GPU, which every part needs."""
-    result = outcome(row, "skipped", "no CUDA GPU here") | {"seconds": 0.0}
-    write(out / f"{row.name}.json", result)
-    return result
 
 
 def run_child(row: Row, out: Path, seconds: float) -> Figures:
@@ -129,7 +125,6 @@ def run_child(row: Row, out: Path, seconds: float) -> Figures:
         if result["status"] == "failed":
             result["output"] = output[-TAIL:]
     result["seconds"] = round(time.monotonic() - started, 1)
-    write(file, result)
     return dict(result)
 
 

@@ -50,7 +50,7 @@ def planted() -> list[str]:
 
 
 def verdict(status: int, text: str) -> Figures:
-    """What a run means: its exit status, and the ledger that it wrote.
+    """The figures of a run, from its exit status and the ledger that it wrote.
 
     Raises:
         Broken: the run did not end with every law kept.

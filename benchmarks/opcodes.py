@@ -187,7 +187,7 @@ def _edges(kind: str, top: int) -> set[int]:
 
 
 def replayed(instruction: Instruction, sources: Sequence[Bits]) -> Bits:
-    """What replay makes of the same PTX text, as bits."""
+    """The result of the same PTX text on replay, as bits."""
     size = REGISTERS[instruction.result][1]
     result = torch.zeros(COUNT * size, dtype=torch.uint8)
     buffers: list[torch.Tensor | int | float | bytes] = [

@@ -19,7 +19,7 @@ TOOLS = ("memcheck", "racecheck")
 # Under the sanitizer every launch is slow: 16 bit, all dtypes in one list, and no lists at all.
 DTYPES = ("bf16", "mixed", "scalar")
 FOUND = 99  # the exit status that the sanitizer is told to use for a finding
-# What it says where the driver or a sandbox does not let it watch.
+# Its words where the driver or a sandbox does not let it watch.
 REFUSALS = ("Device not supported", "not supported on this", "Unable to initialize")
 
 
@@ -46,7 +46,7 @@ def watch(tool: str) -> str:
 
 
 def judge(tool: str, status: int, output: str) -> str:
-    """What a run of the sanitizer means.
+    """The closing line of a clean run of the sanitizer.
 
     Raises:
         Broken: a finding, or the child failed.

@@ -1,4 +1,4 @@
-"""Where and with what a measurement was made. A number without this is not a result."""
+"""Machine, versions and time of a measurement. A number without them is not a result."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class State:
         return State(tuple([tensor.clone() for tensor in role] for role in self.lists))
 
     def equals(self, other: State) -> bool:
-        """Whether all bits are equal."""
+        """True if all bits are equal."""
         return all(
             torch.equal(bits(mine), bits(theirs))
             for one, two in zip(self.lists, other.lists, strict=True)

@@ -13,8 +13,7 @@ from twinstep.golden import record_deepspeed, record_torch, record_wrappers
 from twinstep.golden.sequences import SITUATIONS
 from twinstep.golden.trace import TRACES, Trace, write
 
-WHOLE = ("flat_step", "unfused_step", "lamb_step", "bf16_step")
-RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", "wrapper_step", *WHOLE)}
+RULES = {"torch": ("torch",), "deepspeed": ("dynamic", "wrapper", *record_wrappers.SUBJECTS)}
 
 
 def recorded(package: str) -> list[Trace]:
@@ -25,14 +24,16 @@ def recorded(package: str) -> list[Trace]:
     """
     own = record_torch.record if package == "torch" else record_deepspeed.record
     return [
-        record_wrappers.record(situation) if situation.rule in WHOLE else own(situation)
+        record_wrappers.record(situation)
+        if situation.rule in record_wrappers.SUBJECTS
+        else own(situation)
         for situation in SITUATIONS
         if situation.rule in RULES[package]
     ]
 
 
 def main(arguments: list[str]) -> int:
-    """Record one package; exit code 2 for wrong usage or a package that is not there."""
+    """Record one package; exit code 2 for wrong usage or a missing package."""
     if not 1 <= len(arguments) <= 2 or arguments[0] not in RULES:
         print(
             f"usage: python -m twinstep.golden.record {{{','.join(RULES)}}} [FOLDER]",

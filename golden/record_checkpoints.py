@@ -17,14 +17,17 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
-from twinstep.golden.record_deepspeed import deepspeed_version
+from twinstep.golden.record_deepspeed import (
+    BF16,
+    FLAT,
+    UNFUSED,
+    bf16_optimizer,
+    class_of,
+    deepspeed_version,
+)
 
 FOLDER = Path(__file__).parent / "checkpoints"
-CLASSES = {
-    "flat": "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer",
-    "unfused": "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer",
-    "bf16": "deepspeed.runtime.bf16_optimizer.BF16_Optimizer",
-}
+CLASSES = {"flat": FLAT, "unfused": UNFUSED, "bf16": BF16}
 SIZES = ((2, 3), (3,))
 SCALING = {"init_scale": 16.0, "scale_window": 1000, "min_scale": 1.0}
 UNIVERSALS = {"deepspeed_universal": "bfloat16", "deepspeed_universal_fp16": "float16"}
@@ -53,8 +56,8 @@ def record(kind: str, folder: Path) -> list[Path]:
         )
         for place, size in sizes
     ]
-    inside = torch.optim.AdamW(params, lr=0.25, weight_decay=0.125)
-    optimizer = _made(kind, inside, params)
+    inner = torch.optim.AdamW(params, lr=0.25, weight_decay=0.125)
+    optimizer = optimizer_of(kind, inner, params)
 
     def run(steps: range) -> None:
         for step in steps:
@@ -75,26 +78,13 @@ def record(kind: str, folder: Path) -> list[Path]:
     return paths
 
 
-def _made(kind: str, inside: object, params: Sequence[object]) -> SimpleNamespace:
-    """DeepSpeed's object; typed as anything, since its package has no types."""
+def optimizer_of(kind: str, inner: object, params: Sequence[object]) -> SimpleNamespace:
+    """DeepSpeed's object around an inner optimizer."""
     deepspeed_version()
-    import torch
-
-    module, name = CLASSES[kind].rsplit(".", 1)
-    make = getattr(import_module(module), name)
     if kind == "bf16":
-        made: SimpleNamespace = make(
-            inside,
-            {param: f"p{place}" for place, param in enumerate(params)},
-            SimpleNamespace(enabled=True, immediate_grad_update=False),
-            dp_process_group=torch.distributed.group.WORLD,
-            grad_acc_dtype=torch.float32,
-        )
-        return made
-    wrapper: SimpleNamespace = make(
-        inside, dynamic_loss_scale=True, dynamic_loss_args=SCALING, verbose=False
-    )
-    return wrapper
+        return bf16_optimizer(inner, {param: f"p{place}" for place, param in enumerate(params)})
+    scaling = {"dynamic_loss_scale": True, "dynamic_loss_args": SCALING}
+    return class_of(CLASSES[kind])(inner, **scaling, verbose=False)
 
 
 CONFIG = {
@@ -155,7 +145,7 @@ def record_universal(folder: Path, name: str, dtype: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Write everything; exit code 2 when DeepSpeed is not there."""
+    """Write everything; exit code 2 when DeepSpeed is missing."""
     folder = Path(arguments[0]) if arguments else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     try:

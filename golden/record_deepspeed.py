@@ -1,4 +1,4 @@
-"""Record DeepSpeed's `DynamicLossScaler` and the scale rule inside its FP16_Optimizer.
+"""Record DeepSpeed's `DynamicLossScaler` and the scale rule of its FP16_Optimizer.
 
 DeepSpeed is no dependency of the project. It installs without a GPU, in an environment that has
 torch, by `pip install deepspeed==0.19.8`, and runs here in one process.
@@ -7,7 +7,7 @@ torch, by `pip install deepspeed==0.19.8`, and runs here in one process.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -15,14 +15,15 @@ from twinstep.golden.sequences import Situation
 from twinstep.golden.trace import Header, Step, Trace
 
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"
-WRAPPER = "deepspeed.runtime.fp16.fused_optimizer"
+FLAT = "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer"
+UNFUSED = "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer"
+BF16 = "deepspeed.runtime.bf16_optimizer.BF16_Optimizer"
 COMMAND = "python -m twinstep.golden.record deepspeed"
 
 
 def record(situation: Situation) -> Trace:
     """Run DeepSpeed's own code through a situation."""
-    run = {"dynamic": _dynamic, "wrapper": _wrapper, "wrapper_step": _wrapper_step}
-    return run[situation.rule](situation)
+    return _dynamic(situation) if situation.rule == "dynamic" else _wrapper(situation)
 
 
 def deepspeed_version() -> str:
@@ -34,6 +35,23 @@ def deepspeed_version() -> str:
     deepspeed = import_module("deepspeed")
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     return str(deepspeed.__version__)
+
+
+def class_of(path: str) -> Callable[..., SimpleNamespace]:
+    """A class of DeepSpeed's; typed as anything, since its package has no types."""
+    module, name = path.rsplit(".", 1)
+    found: Callable[..., SimpleNamespace] = getattr(import_module(module), name)
+    return found
+
+
+def bf16_optimizer(inner: object, names: object, **options: object) -> SimpleNamespace:
+    """BF16_Optimizer over a process group of one, its gradients summed in fp32."""
+    import torch
+
+    config = SimpleNamespace(enabled=True, immediate_grad_update=False)
+    group = torch.distributed.group.WORLD
+    options |= {"dp_process_group": group, "grad_acc_dtype": torch.float32}
+    return class_of(BF16)(inner, names, config, **options)
 
 
 def _dynamic(situation: Situation) -> Trace:
@@ -61,7 +79,7 @@ def _wrapper(situation: Situation) -> Trace:
     version = deepspeed_version()
     import torch
 
-    update_scale = import_module(WRAPPER).FP16_Optimizer._update_scale
+    update_scale = vars(class_of(FLAT))["_update_scale"]
     arguments = {
         "init_scale": situation.scale,
         "scale_window": situation.constants["scale_window"],
@@ -79,38 +97,8 @@ def _wrapper(situation: Situation) -> Trace:
     for letter in situation.steps:
         update_scale(optimizer, letter == "o")
         steps.append(state())
-    subject = f"{WRAPPER}.FP16_Optimizer._update_scale"
+    subject = f"{FLAT}._update_scale"
     return Trace(header=header_of(situation, version, subject, start), steps=steps)
-
-
-def _wrapper_step(situation: Situation) -> Trace:
-    """Whole steps of the real FP16_Optimizer around torch's SGD."""
-    version = deepspeed_version()
-    import torch
-
-    weights = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
-    optimizer = import_module(WRAPPER).FP16_Optimizer(
-        torch.optim.SGD([weights], lr=1.0),
-        dynamic_loss_scale=True,
-        dynamic_loss_args={"init_scale": situation.scale, **situation.constants},
-        verbose=False,
-    )
-    (master,) = optimizer.fp32_groups_flat
-    steps: list[Step] = []
-    for letter in situation.steps:
-        before = master.detach().clone()
-        loss = weights.float().sum()
-        optimizer.backward(loss * torch.inf if letter == "o" else loss)
-        skipped = bool(optimizer.step())
-        moved = float((before - master.detach())[0])
-        # A skipped step leaves the norm of the step before it; there is none to record.
-        norm = 0.0 if skipped else float(optimizer._global_grad_norm)
-        scale = float(optimizer.loss_scale_config.cur_scale)
-        steps.append({"scale": scale, "applied": moved, "norm": norm, "skipped": skipped})
-    start = {"scale": situation.scale}
-    header = header_of(situation, version, f"{WRAPPER}.FP16_Optimizer", start)
-    edge = "edge LS-1: by default the gradient of a growth step is applied whole"
-    return Trace(header=replace(header, differs=edge), steps=steps)
 
 
 def _state(scaler: object) -> dict[str, float | int]:
@@ -120,7 +108,7 @@ def _state(scaler: object) -> dict[str, float | int]:
 
 
 def header_of(situation: Situation, version: str, subject: str, start: Step) -> Header:
-    """Where a trace of DeepSpeed comes from."""
+    """The header of a trace of DeepSpeed."""
     return Header(
         name=f"deepspeed_{situation.rule}_{situation.name}",
         package="deepspeed",

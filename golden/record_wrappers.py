@@ -1,130 +1,135 @@
 """Record whole steps of DeepSpeed's mixed-precision optimizers: four weights, true gradient 1.
 
-The optimizer inside is torch's plain gradient descent with learning rate 1, so that a step moves
-the masters by the gradient that was applied. On LAMB's path it only writes down what it is to
-divide by.
+The inner optimizer is torch's plain gradient descent with learning rate 1, so that a step moves
+the masters by the gradient that was applied. On LAMB's path it only writes down its divisor.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from twinstep.golden.record_deepspeed import deepspeed_version, header_of
+from twinstep.golden.record_deepspeed import (
+    BF16,
+    FLAT,
+    UNFUSED,
+    bf16_optimizer,
+    class_of,
+    deepspeed_version,
+    header_of,
+)
 from twinstep.golden.sequences import Situation
 from twinstep.golden.trace import Step, Trace
 
-FLAT = "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer"
-UNFUSED = "deepspeed.runtime.fp16.unfused_optimizer.FP16_UnfusedOptimizer"
-BF16 = "deepspeed.runtime.bf16_optimizer.BF16_Optimizer"
-SUBJECTS = {"flat_step": FLAT, "unfused_step": UNFUSED, "lamb_step": UNFUSED, "bf16_step": BF16}
-DIFFERS = {
-    "external_scale_stays": "edge LS-2: by default what multiplied the loss is divided out",
-    "growth_halves_the_gradient": "edge UF-1: by default the norm is that of the true gradients",
-    "divisor_of_lamb": "edge UF-1: by default the norm is that of the true gradients",
-    "construction_decays": "edge FP-1: by default construction changes nothing",
+if TYPE_CHECKING:
+    import torch
+
+SUBJECTS = {
+    "wrapper_step": FLAT,
+    "flat_step": FLAT,
+    "unfused_step": UNFUSED,
+    "lamb_step": UNFUSED,
+    "bf16_step": BF16,
 }
+TRUE_NORM = "edge UF-1: by default the norm is that of the true gradients"
+DIFFERS = {
+    ("wrapper_step", "growth_halves_the_gradient"): (
+        "edge LS-1: by default the gradient of a growth step is applied whole"
+    ),
+    ("flat_step", "external_scale_stays"): (
+        "edge LS-2: by default what multiplied the loss is divided out"
+    ),
+    ("flat_step", "construction_decays"): "edge FP-1: by default construction changes nothing",
+    ("unfused_step", "growth_halves_the_gradient"): TRUE_NORM,
+    ("lamb_step", "divisor_of_lamb"): TRUE_NORM,
+}
+GRADIENTS = {"g": 1.0, "o": float("inf"), "z": 0.0}
 
 
 def record(situation: Situation) -> Trace:
     """Run DeepSpeed's own class through a situation."""
-    from dataclasses import replace
-
-    version = deepspeed_version()
-    run = _bf16 if situation.rule == "bf16_step" else _fp16
     start = {"scale": situation.scale}
-    header = header_of(situation, version, SUBJECTS[situation.rule], start)
-    differs = DIFFERS.get(situation.name, "")
-    return Trace(header=replace(header, differs=differs), steps=run(situation))
+    header = header_of(situation, deepspeed_version(), SUBJECTS[situation.rule], start)
+    differs = DIFFERS.get((situation.rule, situation.name), "")
+    return Trace(header=replace(header, differs=differs), steps=_steps(situation))
 
 
-def _fp16(situation: Situation) -> list[Step]:
+def _steps(situation: Situation) -> list[Step]:
     import torch
 
-    given = situation.constants
-    lamb = situation.rule == "lamb_step"
+    bf16, lamb = situation.rule == "bf16_step", situation.rule == "lamb_step"
+    dtype = torch.bfloat16 if bf16 else torch.float16
+    weights = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+    inner = _inner(situation, weights)
+    optimizer, master = _optimizer(situation, inner, weights)
+    steps: list[Step] = []
+    for letter in situation.steps:
+        before = master.detach().clone()
+        optimizer.zero_grad()
+        loss = weights.float().sum() * GRADIENTS[letter]
+        if bf16:
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.update_hp_grads()
+        else:
+            optimizer.backward(loss)
+        optimizer.step()
+        skipped = bool(optimizer.overflow)
+        moved = float((before - master.detach())[0])
+        step: dict[str, float | bool] = {
+            "scale": 1.0 if bf16 else float(optimizer.loss_scale_config.cur_scale),
+            "applied": float(vars(inner)["divisor"]) if lamb else moved,
+            "weight": float(master[0]),
+            # A skipped step leaves the norm of the step before it; there is none to record.
+            "norm": 0.0 if skipped else float(optimizer._global_grad_norm),
+            "skipped": skipped,
+        }
+        if situation.rule == "wrapper_step":
+            del step["weight"]
+        steps.append(step)
+    return steps
+
+
+def _inner(situation: Situation, weights: torch.nn.Parameter) -> torch.optim.Optimizer:
+    import torch
 
     class Divided(torch.optim.SGD):
-        """Writes down what it is to divide by."""
-
-        divisor = 0.0
+        """Writes down its divisor; moves nothing."""
 
         def step(self, closure: object = None, **given: object) -> None:  # type: ignore[override]
             del closure
             self.divisor = cast(float, given.get("scale", 0.0))
 
-    weights = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
-    decay = float(given.get("weight_decay", 0.0))
-    kind = Divided if lamb else torch.optim.SGD
-    inside = kind([weights], lr=1.0, weight_decay=decay)
-    module, name = SUBJECTS[situation.rule].rsplit(".", 1)
-    extra = {"fused_lamb_legacy": True} if lamb else {}
-    scaling = {key: given[key] for key in ("scale_window", "min_scale")}
-    optimizer = getattr(import_module(module), name)(
-        inside,
+    decay = float(situation.constants.get("weight_decay", 0.0))
+    if situation.rule != "lamb_step":
+        return torch.optim.SGD([weights], lr=1.0, weight_decay=decay)
+    divided = Divided([weights], lr=1.0, weight_decay=decay)
+    divided.divisor = 0.0
+    return divided
+
+
+def _optimizer(
+    situation: Situation, inner: torch.optim.Optimizer, weights: torch.nn.Parameter
+) -> tuple[SimpleNamespace, torch.Tensor]:
+    """DeepSpeed's object, and its master weights."""
+    rule, given = situation.rule, situation.constants
+    if rule == "bf16_step":
+        options = {name: given[name] for name in ("clip_grad", "norm_type")}
+        optimizer = bf16_optimizer(inner, {weights: "p0"}, **options)
+        return optimizer, optimizer.fp32_groups_flat_partition[0]
+    optimizer = class_of(SUBJECTS[rule])(
+        inner,
         dynamic_loss_scale=True,
-        dynamic_loss_args={"init_scale": situation.scale, **scaling},
-        clip_grad=given["clip_grad"],
+        dynamic_loss_args={
+            "init_scale": situation.scale,
+            "scale_window": given["scale_window"],
+            "min_scale": given["min_scale"],
+        },
+        clip_grad=given.get("clip_grad", 0.0),
         verbose=False,
-        **extra,
+        **({"fused_lamb_legacy": True} if rule == "lamb_step" else {}),
     )
-    if given["external"]:
+    if given.get("external"):
         optimizer.override_loss_scale(given["external"])
-    flat = situation.rule == "flat_step"
-    master = optimizer.fp32_groups_flat[0] if flat else optimizer.fp32_groups[0][0]
-    steps: list[Step] = []
-    for letter in situation.steps:
-        before = master.detach().clone()
-        optimizer.zero_grad()
-        loss = weights.float().sum()
-        optimizer.backward(loss * torch.inf if letter == "o" else loss)
-        skipped = bool(optimizer.step())
-        moved = float((before - master.detach())[0])
-        steps.append(
-            {
-                "scale": float(optimizer.loss_scale_config.cur_scale),
-                "applied": float(getattr(inside, "divisor", 0.0)) if lamb else moved,
-                "weight": float(master[0]),
-                "norm": 0.0 if skipped else float(optimizer._global_grad_norm),
-                "skipped": skipped,
-            }
-        )
-    return steps
-
-
-def _bf16(situation: Situation) -> list[Step]:
-    import torch
-
-    given = situation.constants
-    weights = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    module, name = BF16.rsplit(".", 1)
-    optimizer = getattr(import_module(module), name)(
-        torch.optim.SGD([weights], lr=1.0),
-        {weights: "p0"},
-        SimpleNamespace(enabled=True, immediate_grad_update=False),
-        clip_grad=given["clip_grad"],
-        norm_type=given["norm_type"],
-        dp_process_group=torch.distributed.group.WORLD,
-        grad_acc_dtype=torch.float32,
-    )
-    (master,) = optimizer.fp32_groups_flat_partition
-    steps: list[Step] = []
-    for letter in situation.steps:
-        before = master.detach().clone()
-        optimizer.zero_grad()
-        loss = weights.float().sum() * {"g": 1.0, "o": torch.inf, "z": 0.0}[letter]
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.update_hp_grads()
-        optimizer.step()
-        skipped = bool(optimizer.overflow)
-        steps.append(
-            {
-                "scale": 1.0,
-                "applied": float((before - master.detach())[0]),
-                "weight": float(master[0]),
-                "norm": 0.0 if skipped else float(optimizer._global_grad_norm),
-                "skipped": skipped,
-            }
-        )
-    return steps
+    unfused = SUBJECTS[rule] == UNFUSED
+    return optimizer, optimizer.fp32_groups[0][0] if unfused else optimizer.fp32_groups_flat[0]

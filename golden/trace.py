@@ -19,7 +19,7 @@ TRACES = Path(__file__).parent / "traces"
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Where a trace comes from and what was done.
+    """The origin of a trace, and what was done.
 
     Attributes:
         name: of the trace, and of its file.

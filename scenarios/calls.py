@@ -70,7 +70,7 @@ def reference_answer(call: Call) -> Written:
 
 
 def fast_answer(call: Call, device: torch.device = CPU) -> Written:
-    """What our fast kernel writes, by argument name, brought back to the CPU.
+    """The results of our fast kernel by argument name, brought back to the CPU.
 
     The kernel runs on clones, so the call's tensors stay unchanged. On CPU tensors the Triton
     launchers need `replay.activate()`.

@@ -190,16 +190,16 @@ def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     label = f"language_model, {dtype}: reference and fast on every step, engine {engine().name}"
     lines.begin(label, plan.steps)
     layouts = lockstep.LAYOUTS if chosen.layout == "both" else (chosen.layout,)
-    report = lockstep.run(plan, layouts=layouts, progress=lines.step)
-    print(summary(report.trace, start))
-    draw([report.trace], chosen.picture)
-    print(f"compared {report.compared:,} values of {', '.join(report.operations)}")
-    for difference in report.differences[:SHOWN]:
+    run = lockstep.run(plan, layouts=layouts, progress=lines.step)
+    print(summary(run.trace, start))
+    draw([run.trace], chosen.picture)
+    print(f"compared {run.compared:,} values of {', '.join(sorted(run.operations))}")
+    for difference in run.differences[:SHOWN]:
         print(f"DIFFERS {difference}")
-    if len(report.differences) > SHOWN:
-        print(f"... and {len(report.differences) - SHOWN} more tensors")
-    print("differs" if report.differences else "equal: every bit, on every step", flush=True)
-    return DIFFERS if report.differences else EQUAL
+    if len(run.differences) > SHOWN:
+        print(f"... and {len(run.differences) - SHOWN} more tensors")
+    print("differs" if run.differences else "equal: every bit, on every step", flush=True)
+    return DIFFERS if run.differences else EQUAL
 
 
 def console() -> Console:

@@ -10,7 +10,6 @@ the reference wrote, so each step is judged by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -91,60 +90,6 @@ def as_list(value: Value) -> list[Tensor]:
     return value if isinstance(value, list) else [value]
 
 
-@dataclass
-class Judge:
-    """Asks both sides, compares what they wrote, and hands on the reference's answer.
-
-    Attributes:
-        fast: the side under test.
-        names: names of the parameters, for the report.
-        differences: all found so far.
-        compared: elements compared so far.
-        operations: compared so far.
-        step: the step in progress, for the report.
-    """
-
-    fast: Answer
-    names: list[str]
-    differences: list[str] = field(default_factory=list)
-    compared: int = 0
-    operations: set[str] = field(default_factory=set)
-    step: int = 0
-
-    def both(self, call: Call) -> Written:
-        """Answer a call with both sides; return the reference's answer."""
-        expected = reference_answer(call)
-        self.expect(call, expected, "list")
-        return expected
-
-    def expect(self, call: Call, expected: Written, layout: str) -> None:
-        """Answer a call with the fast side and compare with what it should write."""
-        self.operations.add(call.operation)
-        self.compare(f"{call.operation}[{layout}]", expected, self.fast(call))
-
-    def compare(self, what: str, expected: Written, written: Written) -> None:
-        """Note every difference between two answers."""
-        self.compared += sum(t.numel() for value in expected.values() for t in as_list(value))
-        self.differences += differences(f"step {self.step} {what}", expected, written, self.names)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The end of a lockstep run.
-
-    Attributes:
-        trace: the reference's run, up to and including the first step that differs.
-        differences: what differs in that step; empty when the sides agree.
-        compared: elements compared.
-        operations: operations compared, sorted.
-    """
-
-    trace: Trace
-    differences: list[str]
-    compared: int
-    operations: list[str]
-
-
 def flat(tensors: list[Tensor]) -> list[Tensor]:
     """The tensors as one flat buffer of 16-element slots; an empty list stays empty."""
     if not tensors:
@@ -167,62 +112,119 @@ def flat_state(state: State) -> State:
     return State.of({**entries, **flattened, "steps": state.steps[:1]})
 
 
-def whole_step(
-    judge: Judge, trainer: OperationTrainer, grads: list[Tensor], layouts: Layouts
-) -> Written:
-    """Compare `mixed_step` in both layouts; return what the reference wrote, as lists.
+class Lockstep:
+    """A run on the reference, every step of which the fast side repeats.
 
-    What the flat buffer should hold is the reference's list answer laid out flat: the layout must
-    not change a bit, and gaps must stay +0.
+    Args:
+        plan: what to run.
+        fast: the side under test.
+        layouts: which of "list" and "flat" `mixed_step` is compared in.
+
+    Attributes:
+        trace: the reference's run, up to and including the first step that differs.
+        differences: what differs in that step; empty when the sides agree.
+        compared: elements compared so far.
+        operations: compared so far.
     """
-    call = trainer.mixed_step(grads)
-    expected = reference_answer(call)
-    if "list" in layouts:
-        judge.expect(call, expected, "list")
-    if "flat" in layouts:
-        state = flat_state(trainer.state)
-        flat_call = calls.mixed_step(state, flat(grads), trainer.plan, trainer.lr)
-        judge.expect(flat_call, flat_state(State.of(expected)).entries, "flat")
-    return expected
 
+    trace: Trace
 
-def parts(judge: Judge, trainer: OperationTrainer, grads: list[Tensor], whole: Written) -> None:
-    """Compare the smaller operations of one step, each fed with the reference's results.
+    def __init__(self, plan: Plan, fast: Answer, layouts: Layouts = LAYOUTS) -> None:
+        self.plan, self.fast, self.layouts = plan, fast, layouts
+        self.trainer = OperationTrainer(plan)
+        self.differences: list[str] = []
+        self.compared = 0
+        self.operations: set[str] = set()
 
-    Their chain must also end in the bits of the whole step, on the reference itself.
-    """
-    state, plan = trainer.state, trainer.plan
-    outputs = {"norm": output(), "found_inf": output()}
-    measured = judge.both(Call("global_norm", {"grads": grads}, outputs))
-    factor = {
-        "norm": calls.scalar(measured, "norm"),
-        "scale": state.scale,
-        "max_norm": control(plan.max_norm),
-        "factor": output(),
-    }
-    clipped = judge.both(Call("clip_factor", {}, factor))
-    controls = {
-        **adam_controls(plan, trainer.lr),
-        "factor": calls.scalar(clipped, "factor"),
-        "found_inf": calls.scalar(measured, "found_inf"),
-    }
-    options = {"bias_correction": True}
-    chained = judge.both(Call("adamw_step", step_lists(state, grads), controls, options))
-    judge.compare("adamw_step against mixed_step", {n: whole[n] for n in chained}, chained)
-    inverse = {"inv_scale": (1.0 / state.scale).float(), "found_inf": output()}
-    judge.both(Call("unscale", {"grads": grads}, inverse))
-    if state.copies:
-        masters = calls.tensors(whole, "params")
-        judge.both(Call("cast_copy", {"sources": masters, "copies": state.copies}))
+    def run(self, progress: Progress | None = None) -> None:
+        """Take every step, or stop at the first that differs."""
+        before, records = self.trainer.held_out_loss(), list[StepRecord]()
+        while self.trainer.step < self.plan.steps and not self.differences:
+            records.append(self.take_step())
+            if progress is not None:
+                progress(records[-1])
+        header, held_out = self.trainer.header("lockstep"), (before, self.trainer.held_out_loss())
+        self.trace = Trace(header=header, records=records, held_out=held_out)
 
+    def take_step(self) -> StepRecord:
+        """One step, everything compared; the trainer goes on from the reference's answer."""
+        gradients = self.trainer.draw()
+        grads = self.trainer.reduce(gradients, self.both)
+        whole = self.whole_step(grads)
+        self.parts(grads, whole)
+        self.layout_change(grads)
+        return self.trainer.apply(whole, gradients)
 
-def layout_change(judge: Judge, grads: list[Tensor]) -> None:
-    """Compare `flatten` and `unflatten` on the gradients; there and back must change nothing."""
-    (buffer,) = flat(grads)
-    judge.both(flatten(grads, torch.full_like(buffer, 7.0)))
-    empty = [torch.empty_like(grad) for grad in grads]
-    back = Call("unflatten", {"flat": [buffer], "tensors": empty}, options={"slot": SLOT})
-    judge.compare("unflatten after flatten", {"tensors": grads}, judge.both(back))
+    def whole_step(self, grads: list[Tensor]) -> Written:
+        """Compare `mixed_step` in both layouts; return what the reference wrote, as lists.
+
+        What the flat buffer should hold is the reference's list answer laid out flat: the layout
+        must not change a bit, and gaps must stay +0.
+        """
+        call = self.trainer.mixed_step(grads)
+        expected = reference_answer(call)
+        if "list" in self.layouts:
+            self.expect(call, expected, "list")
+        if "flat" in self.layouts:
+            state = flat_state(self.trainer.state)
+            flat_call = calls.mixed_step(state, flat(grads), self.plan, self.trainer.lr)
+            self.expect(flat_call, flat_state(State.of(expected)).entries, "flat")
+        return expected
+
+    def parts(self, grads: list[Tensor], whole: Written) -> None:
+        """Compare the smaller operations of one step, each fed with the reference's results.
+
+        Their chain must also end in the bits of the whole step, on the reference itself.
+        """
+        state = self.trainer.state
+        outputs = {"norm": output(), "found_inf": output()}
+        measured = self.both(Call("global_norm", {"grads": grads}, outputs))
+        factor = {
+            "norm": calls.scalar(measured, "norm"),
+            "scale": state.scale,
+            "max_norm": control(self.plan.max_norm),
+            "factor": output(),
+        }
+        clipped = self.both(Call("clip_factor", {}, factor))
+        controls = {
+            **adam_controls(self.plan, self.trainer.lr),
+            "factor": calls.scalar(clipped, "factor"),
+            "found_inf": calls.scalar(measured, "found_inf"),
+        }
+        options = {"bias_correction": True}
+        chained = self.both(Call("adamw_step", step_lists(state, grads), controls, options))
+        same_step = {name: whole[name] for name in chained}
+        self.compare("adamw_step against mixed_step", same_step, chained)
+        inverse = {"inv_scale": (1.0 / state.scale).float(), "found_inf": output()}
+        self.both(Call("unscale", {"grads": grads}, inverse))
+        if state.copies:
+            masters = calls.tensors(whole, "params")
+            self.both(Call("cast_copy", {"sources": masters, "copies": state.copies}))
+
+    def layout_change(self, grads: list[Tensor]) -> None:
+        """Compare `flatten` and `unflatten` on gradients; there and back must change nothing."""
+        (buffer,) = flat(grads)
+        self.both(flatten(grads, torch.full_like(buffer, 7.0)))
+        empty = [torch.empty_like(grad) for grad in grads]
+        back = Call("unflatten", {"flat": [buffer], "tensors": empty}, options={"slot": SLOT})
+        self.compare("unflatten after flatten", {"tensors": grads}, self.both(back))
+
+    def both(self, call: Call) -> Written:
+        """Answer a call with both sides; return the reference's answer."""
+        expected = reference_answer(call)
+        self.expect(call, expected, "list")
+        return expected
+
+    def expect(self, call: Call, expected: Written, layout: str) -> None:
+        """Answer a call with the fast side and compare with what it should write."""
+        self.operations.add(call.operation)
+        self.compare(f"{call.operation}[{layout}]", expected, self.fast(call))
+
+    def compare(self, what: str, expected: Written, written: Written) -> None:
+        """Note every difference between two answers."""
+        self.compared += sum(t.numel() for value in expected.values() for t in as_list(value))
+        where = f"step {self.trainer.step} {what}"
+        self.differences += differences(where, expected, written, self.trainer.names)
 
 
 def run(
@@ -231,7 +233,7 @@ def run(
     layouts: Layouts = LAYOUTS,
     fast: Answer | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> Lockstep:
     """Train on the reference and have the fast side repeat every step; stop where it differs.
 
     Args:
@@ -245,28 +247,6 @@ def run(
             ours = answer_of("fast", device)
             return run(plan, layouts=layouts, fast=ours, progress=progress)
     with one_thread():
-        trainer = OperationTrainer(plan)
-        judge = Judge(fast=fast, names=trainer.names)
-        before, records = trainer.held_out_loss(), list[StepRecord]()
-        while trainer.step < plan.steps and not judge.differences:
-            records.append(take_step(judge, trainer, layouts))
-            if progress is not None:
-                progress(records[-1])
-        header, held_out = trainer.header("lockstep"), (before, trainer.held_out_loss())
-        return Report(
-            trace=Trace(header=header, records=records, held_out=held_out),
-            differences=judge.differences,
-            compared=judge.compared,
-            operations=sorted(judge.operations),
-        )
-
-
-def take_step(judge: Judge, trainer: OperationTrainer, layouts: Layouts) -> StepRecord:
-    """One step of the run, everything compared; the trainer goes on from the reference's answer."""
-    gradients = trainer.draw()
-    judge.step = trainer.step
-    grads = trainer.reduce(gradients, judge.both)
-    whole = whole_step(judge, trainer, grads, layouts)
-    parts(judge, trainer, grads, whole)
-    layout_change(judge, grads)
-    return trainer.apply(whole, gradients)
+        lockstep = Lockstep(plan, fast, layouts)
+        lockstep.run(progress)
+        return lockstep

@@ -1,4 +1,4 @@
-"""The optimizer classes of both sides, behind one small interface that a training loop needs.
+"""The optimizer classes of both sides by dtype, with the interface that a training loop needs.
 
 | dtype | around "adam" | around "lamb" |
 | --- | --- | --- |
@@ -64,7 +64,7 @@ CLASSES = {
 
 
 class Wrapper(Protocol):
-    """What a training loop needs of an optimizer of fp16 or bf16 models, on both sides.
+    """The part of an optimizer of fp16 or bf16 models that a training loop needs.
 
     Those of fp16 also have a `loss_scale`.
 

@@ -41,7 +41,7 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches.
+    """An empty figure of this size in inches.
 
     Raises:
         PictureImpossible: matplotlib is not installed.

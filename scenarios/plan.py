@@ -1,4 +1,4 @@
-"""What to run: the plan of a scenario and the hyper-parameters that follow from it."""
+"""Plans of scenarios: dtype, length, optimizer, loss-scale rule, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNING_RATE = {"mixed_step": 3e-3, "adam": 2e-3, "lamb": 1e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run, and its hyper-parameters; equal plans on one machine give equal bits.
+    """One run and its hyper-parameters; equal plans on one machine give equal bits.
 
     Attributes:
         optimizer: what takes the step: the operation "mixed_step", or the optimizer classes around

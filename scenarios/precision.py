@@ -106,7 +106,7 @@ class Judgement:
 
     @property
     def learned(self) -> bool:
-        """Whether fp32 learned enough for a difference to mean anything."""
+        """True if fp32 learned enough for a difference to mean anything."""
         return self.fall >= LEARNED * self.noise
 
     def difference(self, row: Row) -> float:
@@ -114,7 +114,7 @@ class Judgement:
         return row.mean - self.baseline.mean
 
     def reaches(self, row: Row) -> bool:
-        """Whether a dtype's difference is within the noise; a NaN is not."""
+        """True if a dtype's difference is within the noise; a NaN is not."""
         return abs(self.difference(row)) <= self.noise
 
     @property

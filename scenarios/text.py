@@ -78,7 +78,7 @@ def load(root: Path | None = None) -> Text:
 
     Returns:
         The text. A module that this Python has moved or dropped is left out; `modules` and
-        `digest` say so.
+        `digest` show it.
 
     Raises:
         TextMissing: fewer than half of the modules have source (a zipped or stripped Python).

@@ -1,4 +1,4 @@
-"""The record of a run: a header that says where it came from, then one JSON line per step.
+"""The record of a run: a header with its origin, then one JSON line per step.
 
 A file holds one run after the other. Floats are written in hexadecimal, so that a trace read back
 is the same run to the last bit.

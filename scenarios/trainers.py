@@ -118,7 +118,7 @@ def _generator(seed: int, stream: int) -> torch.Generator:
 
 
 class Gradients(NamedTuple):
-    """What backward leaves: the mean unscaled loss, and one scaled gradient per weight."""
+    """The results of backward: the mean unscaled loss, and one scaled gradient per weight."""
 
     loss: float
     grads: list[Tensor]

@@ -42,13 +42,9 @@ def test_each_part_says_itself_that_it_needs_a_gpu(row: Row, tmp_path: Path) -> 
     assert (result["status"], result["reason"]) == ("skipped", "no CUDA GPU here")
 
 
-def test_all_parts_together_stay_under_six_minutes() -> None:
+def test_all_parts_together_stay_under_six_minutes_and_leave_eight_files() -> None:
     assert TOTAL_SECONDS < 360
-    assert len({row.name for row in ROWS}) == len(ROWS)
-
-
-def test_result_files_are_few_enough_to_be_sent_back() -> None:
-    assert len(ROWS) + 1 <= 8
+    assert len({row.name for row in ROWS}) == len(ROWS) <= 7
 
 
 @pytest.fixture

@@ -33,13 +33,13 @@ def built(kind: str, compat: Compat = CORRECT) -> tuple[list[nn.Parameter], Wrap
     """An object whose weights are still zero."""
     dtype = BRAIN if kind == "bf16" else HALF
     params = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in SIZES]
-    inside = torch.optim.AdamW(params, lr=0.25, weight_decay=0.125)
+    inner = torch.optim.AdamW(params, lr=0.25, weight_decay=0.125)
     if kind == "bf16":
         names = {param: f"p{place}" for place, param in enumerate(params)}
-        return params, BF16Optimizer(inside, param_names=names, compat=compat)
+        return params, BF16Optimizer(inner, param_names=names, compat=compat)
     make: Callable[..., Wrapper] = FP16Optimizer if kind == "flat" else FP16UnfusedOptimizer
     options = {"dynamic_loss_scale": True, "dynamic_loss_args": SCALING, "verbose": False}
-    return params, make(inside, compat=compat, **options)
+    return params, make(inner, compat=compat, **options)
 
 
 def state_of(kind: str) -> StateDict:
@@ -96,8 +96,8 @@ def universal_optimizer(
 ) -> tuple[list[nn.Parameter], BF16Optimizer]:
     params = [nn.Parameter(torch.zeros(shape, dtype=BRAIN)) for shape in SHAPES.values()]
     names = dict(zip(params, SHAPES, strict=True))
-    inside = FusedAdam(params) if ours else torch.optim.AdamW(params)
-    return params, BF16Optimizer(inside, param_names=names, dp_process_group=group)
+    inner = FusedAdam(params) if ours else torch.optim.AdamW(params)
+    return params, BF16Optimizer(inner, param_names=names, dp_process_group=group)
 
 
 def whole(name: str, key: str = "fp32") -> torch.Tensor:
@@ -213,10 +213,10 @@ def test_stray_files_are_not_read(tmp_path: Path) -> None:
 
 def test_a_universal_checkpoint_of_other_groups_is_refused() -> None:
     params = [nn.Parameter(torch.zeros(shape, dtype=BRAIN)) for shape in SHAPES.values()]
-    inside = FusedAdam(params[:2])
-    inside.add_param_group({"params": params[2:]})
+    inner = FusedAdam(params[:2])
+    inner.add_param_group({"params": params[2:]})
     names = dict(zip(params, SHAPES, strict=True))
-    optimizer = BF16Optimizer(inside, param_names=names)
+    optimizer = BF16Optimizer(inner, param_names=names)
     with pytest.raises(ValueError, match="has 1 groups, but should have 2"):
         optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
 

@@ -87,7 +87,7 @@ def theirs(kind: str, published: Sequence[Tensor]) -> tuple[list[nn.Parameter], 
     """DeepSpeed's object on weights that the caller loads, as its engine does."""
     params = parameters(kind, 0.0)
     inside = torch.optim.AdamW(params, lr=0.5, weight_decay=0.0)
-    optimizer = record_checkpoints._made(kind, inside, params)
+    optimizer = record_checkpoints.optimizer_of(kind, inside, params)
     with torch.no_grad():
         for param, weight in zip(params, published, strict=True):
             param.copy_(weight)

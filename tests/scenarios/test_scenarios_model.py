@@ -1,4 +1,4 @@
-"""The language model: causal, calibrated at the start, differentiable, 16-bit where it says so."""
+"""The language model: causal, calibrated at the start, differentiable, 16-bit where asked."""
 
 from __future__ import annotations
 
