@@ -57,9 +57,3 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(CODE.sub("", (ROOT / page).read_text()))
     broken = [target for target in targets if not (ROOT / page.parent / target).exists()]
     assert not broken
-
-
-def test_the_first_screen_names_the_two_commands() -> None:
-    first_screen = "\n".join(README.splitlines()[:24])
-    assert "    make parity " in first_screen
-    assert "    make test " in first_screen
