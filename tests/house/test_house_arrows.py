@@ -21,6 +21,11 @@ ABOVE = {
 }
 
 
+def package(module: str) -> str:
+    """First name of a module, that of the project apart."""
+    return module.removeprefix("twinstep.").split(".")[0]
+
+
 def foreign(tree: ast.Module) -> set[str]:
     """Modules that the reference must not import."""
     found = set()
@@ -29,7 +34,7 @@ def foreign(tree: ast.Module) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module or "")
-    return {name for name in found if name.split(".")[0] not in ALLOWED}
+    return {name for name in found if package(name) not in ALLOWED}
 
 
 def dynamic(tree: ast.Module) -> set[str]:
@@ -40,7 +45,7 @@ def dynamic(tree: ast.Module) -> set[str]:
             argument = node.args[0]
             name = argument.value if isinstance(argument, ast.Constant) else ""
             if ast.unparse(node.func).split(".")[-1] in ("__import__", "import_module"):
-                found.add(str(name).split(".")[0])
+                found.add(package(str(name)))
     return found
 
 

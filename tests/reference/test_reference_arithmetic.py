@@ -96,6 +96,11 @@ def call_violations(node: ast.Call, file: str, function: str) -> list[str]:
     return found
 
 
+def first(module: str) -> str:
+    """First name of a module, that of the project apart."""
+    return module.removeprefix("twinstep.").split(".")[0]
+
+
 def import_violations(node: ast.stmt) -> list[str]:
     names: list[str] = []
     if isinstance(node, ast.Import):
@@ -103,7 +108,7 @@ def import_violations(node: ast.stmt) -> list[str]:
     elif isinstance(node, ast.ImportFrom):
         names = [node.module or "."]
     allowed = {"torch", "contract", "reference", *sys.stdlib_module_names}
-    return [f"import {name}" for name in names if name.split(".")[0] not in allowed]
+    return [f"import {name}" for name in names if first(name) not in allowed]
 
 
 def violations(source: str, file: str = "x.py") -> list[str]:
