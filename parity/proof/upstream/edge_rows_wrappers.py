@@ -107,7 +107,7 @@ FLAT_FP16 = (
         "state_dict holds live tensors: a later step changes what is to be saved",
         "correct",
         "It holds copies.",
-        "reference_checkpoint::a_state_dict_is_not_changed_by_later_steps",
+        "checkpoints_resume::a_state_dict_is_a_copy",
     ),
     proved(
         "FP-9",
@@ -187,7 +187,7 @@ UNFUSED_FP16 = (
         "The clip norm is not in a checkpoint",
         "correct",
         "It is saved, as in the flat optimizer; a checkpoint without it keeps the constructor's.",
-        "reference_checkpoint::a_checkpoint_without_a_clip_norm_keeps_that_of_the_constructor",
+        "checkpoints_formats::whole_scales_and_no_clip_norm_are_taken",
     ),
     proved(
         "UF-7",
