@@ -1,4 +1,4 @@
-"""What both sides promise and neither computes: errors, choices, checks, protocols, checkpoints.
+"""Promises of both sides that neither computes: errors, checks, protocols, checkpoints.
 
 `reference` and `fast` import it; it imports torch and the standard library. Nothing here does
 arithmetic on tensors, so that no mistake of arithmetic can be shared.
@@ -15,6 +15,7 @@ timers       timers by phase that never wait
 parallel     process groups, model-parallel units, engines
 moe          experts, and groups that hold nothing else
 fragments    places of parameters in partitions
+whole        weights and states of parameters whose masters are split over ranks
 agreement    what one rank cannot do, no rank does
 checkpoint/  files, state dicts, universal checkpoints
 """
