@@ -32,6 +32,7 @@ from twinstep.contract.parallel import (
 )
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.whole import WholeTensors
 from twinstep.fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -42,7 +43,6 @@ from twinstep.fast.bf16_groups import (
     refresh,
 )
 from twinstep.fast.bf16_step import PartitionedStep, kind_of
-from twinstep.fast.bf16_whole import WholeTensors
 from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.wrapper import Wrapper
