@@ -12,7 +12,7 @@ import twinstep.fast.compat
 import twinstep.fast.fused_adam
 import twinstep.reference.compat
 import twinstep.reference.fused_adam
-from twinstep.parity.proof.upstream.edge_rows import ROWS
+from twinstep.parity.proof.upstream.edges import ROWS
 from twinstep.reference.compat import Compat, count_each, count_shared
 
 FIELDS = [field.name for field in fields(Compat)]
