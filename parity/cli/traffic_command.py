@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from twinstep.parity.proof.screen import progress
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import Kernel, kernels
@@ -35,7 +35,7 @@ def traffic(op: Names, kernel: Names, dtype: Names, parameters: int, json: str |
         operations=tuple(op or ()), names=tuple(kernel or ()), dtypes=tuple(dtype or ())
     )
     screen = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 170)
-    counts = _progress(screen, list(_calls(chosen)), parameters)
+    counts = _counted(screen, list(_calls(chosen)), parameters)
     if not counts:
         print("parity: nothing was counted, the selection has no tensors", file=sys.stderr)
         return EXIT_TOO_LITTLE
@@ -63,23 +63,19 @@ def _calls(chosen: Selection) -> Iterator[tuple[Kernel, str, str]]:
                 yield from ((kernel, dtype, layout) for layout in kernel.layouts)
 
 
-def _progress(
+def _counted(
     screen: Console, calls: Sequence[tuple[Kernel, str, str]], parameters: int
 ) -> list[Count]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     counts: list[Count] = []
-    hidden = not screen.is_terminal
-    with Progress(
-        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
-    ) as bar:
-        line = bar.add_task("", total=len(calls))
+    with progress(screen, len(calls)) as told:
         for kernel, dtype, layout in calls:
-            bar.update(line, description=f"{kernel.name} {dtype} {layout}")
+            call = f"{kernel.name} {dtype} {layout}"
+            told(call, 0)
             try:
                 counts += counted(kernel, dtype, layout, parameters)
             except OSError as error:
                 raise UsageError(
                     f"{parameters} parameters cannot be mapped: {error.strerror} [--params]"
                 ) from error
-            bar.advance(line)
+            told(call, 1)
     return counts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from twinstep.parity.operations.operation import LAYOUTS
+from twinstep.parity.proof.screen import plain_table
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import kernels
@@ -50,7 +50,7 @@ def print_traffic(screen: Console, counts: Sequence[Count] | str) -> None:
 
 def bytes_table(counts: Sequence[Count]) -> Table:
     """Bytes per parameter, one line for each launch."""
-    table = _table(
+    table = plain_table(
         f"bytes per parameter (read + written), {counts[0].parameters} parameters, "
         f"counted by replay",
         ("operation", "dtype", "layout", "launch", "by argument"),
@@ -78,7 +78,7 @@ def bytes_table(counts: Sequence[Count]) -> Table:
 
 def work_table(counts: Sequence[Count]) -> Table:
     """How the same launches access memory and what they execute."""
-    table = _table(
+    table = plain_table(
         "thread accesses of global memory by width, instructions per parameter",
         ("operation", "dtype", "layout", "launch", "accesses (width in bytes: count)"),
         ("instructions", "shared r + w", "barriers"),
@@ -196,12 +196,3 @@ def _short(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table

@@ -22,12 +22,11 @@ from twinstep.parity.operations.table import HOUSE, operation_named
 from twinstep.parity.proof.corpus import Entry
 from twinstep.parity.proof.corpus.adam import step
 from twinstep.parity.proof.corpus.buffers import cast_copy
-from twinstep.parity.proof.corpus.bug import CHECKS
-from twinstep.parity.proof.corpus.bugs import BUGS
 from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall
 from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.proof.corpus.shelf import wrong
 from twinstep.parity.proof.mutate.rules_elsewhere import Pair, close, norms
+from twinstep.parity.proof.upstream.bugs import BUGS, CHECKS
 from twinstep.parity.records.errors import EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import register

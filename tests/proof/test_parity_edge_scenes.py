@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from twinstep.contract.compat import Compat
-from twinstep.parity.proof.peers.edge_list import ORDER, contradictions, recorded_edges, scenes
+from twinstep.parity.proof.peers.edge_list import ORDER, contradictions, scenes
 from twinstep.parity.proof.peers.edge_scene import Scene, Shown, faults, rounded, verdict
 from twinstep.parity.proof.peers.edge_training import of, with_decay, with_growing_scale
 from twinstep.parity.proof.peers.edge_wrappers import ours
+from twinstep.parity.proof.peers.record import recorded_edges
 from twinstep.parity.proof.upstream.edges import edge_ids
 
 # Its own side loads a file that DeepSpeed has to write first.

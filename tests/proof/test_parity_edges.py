@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from twinstep.parity.proof.upstream.edge import Edge
-from twinstep.parity.proof.upstream.edge_rows import ROWS
 from twinstep.parity.proof.upstream.edges import (
     PAGE,
     ROOT,
+    ROWS,
+    Edge,
     built,
     edge_ids,
     faults,

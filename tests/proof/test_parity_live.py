@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from twinstep.contract.compat import Compat
-from twinstep.parity.proof.peers.differences import DIFFERENCES, evidence
 from twinstep.parity.proof.peers.edge_list import ORDER
 from twinstep.parity.proof.peers.edge_scene import Shown
 from twinstep.parity.proof.peers.live import (
@@ -20,8 +19,9 @@ from twinstep.parity.proof.peers.live import (
 )
 from twinstep.parity.proof.peers.live_config import KINDS, Config, drawn
 from twinstep.parity.proof.peers.live_run import Seen, ours, run
-from twinstep.parity.proof.peers.page import seen_where
+from twinstep.parity.proof.peers.page import evidence, seen_where
 from twinstep.parity.proof.peers.record import live
+from twinstep.parity.proof.upstream.differences import DIFFERENCES
 
 SEEDS = range(12)
 
@@ -94,6 +94,7 @@ def test_every_known_difference_has_evidence_and_every_field_is_one() -> None:
     assert sorted(fields) == sorted(selectable())
     assert [row.theirs for row in DIFFERENCES if not seen_where(row)] == []
     assert all(row.scene in ORDER for row in DIFFERENCES if row.scene)
+    assert {row.side for row in DIFFERENCES} == {"their bug", "our choice"}
 
 
 def test_a_difference_that_nothing_shows_has_no_evidence() -> None:

@@ -26,6 +26,8 @@ def test_every_broken_law_on_record_is_explained_and_every_finding_shows() -> No
     _, seen, _ = recorded()
     assert unexplained(seen) == []
     assert idle(seen) == []
+    kinds = {finding.kind for finding in FINDINGS}
+    assert kinds == {"another contract", "less accurate", "a bug"}
 
 
 def test_every_peer_is_on_record_or_missing_with_a_reason() -> None:

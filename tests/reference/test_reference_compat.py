@@ -11,7 +11,7 @@ import torch
 import twinstep.fast.fused_adam
 import twinstep.reference.fused_adam
 from twinstep.contract.compat import Compat
-from twinstep.parity.proof.upstream.edge_rows import ROWS
+from twinstep.parity.proof.upstream.edges import ROWS
 from twinstep.reference.compat import count_each, count_shared
 
 FIELDS = [field.name for field in fields(Compat)]

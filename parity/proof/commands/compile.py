@@ -7,9 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from twinstep.parity.proof.gates.compile import ceilings
@@ -17,6 +15,7 @@ from twinstep.parity.proof.gates.compile.artefacts import CEILINGS, FLOORS, MEAN
 from twinstep.parity.proof.gates.compile.build import TARGETS, Built, build, compiler
 from twinstep.parity.proof.gates.compile.ceilings import Breach
 from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
+from twinstep.parity.proof.screen import plain_table, progress
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import kernels
@@ -77,31 +76,15 @@ def _variants(op: Names) -> list[Variant]:
 def _with_progress(
     screen: Console, variants: Sequence[Variant], targets: Sequence[str]
 ) -> list[Built]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    hidden = not screen.is_terminal
-    with Progress(
-        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
-    ) as bar:
-        line = bar.add_task("", total=len(variants) * len(targets))
-
-        def told(built: Built) -> None:
-            bar.update(line, description=f"{built.target} {built.variant.kernel}", advance=1)
-
-        return build(variants, targets, told)
+    with progress(screen, len(variants) * len(targets)) as told:
+        return build(variants, targets, lambda b: told(f"{b.target} {b.variant.kernel}", 1))
 
 
 def facts_table(found: Sequence[Built]) -> Table:
     """The worst of each kernel's variants on each target."""
-    table = Table(
-        title="static facts, the worst of each kernel's variants",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for heading in ("kernel", "target"):
-        table.add_column(heading)
-    for heading in ("variants", *CEILINGS, *FLOORS):
-        table.add_column(heading.replace("_", "\n"), justify="right")
+    headings = [heading.replace("_", "\n") for heading in ("variants", *CEILINGS, *FLOORS)]
+    title = "static facts, the worst of each kernel's variants"
+    table = plain_table(title, ("kernel", "target"), headings)
     groups: dict[tuple[str, str], list[Built]] = {}
     for built in found:
         groups.setdefault((built.variant.kernel, built.target), []).append(built)
@@ -147,11 +130,7 @@ def _print_verdict(
 
 def breach_table(wrong: Sequence[Breach]) -> Table:
     """What is recorded or allowed, and what was found."""
-    table = Table(title="breaches", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("kernel", "target", "fact"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("before", "after"):
-        table.add_column(heading, justify="right")
+    table = plain_table("breaches", ("kernel", "target", "fact"), ("before", "after"))
     table.add_column("why", overflow="fold")
     for one in wrong:
         before = "" if one.before is None else str(one.before)

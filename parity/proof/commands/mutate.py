@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from twinstep.parity.cli.judge_command import Outputs
 from twinstep.parity.laws import LAWS
@@ -20,6 +20,7 @@ from twinstep.parity.proof.mutate.report import as_json, print_rules, print_scor
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.sites import mutants
 from twinstep.parity.proof.mutate.verdict import Kind, Subject, Verdict
+from twinstep.parity.proof.screen import progress
 from twinstep.parity.records.errors import EXIT_KEPT, UsageError
 from twinstep.parity.registry.engines import require_live_subnormals
 from twinstep.parity.report.exports import write
@@ -125,19 +126,10 @@ def _sample(choice: Choice, names: list[str]) -> list[str]:
 
 def _judged(chosen: list[Subject], profile: Profile, jobs: int, screen: Console) -> list[Verdict]:
     found: list[Verdict] = []
-    if not screen.is_terminal:
-        return list(verdicts(chosen, profile, jobs))
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        line = bar.add_task("", total=len(chosen))
+    with progress(screen, len(chosen)) as told:
         for verdict in verdicts(chosen, profile, jobs):
             found.append(verdict)
-            bar.update(line, description=verdict.subject.name[:60], advance=1)
+            told(verdict.subject.name[:60], 1)
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from twinstep.parity.proof.peers.edge_list import contradictions, record_edges, run_all, scenes
+from twinstep.parity.proof.peers.edge_list import contradictions, run_all, scenes
 from twinstep.parity.proof.peers.edge_scene import Shown, verdict
 from twinstep.parity.proof.peers.edge_training import STEPS, Trained
 from twinstep.parity.proof.peers.findings import idle, unexplained
@@ -17,7 +17,7 @@ from twinstep.parity.proof.peers.live import CONFIGURATIONS, Agreement, compared
 from twinstep.parity.proof.peers.observe import Observation, observed
 from twinstep.parity.proof.peers.page import FILE, page
 from twinstep.parity.proof.peers.peer import Peer
-from twinstep.parity.proof.peers.record import record
+from twinstep.parity.proof.peers.record import record, record_edges
 from twinstep.parity.proof.peers.shelves import peers
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.arithmetic import fp32, power, scalar, sqrt_rn
-from twinstep.parity.proof.corpus.calls import AdamCall, Tensors
+from twinstep.parity.proof.corpus.calls import AdamCall, Tensors, skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +116,6 @@ class AdamPieces:
 
 ADAMW = AdamPieces()
 ADAM = AdamPieces(decoupled=False)
-
-
-def skipped(call: AdamCall) -> bool:
-    """Whether this step is to leave everything as it is."""
-    return float(call.found_inf) != 0.0
 
 
 def step(call: AdamCall, pieces: AdamPieces = ADAMW) -> None:

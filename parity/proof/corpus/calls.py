@@ -22,8 +22,8 @@ Tensors = list[Tensor]
 
 
 @dataclass(frozen=True)
-class AdamCall:
-    """`adam_step` and `adamw_step`; writes params, exp_avgs, exp_avg_sqs, copies, steps."""
+class Moments:
+    """What all steps with two moments take."""
 
     params: Tensors
     grads: Tensors
@@ -37,27 +37,23 @@ class AdamCall:
     beta2: Tensor
     eps: Tensor
     weight_decay: Tensor
+
+
+@dataclass(frozen=True)
+class AdamCall(Moments):
+    """`adam_step` and `adamw_step`; writes params, exp_avgs, exp_avg_sqs, copies, steps."""
+
+    _: KW_ONLY
     factor: Tensor
     found_inf: Tensor
     bias_correction: bool
 
 
 @dataclass(frozen=True)
-class LambCall:
+class LambCall(Moments):
     """`lamb_step`; writes params, exp_avgs, exp_avg_sqs, copies, steps."""
 
-    params: Tensors
-    grads: Tensors
-    exp_avgs: Tensors
-    exp_avg_sqs: Tensors
-    copies: Tensors
-    steps: Tensors
     _: KW_ONLY
-    lr: Tensor
-    beta1: Tensor
-    beta2: Tensor
-    eps: Tensor
-    weight_decay: Tensor
     max_coeff: Tensor
     min_coeff: Tensor
     factor: Tensor
@@ -209,21 +205,10 @@ class CastCopyCall:
 
 
 @dataclass(frozen=True)
-class MixedCall:
+class MixedCall(Moments):
     """`mixed_step`; writes everything except grads and the constants of the loss-scale rule."""
 
-    params: Tensors
-    grads: Tensors
-    exp_avgs: Tensors
-    exp_avg_sqs: Tensors
-    copies: Tensors
-    steps: Tensors
     _: KW_ONLY
-    lr: Tensor
-    beta1: Tensor
-    beta2: Tensor
-    eps: Tensor
-    weight_decay: Tensor
     max_norm: Tensor
     scale: Tensor
     cur_iter: Tensor
@@ -246,6 +231,17 @@ class MixedCall:
 
 
 Call = TypeVar("Call")
+
+
+def part(record: type[Call], call: object, **given: Tensor) -> Call:
+    """The call of one operation out of a larger one; `given` adds or replaces arguments."""
+    held = {**vars(call), **given}
+    return record(**{name: held[name] for name in inspect.signature(record).parameters})
+
+
+def skipped(call: AdamCall | LambCall | SgdCall) -> bool:
+    """Whether this step must leave everything unchanged."""
+    return float(call.found_inf) != 0.0
 
 
 def kernel_from(record: type[Call], run: Callable[[Call], None], name: str) -> Kernel:

@@ -24,6 +24,8 @@ from twinstep.parity.proof.corpus import (
     wrong_upstream,
 )
 from twinstep.parity.proof.corpus.entry import Entry, Variant
+from twinstep.parity.proof.corpus.optimizers import Optimizer
+from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
 
 WRONG = (
     wrong_adam_formula,
@@ -54,3 +56,8 @@ def corpus() -> tuple[Entry, ...]:
 def harmless() -> tuple[Variant, ...]:
     """Every variant that must be accepted."""
     return tuple(variant for module in HARMLESS for variant in module.SHELF)
+
+
+def planted_classes() -> dict[str, Optimizer]:
+    """Wrong optimizer classes by the row of docs/reference/bugs.md that they replant."""
+    return {bug: row for row in WRONG_OPTIMIZERS for bug in row.bugs}

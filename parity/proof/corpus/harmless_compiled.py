@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinstep.parity.proof.corpus import racing_kernels
 from twinstep.parity.proof.corpus import triton_kernels as kernels
-from twinstep.parity.proof.corpus.adam import next_count, scalars, skipped
+from twinstep.parity.proof.corpus.adam import next_count, scalars
 from twinstep.parity.proof.corpus.calls import (
     AdamCall,
     CastCopyCall,
@@ -18,6 +18,7 @@ from twinstep.parity.proof.corpus.calls import (
     SgdCall,
     TorchScaleCall,
     UnscaleCall,
+    skipped,
 )
 from twinstep.parity.proof.corpus.entry import Variant
 from twinstep.parity.proof.corpus.shelf import harmless

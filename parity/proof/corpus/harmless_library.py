@@ -13,7 +13,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from twinstep.parity.proof.corpus.arithmetic import fp32
-from twinstep.parity.proof.corpus.calls import AdamCall
+from twinstep.parity.proof.corpus.calls import AdamCall, skipped
 from twinstep.parity.proof.corpus.entry import Variant
 from twinstep.parity.proof.corpus.shelf import harmless
 
@@ -31,7 +31,7 @@ def counters(call: AdamCall) -> list[Tensor]:
 
 def with_torch(call: AdamCall, *, decoupled: bool, fused: bool, foreach: bool) -> None:
     """One step of torch.optim.AdamW or Adam over the caller's memory."""
-    if float(call.found_inf) != 0.0 or not call.params:
+    if skipped(call) or not call.params:
         return
     function = adamw if decoupled else adam
     function(

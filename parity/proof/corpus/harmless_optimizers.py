@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from twinstep.parity.proof.corpus.optimizers import Optimizer
+from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.fused_adam import FusedAdam, ParamGroup
 
 # Bias corrections are 1 after so many steps: torch's own functions know no other way to be rid of
 # them.
 FOREVER = 1e9
+HARMLESS_OPTIMIZERS = [Optimizer(cls=FusedAdam, says="The reference itself.", dtypes=("mixed",))]
 
 
+@put(HARMLESS_OPTIMIZERS, dtypes=("bf16",))
 class BackToFront(FusedAdam):
     """Steps the parameters of a group in the opposite order."""
 
@@ -25,6 +27,7 @@ class BackToFront(FusedAdam):
         super()._step_group(group, params[::-1])
 
 
+@put(HARMLESS_OPTIMIZERS, flat=True)
 class FlatMoments(FusedAdam):
     """Keeps both moments of a parameter in one buffer."""
 
@@ -39,6 +42,7 @@ class FlatMoments(FusedAdam):
         }
 
 
+@put(HARMLESS_OPTIMIZERS, private=("_scratch",))
 class KeepsACache(FusedAdam):
     """Remembers something that nobody else should look at."""
 
@@ -47,6 +51,7 @@ class KeepsACache(FusedAdam):
         super()._step_group(group, params)
 
 
+@put(HARMLESS_OPTIMIZERS, arithmetic="bounded")
 class TorchForeach(FusedAdam):
     """Hands the arithmetic of a group to torch's foreach implementation."""
 
@@ -83,17 +88,8 @@ class TorchForeach(FusedAdam):
             row["step"] += 1
 
 
+@put(HARMLESS_OPTIMIZERS, arithmetic="bounded")
 class TorchOneByOne(TorchForeach):
     """Hands the arithmetic of a group to torch's plain implementation."""
 
     way = {"foreach": False}
-
-
-HARMLESS_OPTIMIZERS = (
-    Optimizer(cls=FusedAdam, says="The reference itself.", dtypes=("mixed",)),
-    Optimizer(cls=BackToFront, says=str(BackToFront.__doc__), dtypes=("bf16",)),
-    Optimizer(cls=FlatMoments, says=str(FlatMoments.__doc__), flat=True),
-    Optimizer(cls=KeepsACache, says=str(KeepsACache.__doc__), private=("_scratch",)),
-    Optimizer(cls=TorchForeach, says=str(TorchForeach.__doc__), arithmetic="bounded"),
-    Optimizer(cls=TorchOneByOne, says=str(TorchOneByOne.__doc__), arithmetic="bounded"),
-)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus import adam, buffers, gradients, lamb, mixed, scales, sgd
-from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, only, skipped, step, with_lists
+from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, only, step, with_lists
 from twinstep.parity.proof.corpus.arithmetic import fp32, sqrt_rn, square_root
 from twinstep.parity.proof.corpus.calls import (
     AccumulateCall,
     AdamCall,
     CastCopyCall,
-    ClipCoefficientCall,
-    ClipFactorCall,
-    DynamicCall,
     FlattenCall,
     GlobalNormCall,
-    LambCall,
-    MixedCall,
-    SgdCall,
     Tensors,
-    TorchScaleCall,
-    UnflattenCall,
-    UnscaleCall,
-    WrapperCall,
+    skipped,
 )
 from twinstep.parity.proof.corpus.entry import Variant
-from twinstep.parity.proof.corpus.shelf import harmless
+from twinstep.parity.proof.corpus.shelf import harmless, named
 
 SHELF: list[Variant] = []
 STEP = ("bf16", "fp32", "fp16", "bf16-pure", "mixed")
@@ -37,100 +30,30 @@ ROUNDED = ("bf16", "fp32", "mixed")
 MASTERS = ("bf16", "fp16", "fp32")
 
 
-@harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=STEP)
-def plain_adamw(call: AdamCall) -> None:
-    """The baseline itself."""
-    step(call)
+BASELINES: tuple[tuple[str, str, Callable[..., None], tuple[str, ...] | None], ...] = (
+    ("plain_adamw", "adamw_step", step, STEP),
+    ("plain_adam", "adam_step", partial(step, pieces=adam.ADAM), STEP),
+    ("plain_sgd", "sgd_step", sgd.step, STEP),
+    ("plain_lamb", "lamb_step", lamb.step, STEP),
+    ("plain_unscale", "unscale", gradients.unscale, (*MASTERS, "mixed")),
+    ("plain_global_norm", "global_norm", gradients.global_norm, (*MASTERS, "mixed")),
+    ("plain_clip_factor", "clip_factor", gradients.clip_factor, None),
+    ("plain_clip_coefficient", "clip_coefficient", gradients.clip_coefficient, None),
+    ("plain_update_scale_dynamic", "update_scale_dynamic", scales.update_dynamic, None),
+    ("plain_update_scale_wrapper", "update_scale_wrapper", scales.update_wrapper, None),
+    ("plain_update_scale_torch", "update_scale_torch", scales.update_torch, None),
+    ("plain_flatten", "flatten", buffers.flatten, MASTERS),
+    ("plain_unflatten", "unflatten", buffers.unflatten, MASTERS),
+    ("plain_accumulate", "accumulate", buffers.accumulate, (*MASTERS, "bf16-pure")),
+    ("plain_cast_copy", "cast_copy", buffers.cast_copy, MASTERS),
+    ("plain_mixed_step", "mixed_step", mixed.mixed_step, MASTERS),
+)
 
 
-@harmless(SHELF, "adam_step", arithmetic="exact", dtypes=STEP)
-def plain_adam(call: AdamCall) -> None:
-    """The baseline itself."""
-    step(call, adam.ADAM)
-
-
-@harmless(SHELF, "sgd_step", arithmetic="exact", dtypes=STEP)
-def plain_sgd(call: SgdCall) -> None:
-    """The baseline itself."""
-    sgd.step(call)
-
-
-@harmless(SHELF, "lamb_step", arithmetic="exact", dtypes=STEP)
-def plain_lamb(call: LambCall) -> None:
-    """The baseline itself."""
-    lamb.step(call)
-
-
-@harmless(SHELF, "unscale", arithmetic="exact", dtypes=(*MASTERS, "mixed"))
-def plain_unscale(call: UnscaleCall) -> None:
-    """The baseline itself."""
-    gradients.unscale(call)
-
-
-@harmless(SHELF, "global_norm", arithmetic="exact", dtypes=(*MASTERS, "mixed"))
-def plain_global_norm(call: GlobalNormCall) -> None:
-    """The baseline itself."""
-    gradients.global_norm(call)
-
-
-@harmless(SHELF, "clip_factor", arithmetic="exact")
-def plain_clip_factor(call: ClipFactorCall) -> None:
-    """The baseline itself."""
-    gradients.clip_factor(call)
-
-
-@harmless(SHELF, "clip_coefficient", arithmetic="exact")
-def plain_clip_coefficient(call: ClipCoefficientCall) -> None:
-    """The baseline itself."""
-    gradients.clip_coefficient(call)
-
-
-@harmless(SHELF, "update_scale_dynamic", arithmetic="exact")
-def plain_update_scale_dynamic(call: DynamicCall) -> None:
-    """The baseline itself."""
-    scales.update_dynamic(call)
-
-
-@harmless(SHELF, "update_scale_wrapper", arithmetic="exact")
-def plain_update_scale_wrapper(call: WrapperCall) -> None:
-    """The baseline itself."""
-    scales.update_wrapper(call)
-
-
-@harmless(SHELF, "update_scale_torch", arithmetic="exact")
-def plain_update_scale_torch(call: TorchScaleCall) -> None:
-    """The baseline itself."""
-    scales.update_torch(call)
-
-
-@harmless(SHELF, "flatten", arithmetic="exact", dtypes=MASTERS)
-def plain_flatten(call: FlattenCall) -> None:
-    """The baseline itself."""
-    buffers.flatten(call)
-
-
-@harmless(SHELF, "unflatten", arithmetic="exact", dtypes=MASTERS)
-def plain_unflatten(call: UnflattenCall) -> None:
-    """The baseline itself."""
-    buffers.unflatten(call)
-
-
-@harmless(SHELF, "accumulate", arithmetic="exact", dtypes=(*MASTERS, "bf16-pure"))
-def plain_accumulate(call: AccumulateCall) -> None:
-    """The baseline itself."""
-    buffers.accumulate(call)
-
-
-@harmless(SHELF, "cast_copy", arithmetic="exact", dtypes=MASTERS)
-def plain_cast_copy(call: CastCopyCall) -> None:
-    """The baseline itself."""
-    buffers.cast_copy(call)
-
-
-@harmless(SHELF, "mixed_step", arithmetic="exact", dtypes=MASTERS)
-def plain_mixed_step(call: MixedCall) -> None:
-    """The baseline itself."""
-    mixed.mixed_step(call)
+for name, operation, run, dtypes in BASELINES:
+    harmless(SHELF, operation, arithmetic="exact", dtypes=dtypes)(
+        named(name, "The baseline itself.", run)
+    )
 
 
 @harmless(SHELF, "adamw_step", arithmetic="exact", dtypes=STEP)

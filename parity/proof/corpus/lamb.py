@@ -23,7 +23,7 @@ from twinstep.parity.proof.corpus.arithmetic import (
     square_root,
     sum_of_squares,
 )
-from twinstep.parity.proof.corpus.calls import LambCall
+from twinstep.parity.proof.corpus.calls import LambCall, skipped
 
 
 def length(t: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ LAMB = LambPieces()
 
 def step(call: LambCall, f: LambPieces = LAMB) -> None:
     """The step over every tensor of the call, unless it is skipped."""
-    if float(call.found_inf) == 0.0:
+    if not skipped(call):
         for i in range(len(call.params)):
             update(call, i, f)
 

@@ -22,6 +22,7 @@ from twinstep.parity.proof.corpus.calls import (
     Tensors,
     TorchScaleCall,
     WrapperCall,
+    part,
 )
 from twinstep.parity.proof.corpus.gradients import clip_factor, exact_norm
 from twinstep.parity.proof.corpus.scales import update_dynamic, update_torch, update_wrapper
@@ -40,81 +41,25 @@ def fp32_norm(grads: Tensors) -> Tensor:
 def factor_of(call: MixedCall, norm: Tensor) -> Tensor:
     """What `clip_factor` makes of the norm and the scale in force."""
     factor = torch.zeros((), dtype=torch.float32)
-    clip_factor(ClipFactorCall(norm=norm, scale=call.scale, max_norm=call.max_norm, factor=factor))
+    clip_factor(part(ClipFactorCall, call, norm=norm, factor=factor))
     return factor
 
 
 def update(call: MixedCall, factor: Tensor) -> None:
     """Adam or AdamW with this factor, unless found_inf says to skip."""
     pieces = adam.ADAMW if call.adam_w_mode else adam.ADAM
-    adam.step(adam_call(call, factor), pieces)
-
-
-def adam_call(call: MixedCall, factor: Tensor) -> AdamCall:
-    """The update part of the call."""
-    return AdamCall(
-        call.params,
-        call.grads,
-        call.exp_avgs,
-        call.exp_avg_sqs,
-        call.copies,
-        call.steps,
-        lr=call.lr,
-        beta1=call.beta1,
-        beta2=call.beta2,
-        eps=call.eps,
-        weight_decay=call.weight_decay,
-        factor=factor,
-        found_inf=call.found_inf,
-        bias_correction=call.bias_correction,
-    )
-
-
-def wrapper_call(call: MixedCall) -> WrapperCall:
-    """The part of the call that the wrappers' rule knows."""
-    return WrapperCall(
-        scale=call.scale,
-        cur_iter=call.cur_iter,
-        last_overflow_iter=call.last_overflow_iter,
-        found_inf=call.found_inf,
-        scale_factor=call.scale_factor,
-        scale_window=call.scale_window,
-        min_scale=call.min_scale,
-    )
+    adam.step(part(AdamCall, call, factor=factor), pieces)
 
 
 def move_scale(call: MixedCall) -> None:
     """The loss-scale rule of the call; the static one does nothing."""
     if call.rule == "dynamic":
-        update_dynamic(
-            DynamicCall(
-                scale=call.scale,
-                cur_iter=call.cur_iter,
-                last_overflow_iter=call.last_overflow_iter,
-                cur_hysteresis=call.cur_hysteresis,
-                exhausted=call.exhausted,
-                found_inf=call.found_inf,
-                scale_factor=call.scale_factor,
-                scale_window=call.scale_window,
-                min_scale=call.min_scale,
-                delayed_shift=call.delayed_shift,
-                consecutive_hysteresis=call.consecutive_hysteresis,
-                raise_error_at_min_scale=call.raise_error_at_min_scale,
-            )
-        )
+        update_dynamic(part(DynamicCall, call))
     elif call.rule == "wrapper":
-        update_wrapper(wrapper_call(call))
+        update_wrapper(part(WrapperCall, call))
     elif call.rule == "torch":
-        update_torch(
-            TorchScaleCall(
-                scale=call.scale,
-                growth_tracker=call.growth_tracker,
-                found_inf=call.found_inf,
-                growth_factor=call.scale_factor,
-                backoff_factor=call.backoff_factor,
-                growth_interval=call.scale_window,
-            )
-        )
+        growth, interval = call.scale_factor, call.scale_window
+        update_torch(part(TorchScaleCall, call, growth_factor=growth, growth_interval=interval))
 
 
 def report_norm(call: MixedCall, norm: Tensor, scale: float) -> None:

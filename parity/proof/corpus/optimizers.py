@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
 
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
+
+Cls = TypeVar("Cls", bound=torch.optim.Optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +25,7 @@ class Optimizer:
         arithmetic: what it claims to be.
         private: attributes that are its own business.
         flat: its state may be views of one buffer.
+        bugs: rows of docs/reference/bugs.md that it replants.
     """
 
     cls: type
@@ -27,11 +34,29 @@ class Optimizer:
     arithmetic: str = "exact"
     private: tuple[str, ...] = ()
     flat: bool = False
+    bugs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The class's name."""
         return self.cls.__name__
+
+
+def put(shelf: list[Optimizer], *bugs: str, **fields: object) -> Callable[[type[Cls]], type[Cls]]:
+    """Decorator of a class: it goes on the shelf; its docstring is the sentence.
+
+    Args:
+        shelf: gets one more record.
+        bugs: rows of docs/reference/bugs.md that it replants.
+        fields: those of `Optimizer`.
+    """
+    record: Callable[..., Optimizer] = Optimizer
+
+    def decorate(cls: type[Cls]) -> type[Cls]:
+        shelf.append(record(cls=cls, says=str(cls.__doc__), bugs=bugs, **fields))
+        return cls
+
+    return decorate
 
 
 def twin_of(row: Optimizer) -> Twin:

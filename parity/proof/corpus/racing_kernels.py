@@ -8,8 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from twinstep.parity.proof.corpus.calls import GlobalNormCall, SgdCall, TorchScaleCall, UnscaleCall
-from twinstep.parity.proof.corpus.sgd import scalars, skipped
+from twinstep.parity.proof.corpus.calls import (
+    GlobalNormCall,
+    SgdCall,
+    TorchScaleCall,
+    UnscaleCall,
+    skipped,
+)
+from twinstep.parity.proof.corpus.sgd import scalars
 
 BLOCK = 512
 

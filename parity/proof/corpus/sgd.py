@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.arithmetic import fp32, scalar
-from twinstep.parity.proof.corpus.calls import SgdCall
+from twinstep.parity.proof.corpus.calls import SgdCall, skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +69,6 @@ class SgdPieces:
 
 
 SGD = SgdPieces()
-
-
-def skipped(call: SgdCall) -> bool:
-    """Whether this step is to leave everything as it is."""
-    return float(call.found_inf) != 0.0
 
 
 def step(call: SgdCall, f: SgdPieces = SGD) -> None:

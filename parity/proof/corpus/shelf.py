@@ -5,12 +5,12 @@ A shelf is a plain list of one module. Nothing here touches the registry of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from twinstep.parity.proof.corpus import calls
 from twinstep.parity.proof.corpus.calls import kernel_from
-from twinstep.parity.proof.corpus.entry import Entry, Variant
+from twinstep.parity.proof.corpus.entry import Entry, Subject, Variant
 
 RECORDS: dict[str, type] = {
     "adam_step": calls.AdamCall,
@@ -36,12 +36,10 @@ SCALAR_OPERATIONS = frozenset(
 )
 
 Run = TypeVar("Run", bound=Callable[..., None])
-VALUE = "value"
-
-
-def default_dtypes(operation: str) -> tuple[str, ...]:
-    """`scalar` for the operations on scalars, otherwise bf16 gradients and copies."""
-    return ("scalar",) if operation in SCALAR_OPERATIONS else ("bf16",)
+Record = TypeVar("Record", bound=Subject)
+Piece = TypeVar("Piece")
+# Name -> what is wrong, the piece that is, and rows of docs/reference/bugs.md.
+Faults = Mapping[str, tuple[str, Piece, *tuple[str, ...]]]
 
 
 def sentence(run: Callable[..., None]) -> str:
@@ -54,70 +52,83 @@ def sentence(run: Callable[..., None]) -> str:
     return lines[0]
 
 
-def wrong(
-    shelf: list[Entry],
+def put(
+    shelf: list[Record],
+    record: Callable[..., Record],
     operation: str,
-    *bugs: str,
-    component: str,
-    law: str = VALUE,
     dtypes: tuple[str, ...] | None = None,
-    arithmetic: str = "bounded",
-    engines: tuple[str, ...] = ("cpu",),
-    waits_for: str = "",
-    claims: tuple[str, ...] = (),
-    alone: bool = False,
+    **fields: object,
 ) -> Callable[[Run], Run]:
-    """Put a function of one call record on the shelf as a kernel that must be rejected."""
+    """Decorator of a function of one call record: a kernel made of it goes on the shelf.
 
-    def put(run: Run) -> Run:
+    Args:
+        shelf: gets one more record.
+        record: its class, built of the kernel and `fields`.
+        operation: names the call record.
+        dtypes: `scalar` for operations on scalars, otherwise bf16 gradients and copies.
+        fields: the record's own.
+    """
+    usual = ("scalar",) if operation in SCALAR_OPERATIONS else ("bf16",)
+
+    def decorate(run: Run) -> Run:
         name = run.__name__
         shelf.append(
-            Entry(
+            record(
                 name=name,
                 operation=operation,
-                bugs=bugs,
-                component=component,
-                law=law,
                 kernel=kernel_from(RECORDS[operation], run, name),
                 says=sentence(run),
-                dtypes=dtypes or default_dtypes(operation),
-                engines=engines,
-                arithmetic=arithmetic,
-                waits_for=waits_for,
-                claims=claims,
-                alone=alone,
+                dtypes=dtypes or usual,
+                **fields,
             )
         )
         return run
 
-    return put
+    return decorate
+
+
+def wrong(
+    shelf: list[Entry],
+    operation: str,
+    *bugs: str,
+    dtypes: tuple[str, ...] | None = None,
+    **fields: object,
+) -> Callable[[Run], Run]:
+    """Decorator of a kernel that must be rejected; `fields` are those of `Entry`."""
+    return put(shelf, Entry, operation, dtypes, bugs=bugs, **fields)
 
 
 def harmless(
     shelf: list[Variant],
     operation: str,
-    *,
     dtypes: tuple[str, ...] | None = None,
-    arithmetic: str = "bounded",
-    engines: tuple[str, ...] = ("cpu",),
-    unavailable: str = "",
+    **fields: object,
 ) -> Callable[[Run], Run]:
-    """Put a function of one call record on the shelf as a kernel that must be accepted."""
+    """Decorator of a kernel that must be accepted; `fields` are those of `Variant`."""
+    return put(shelf, Variant, operation, dtypes, **fields)
 
-    def put(run: Run) -> Run:
-        name = run.__name__
-        shelf.append(
-            Variant(
-                name=name,
-                operation=operation,
-                kernel=kernel_from(RECORDS[operation], run, name),
-                says=sentence(run),
-                dtypes=dtypes or default_dtypes(operation),
-                engines=engines,
-                arithmetic=arithmetic,
-                unavailable=unavailable,
-            )
-        )
-        return run
 
-    return put
+def plant(
+    fault: Callable[..., Callable[[Callable[..., None]], object]],
+    run: Callable[..., None],
+    rows: Faults[Piece],
+) -> None:
+    """A wrong kernel for each row: a baseline with one piece of it replaced.
+
+    Args:
+        fault: makes the decorator, of the row's bugs.
+        run: the baseline, which takes a call and the piece.
+        rows: see `Faults`.
+    """
+    for name, (says, piece, *bugs) in rows.items():
+        fault(*bugs)(named(name, says, lambda call, piece=piece: run(call, piece)))
+
+
+def named(name: str, says: str, run: Callable[..., None]) -> Callable[..., None]:
+    """The function under a name and a sentence of its own."""
+
+    def kernel(call: object) -> None:
+        run(call)
+
+    kernel.__name__, kernel.__doc__ = name, says
+    return kernel

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from twinstep.parity.proof.corpus.adam import Scalars, next_count, scalars, skipped
-from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall, UnscaleCall
+from twinstep.parity.proof.corpus.adam import Scalars, next_count, scalars
+from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall, UnscaleCall, skipped
 
 # How the last block is masked.
 RIGHT, NONE, ONE_MORE, ONE_LESS, WHOLE_BLOCKS = 0, 1, 2, 3, 4

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, scalars, skipped, step, update
+from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, scalars, step, update
 from twinstep.parity.proof.corpus.arithmetic import fp32
-from twinstep.parity.proof.corpus.calls import AdamCall
+from twinstep.parity.proof.corpus.calls import AdamCall, skipped
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.shelf import wrong
 

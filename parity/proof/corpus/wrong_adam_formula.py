@@ -4,38 +4,78 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus.adam import (
-    ADAM,
-    ADAMW,
-    AdamPieces,
-    Scalars,
-    scalars,
-    skipped,
-    step,
-)
+from twinstep.parity.proof.corpus.adam import ADAM, ADAMW, AdamPieces, Scalars, scalars, step
 from twinstep.parity.proof.corpus.arithmetic import fp32, power, scalar, sqrt_rn
-from twinstep.parity.proof.corpus.calls import AdamCall
+from twinstep.parity.proof.corpus.calls import AdamCall, skipped
 from twinstep.parity.proof.corpus.entry import Entry
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 
 SHELF: list[Entry] = []
 COMPONENT = "adam"
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def eps_inside_the_square_root(call: AdamCall) -> None:
-    """sqrt(v/k2 + eps), not sqrt(v/k2) + eps."""
-    step(call, AdamPieces(denominator=lambda s, v: sqrt_rn(v / s.k2 + s.eps)))
-
-
-@wrong(SHELF, "adamw_step", "A11", component=COMPONENT)
-def eps_before_the_bias_correction(call: AdamCall) -> None:
-    """(sqrt(v) + eps) / sqrt(k2): eps is scaled with the root of the second moment."""
-    step(call, AdamPieces(denominator=lambda s, v: (sqrt_rn(v) + s.eps) / sqrt_rn(s.k2)))
+FORMULAS: Faults[AdamPieces] = {
+    "eps_inside_the_square_root": (
+        "sqrt(v/k2 + eps), not sqrt(v/k2) + eps.",
+        AdamPieces(denominator=lambda s, v: sqrt_rn(v / s.k2 + s.eps)),
+    ),
+    "eps_before_the_bias_correction": (
+        "(sqrt(v) + eps) / sqrt(k2): eps is scaled with the root of the second moment.",
+        AdamPieces(denominator=lambda s, v: (sqrt_rn(v) + s.eps) / sqrt_rn(s.k2)),
+        "A11",
+    ),
+    "eps_left_out": (
+        "The denominator is sqrt(v/k2): zero moments give 0/0.",
+        AdamPieces(denominator=lambda s, v: sqrt_rn(v / s.k2)),
+    ),
+    "eps_as_a_floor": (
+        "max(sqrt(v/k2), eps), not their sum.",
+        AdamPieces(denominator=lambda s, v: torch.maximum(sqrt_rn(v / s.k2), s.eps)),
+    ),
+    "weight_decay_coupled": ("AdamW adds the decay to the gradient, as Adam does.", ADAM, "A13"),
+    "weight_decay_left_out": ("The decay term is missing.", AdamPieces(decay=lambda s, u, p: u)),
+    "weight_decay_without_the_learning_rate": (
+        "P shrinks by wd instead of lr * wd.",
+        AdamPieces(decay=lambda s, u, p: u, apply=lambda s, p, u: p - s.lr * u - s.wd * p),
+    ),
+    "weight_decay_takes_the_bias_correction": (
+        "The decay is divided by k1 along with the first moment.",
+        AdamPieces(decay=lambda s, u, p: u + s.wd * p / s.k1),
+    ),
+    "ascent": ("P + lr * u: the step climbs.", AdamPieces(apply=lambda s, p, u: p + s.lr * u)),
+    "bias_correction_of_the_step_before": (
+        "The correction is 1 - beta**t with the stored t, not t + 1: zero at the first step.",
+        AdamPieces(count=lambda c, i: int(c.steps[i])),
+    ),
+    "bias_correction_frozen_at_step_one": (
+        "The step number was baked in when the first step was recorded.",
+        AdamPieces(count=lambda c, i: 1),
+        "I11",
+    ),
+    "second_moment_of_the_magnitude": (
+        "V averages |g|, not g squared.",
+        AdamPieces(second=lambda s, v, g: s.b2 * v + s.c2 * g.abs()),
+    ),
+    "second_moment_keeps_its_maximum": (
+        "V never shrinks, as in AMSGrad, which was not asked for.",
+        AdamPieces(second=lambda s, v, g: torch.maximum(v, s.b2 * v + (s.c2 * g) * g)),
+    ),
+    "gradient_never_reaches_the_first_moment": (
+        "`m.mul_(b1).add(g)` without the second underscore: the sum is dropped.",
+        AdamPieces(first=lambda s, m, g: s.b1 * m),
+        "A31",
+    ),
+    "update_clamped_to_one": (
+        "The direction is clamped to [-1, 1], which Adam only promises on average.",
+        AdamPieces(direction=lambda s, m, denom: ((m / s.k1) / denom).clamp(-1.0, 1.0)),
+    ),
+}
+plant(partial(wrong, SHELF, "adamw_step", component=COMPONENT), step, FORMULAS)
 
 
 @wrong(SHELF, "adam_step", "A11", component=COMPONENT)
@@ -46,24 +86,6 @@ def eps_and_step_size_fold_the_bias_correction(call: AdamCall) -> None:
         return sqrt_rn(s.k2) / s.k1 * (m / denom)
 
     step(call, replace(ADAM, denominator=lambda s, v: sqrt_rn(v) + s.eps, direction=direction))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def eps_left_out(call: AdamCall) -> None:
-    """The denominator is sqrt(v/k2): zero moments give 0/0."""
-    step(call, AdamPieces(denominator=lambda s, v: sqrt_rn(v / s.k2)))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def eps_as_a_floor(call: AdamCall) -> None:
-    """max(sqrt(v/k2), eps), not their sum."""
-    step(call, AdamPieces(denominator=lambda s, v: torch.maximum(sqrt_rn(v / s.k2), s.eps)))
-
-
-@wrong(SHELF, "adamw_step", "A13", component=COMPONENT)
-def weight_decay_coupled(call: AdamCall) -> None:
-    """AdamW adds the decay to the gradient, as Adam does."""
-    step(call, ADAM)
 
 
 @wrong(SHELF, "adam_step", "A13", component=COMPONENT)
@@ -81,21 +103,6 @@ def weight_decay_in_the_second_moment_only(call: AdamCall) -> None:
 
 
 @wrong(SHELF, "adamw_step", component=COMPONENT)
-def weight_decay_left_out(call: AdamCall) -> None:
-    """The decay term is missing."""
-    step(call, AdamPieces(decay=lambda s, u, p: u))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def weight_decay_without_the_learning_rate(call: AdamCall) -> None:
-    """P shrinks by wd instead of lr * wd."""
-    step(
-        call,
-        AdamPieces(decay=lambda s, u, p: u, apply=lambda s, p, u: p - s.lr * u - s.wd * p),
-    )
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
 def weight_decay_of_the_updated_weight(call: AdamCall) -> None:
     """Decay is taken after the Adam update, from the new p."""
 
@@ -104,18 +111,6 @@ def weight_decay_of_the_updated_weight(call: AdamCall) -> None:
         return moved - s.lr * (s.wd * moved)
 
     step(call, AdamPieces(decay=lambda s, u, p: u, apply=apply))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def weight_decay_takes_the_bias_correction(call: AdamCall) -> None:
-    """The decay is divided by k1 along with the first moment."""
-    step(call, AdamPieces(decay=lambda s, u, p: u + s.wd * p / s.k1))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def ascent(call: AdamCall) -> None:
-    """P + lr * u: the step climbs."""
-    step(call, AdamPieces(apply=lambda s, p, u: p + s.lr * u))
 
 
 @wrong(SHELF, "adamw_step", component=COMPONENT)
@@ -179,18 +174,6 @@ def bias_correction_always_on(call: AdamCall) -> None:
     step(replace(call, bias_correction=True))
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def bias_correction_of_the_step_before(call: AdamCall) -> None:
-    """The correction is 1 - beta**t with the stored t, not t + 1: zero at the first step."""
-    step(call, AdamPieces(count=lambda c, i: int(c.steps[i])))
-
-
-@wrong(SHELF, "adamw_step", "I11", component=COMPONENT)
-def bias_correction_frozen_at_step_one(call: AdamCall) -> None:
-    """The step number was baked in when the first step was recorded."""
-    step(call, AdamPieces(count=lambda c, i: 1))
-
-
 @wrong(SHELF, "adamw_step", "A23", component=COMPONENT)
 def step_counter_in_bf16(call: AdamCall) -> None:
     """The step number passes through bf16, which has no integers between 256 and 258."""
@@ -206,24 +189,6 @@ def second_moment_is_stale(call: AdamCall) -> None:
     """The update divides by the root of the second moment of the step before."""
     before = iter([v.clone() for v in call.exp_avg_sqs])
     step(call, AdamPieces(denominator=lambda s, v: sqrt_rn(next(before) / s.k2) + s.eps))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def second_moment_of_the_magnitude(call: AdamCall) -> None:
-    """V averages |g|, not g squared."""
-    step(call, AdamPieces(second=lambda s, v, g: s.b2 * v + s.c2 * g.abs()))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def second_moment_keeps_its_maximum(call: AdamCall) -> None:
-    """V never shrinks, as in AMSGrad, which was not asked for."""
-    step(call, AdamPieces(second=lambda s, v, g: torch.maximum(v, s.b2 * v + (s.c2 * g) * g)))
-
-
-@wrong(SHELF, "adamw_step", "A31", component=COMPONENT)
-def gradient_never_reaches_the_first_moment(call: AdamCall) -> None:
-    """`m.mul_(b1).add(g)` without the second underscore: the sum is dropped."""
-    step(call, AdamPieces(first=lambda s, m, g: s.b1 * m))
 
 
 @wrong(SHELF, "adamw_step", component=COMPONENT)
@@ -283,15 +248,6 @@ def update_flushes_subnormals(call: AdamCall) -> None:
         return torch.where(new.abs() < 2.0**-126, torch.zeros_like(new), new)
 
     step(call, AdamPieces(second=second))
-
-
-@wrong(SHELF, "adamw_step", component=COMPONENT)
-def update_clamped_to_one(call: AdamCall) -> None:
-    """The direction is clamped to [-1, 1], which Adam only promises on average."""
-    step(
-        call,
-        AdamPieces(direction=lambda s, m, denom: ((m / s.k1) / denom).clamp(-1.0, 1.0)),
-    )
 
 
 @wrong(SHELF, "adamw_step", "I07", component=COMPONENT, arithmetic="exact")

@@ -15,13 +15,12 @@ from twinstep.parity.proof.corpus.adam import (
     AdamPieces,
     Scalars,
     next_count,
-    skipped,
     step,
     update,
     windowed,
     with_lists,
 )
-from twinstep.parity.proof.corpus.calls import AdamCall
+from twinstep.parity.proof.corpus.calls import AdamCall, skipped
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.shelf import wrong
 

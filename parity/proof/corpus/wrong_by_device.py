@@ -15,9 +15,7 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 MARK = "cast"
-
-
-@wrong(
+captured = wrong(
     SHELF,
     "cast_copy",
     component="capture",
@@ -27,6 +25,9 @@ MARK = "cast"
     claims=("capturable",),
     alone=True,
 )
+
+
+@captured
 def waits_for_the_device(call: CastCopyCall) -> None:
     """The launcher waits until the copies are there, which no capture allows."""
     for source, copy in zip(call.sources, call.copies, strict=True):
@@ -35,16 +36,7 @@ def waits_for_the_device(call: CastCopyCall) -> None:
         torch.cuda.synchronize()
 
 
-@wrong(
-    SHELF,
-    "cast_copy",
-    component="capture",
-    law="graph_capture",
-    arithmetic="exact",
-    engines=("cuda",),
-    claims=("capturable",),
-    alone=True,
-)
+@captured
 def casts_cached_under_capture(call: CastCopyCall) -> None:
     """While a graph is captured, a cast that the call before has made is taken from a cache."""
     for source, copy in zip(call.sources, call.copies, strict=True):

@@ -7,6 +7,7 @@ are as small as one fp32 rounding. A bound has to let them pass; their formula i
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -18,10 +19,11 @@ from twinstep.parity.proof.corpus.shelf import wrong
 from twinstep.parity.proof.corpus.triton_kernels import AdamwLaunch, adamw
 
 SHELF: list[Entry] = []
-ENGINES = ("cuda", "replay")
-COMPONENT = "Adam"
-FORMULA = "formula"
 PURE = ("bf16-pure",)
+small = partial(
+    wrong, SHELF, "adamw_step", component="Adam", law="formula", engines=("cuda", "replay")
+)
+lone = partial(small, alone=True)
 
 
 def _next(x: torch.Tensor) -> torch.Tensor:
@@ -29,55 +31,25 @@ def _next(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, torch.nextafter(x, torch.tensor(torch.inf)), x)
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    component=COMPONENT,
-    law=FORMULA,
-    dtypes=("bf16", *PURE),
-    engines=ENGINES,
-    alone=True,
-)
+@lone(dtypes=("bf16", *PURE))
 def eps_one_ulp_too_large(call: AdamCall) -> None:
     """Eps is the next larger fp32 number."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, eps=_next(s.eps))))
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    component=COMPONENT,
-    law=FORMULA,
-    dtypes=PURE,
-    engines=ENGINES,
-)
+@small(dtypes=PURE)
 def eps_a_hundred_thousandth_too_large(call: AdamCall) -> None:
     """Eps is 1.00001 times what it should be, under bf16 weights."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, eps=s.eps * 1.00001)))
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    component=COMPONENT,
-    law=FORMULA,
-    dtypes=("bf16", *PURE),
-    engines=ENGINES,
-    alone=True,
-)
+@lone(dtypes=("bf16", *PURE))
 def learning_rate_one_ulp_too_large(call: AdamCall) -> None:
     """Lr is the next larger fp32 number."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, lr=_next(s.lr))))
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    component=COMPONENT,
-    law=FORMULA,
-    dtypes=PURE,
-    engines=ENGINES,
-)
+@small(dtypes=PURE)
 def one_minus_beta2_formed_in_fp32(call: AdamCall) -> None:
     """1 - beta2 is formed in fp32, from the rounded beta2."""
     adamw(call, AdamwLaunch(change=lambda s, c, t: replace(s, c2=1.0 - s.b2)))
@@ -90,7 +62,7 @@ def _fp32_powers(s: Scalars, call: AdamCall, t: int) -> Scalars:
     return replace(s, k1=k1, k2=k2)
 
 
-@wrong(SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES)
+@small(dtypes=PURE)
 def powers_of_beta_formed_in_fp32(call: AdamCall) -> None:
     """Bias corrections come from powers formed in fp32, under bf16 weights."""
     adamw(call, AdamwLaunch(change=_fp32_powers))
@@ -102,9 +74,7 @@ def _trifle(s: Scalars, call: AdamCall, t: int) -> Scalars:
     return replace(s, k1=scalar(1.0 - power(float(call.beta1), t) * (1.0 + 2.0**-26)))
 
 
-@wrong(
-    SHELF, "adamw_step", component=COMPONENT, law=FORMULA, dtypes=PURE, engines=ENGINES, alone=True
-)
+@lone(dtypes=PURE)
 def power_of_beta_a_trifle_too_large(call: AdamCall) -> None:
     """The first bias correction uses beta1^t times 1 + 2^-26."""
     adamw(call, AdamwLaunch(change=_trifle))

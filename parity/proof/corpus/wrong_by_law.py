@@ -7,25 +7,33 @@ between two calls, or something that leaves no trace in the results.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus.adam import only, skipped, step, with_lists
-from twinstep.parity.proof.corpus.calls import AdamCall, GlobalNormCall, Tensors, UnscaleCall
+from twinstep.parity.proof.corpus.adam import only, step, with_lists
+from twinstep.parity.proof.corpus.calls import (
+    AdamCall,
+    GlobalNormCall,
+    Tensors,
+    UnscaleCall,
+    skipped,
+)
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.gradients import exact_norm, global_norm, raise_flag, unscale
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
-EXACT = "exact"
 TABLE = 110
 TILE = 12_288
 STAGE = 32
 MARK = "noted"
+lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
+adamw = partial(lone, "adamw_step")
 
 
-@wrong(SHELF, "adamw_step", "A46", component="gradients", law="value", arithmetic=EXACT, alone=True)
+@adamw("A46", component="gradients", law="value")
 def zero_gradient_not_counted(call: AdamCall) -> None:
     """The counter of a tensor whose gradients are all zero stays where it was."""
     step(call)
@@ -34,14 +42,7 @@ def zero_gradient_not_counted(call: AdamCall) -> None:
             t.sub_(1)
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    component="memory",
-    law="nothing_else_written",
-    arithmetic=EXACT,
-    alone=True,
-)
+@adamw(component="memory", law="nothing_else_written")
 def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
     """A word of zeros behind a gradient reads as its padding: its last element is left out."""
 
@@ -55,14 +56,7 @@ def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
     step(replace(call, grads=[unpadded(grad) for grad in call.grads]))
 
 
-@wrong(
-    SHELF,
-    "global_norm",
-    component="norms",
-    law="every_output_written",
-    arithmetic=EXACT,
-    alone=True,
-)
+@lone("global_norm", component="norms", law="every_output_written")
 def large_old_norm_kept(call: GlobalNormCall) -> None:
     """A norm above one and a half is taken for one that was computed in this step already."""
     known = call.norm.clone()
@@ -71,15 +65,7 @@ def large_old_norm_kept(call: GlobalNormCall) -> None:
         call.norm.copy_(known)
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    "A29",
-    component="overflow",
-    law="skipped_step",
-    arithmetic=EXACT,
-    alone=True,
-)
+@adamw("A29", component="overflow", law="skipped_step")
 def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
     """An overflow starts the first moment over."""
     if skipped(call):
@@ -88,7 +74,7 @@ def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
     step(call)
 
 
-@wrong(SHELF, "adamw_step", component="counters", law="after_skip", arithmetic=EXACT, alone=True)
+@adamw(component="counters", law="after_skip")
 def skips_counted_on_the_host(call: AdamCall) -> None:
     """The host counts the calls on a buffer, skipped ones too, and adds those to the step."""
     for t in call.steps:
@@ -101,9 +87,7 @@ def skips_counted_on_the_host(call: AdamCall) -> None:
     step(call)
 
 
-@wrong(
-    SHELF, "unscale", "C04", component="overflow", law="non_finite", arithmetic=EXACT, alone=True
-)
+@lone("unscale", "C04", component="overflow", law="non_finite")
 def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     """A tensor without one small gradient counts as overflowed, finite as it is."""
     for g in call.grads:
@@ -112,15 +96,7 @@ def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     unscale(call)
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    "A04",
-    component="sizes",
-    law="boundary_sizes",
-    arithmetic=EXACT,
-    alone=True,
-)
+@adamw("A04", component="sizes", law="boundary_sizes")
 def second_tile_overwrites_the_first(call: AdamCall) -> None:
     """Beyond one staging tile the gradient of the tile before is used again."""
 
@@ -138,7 +114,7 @@ def _restaged(grad: Tensor) -> Tensor:
     return flat.view(grad.shape)
 
 
-@wrong(SHELF, "adamw_step", component="layout", law="alignment", arithmetic=EXACT, alone=True)
+@adamw(component="layout", law="alignment")
 def head_before_the_first_vector_forgotten(call: AdamCall) -> None:
     """The vectorised loop starts at the first 16-byte address; the elements before it stay."""
     for i in range(len(call.params)):
@@ -157,17 +133,7 @@ def _head(tensor: Tensor) -> int:
     return min(tensor.numel(), -tensor.data_ptr() % 16 // tensor.element_size())
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    "A38",
-    "A40",
-    component="layout",
-    law="strided",
-    arithmetic=EXACT,
-    claims=("strided",),
-    alone=True,
-)
+@adamw("A38", "A40", component="layout", law="strided", claims=("strided",))
 def raw_storage_walked(call: AdamCall) -> None:
     """Elements are paired in the order of memory, whatever the strides say."""
 
@@ -179,29 +145,19 @@ def raw_storage_walked(call: AdamCall) -> None:
     step(with_lists(call, flat))
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    "A08",
-    component="counters",
-    law="permutation",
-    arithmetic=EXACT,
-    alone=True,
-)
+@adamw("A08", component="counters", law="permutation")
 def counters_found_by_bisection(call: AdamCall) -> None:
     """The table of counters is sorted by address, that of the weights is not."""
     step(replace(call, steps=sorted(call.steps, key=Tensor.data_ptr)))
 
 
-@wrong(SHELF, "adamw_step", "A17", component="sizes", law="splitting", arithmetic=EXACT, alone=True)
+@adamw("A17", component="sizes", law="splitting")
 def launch_table_overflows(call: AdamCall) -> None:
     """A launch takes 110 tensors; those beyond wait for a launch that never comes."""
     step(with_lists(call, lambda name, tensors: tensors[:TABLE]))
 
 
-@wrong(
-    SHELF, "adamw_step", component="gradients", law="sign_symmetry", arithmetic=EXACT, alone=True
-)
+@adamw(component="gradients", law="sign_symmetry")
 def negative_block_taken_for_empty(call: AdamCall) -> None:
     """A gradient whose maximum is not positive counts as absent: the maximum, not the magnitude."""
 
@@ -213,22 +169,14 @@ def negative_block_taken_for_empty(call: AdamCall) -> None:
     step(replace(call, grads=grads))
 
 
-@wrong(
-    SHELF,
-    "adamw_step",
-    "D10",
-    component="loss scale",
-    law="power_of_two",
-    arithmetic=EXACT,
-    alone=True,
-)
+@adamw("D10", component="loss scale", law="power_of_two")
 def small_factor_flushed(call: AdamCall) -> None:
     """One over the loss scale is kept in fp16, and below 2^-24 that is zero."""
     flushed = call.factor * (call.factor >= 2.0**-24)
     step(replace(call, factor=flushed))
 
 
-@wrong(SHELF, "adamw_step", "E17", component="caches", law="repeat", arithmetic=EXACT, alone=True)
+@adamw("E17", component="caches", law="repeat")
 def same_gradients_taken_for_applied(call: AdamCall) -> None:
     """Gradients in the same buffer with the same sum count as those of the last step."""
     for i, t in enumerate(call.steps):
@@ -241,16 +189,7 @@ def same_gradients_taken_for_applied(call: AdamCall) -> None:
             step(with_lists(call, only(i)))
 
 
-@wrong(
-    SHELF,
-    "global_norm",
-    "I11",
-    component="capture",
-    law="no_host_read",
-    arithmetic=EXACT,
-    claims=("capturable",),
-    alone=True,
-)
+@lone("global_norm", "I11", component="capture", law="no_host_read", claims=("capturable",))
 def norm_summed_on_the_host(call: GlobalNormCall) -> None:
     """The norm is right, but the host waits for every gradient."""
     call.norm.copy_(torch.tensor(exact_norm(call.grads), dtype=torch.float64))

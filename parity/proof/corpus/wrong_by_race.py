@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from twinstep.parity.proof.corpus import racing_kernels as kernels
 from twinstep.parity.proof.corpus.calls import GlobalNormCall, SgdCall, UnscaleCall
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
-ENGINES = ("replay",)
-RACE = "race_free"
+racing = partial(wrong, SHELF, law="race_free", engines=("replay",), alone=True)
 
 
-@wrong(SHELF, "sgd_step", component="counters", law=RACE, engines=ENGINES, alone=True)
+@racing("sgd_step", component="counters")
 def counter_advanced_while_others_read_it(call: SgdCall) -> None:
     """The first program stores the new step count; one that starts later takes it for the old."""
     kernels.sgd(call, advances=True)
 
 
-@wrong(SHELF, "unscale", "C23", component="overflow", law=RACE, engines=ENGINES, alone=True)
+@racing("unscale", "C23", component="overflow")
 def flag_cleared_while_others_raise_it(call: UnscaleCall) -> None:
     """The first program clears the overflow flag that the others may have raised already."""
     kernels.unscale(call, counts=False)
 
 
-@wrong(SHELF, "global_norm", "B21", component="norms", law=RACE, engines=ENGINES, alone=True)
+@racing("global_norm", "B21", component="norms")
 def partial_sums_read_without_acquiring_them(call: GlobalNormCall) -> None:
     """Programs count themselves by a relaxed atomic, and the last reads what all have stored."""
     kernels.global_norm(call, "relaxed")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twinstep.parity.proof.corpus import adam
 from twinstep.parity.proof.corpus.arithmetic import fp32, power, scalar
-from twinstep.parity.proof.corpus.calls import AdamCall, LambCall
+from twinstep.parity.proof.corpus.calls import AdamCall, LambCall, part
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.lamb import LambPieces, direction, length, ratio, step, step_size
 from twinstep.parity.proof.corpus.shelf import wrong
@@ -43,8 +43,8 @@ def lamb_scratch_of_the_second_phase_not_cleared(call: LambCall) -> None:
 
     def stale(c: LambCall, p: Tensor, u: Tensor) -> Tensor:
         parts = [length(part) ** 2 for part in p.reshape(-1).split(64)]
-        for place, part in enumerate(parts[:THREADS]):
-            SCRATCH[place] = float(part)
+        for place, square in enumerate(parts[:THREADS]):
+            SCRATCH[place] = float(square)
         w = torch.tensor(sum(SCRATCH)).sqrt()
         n = length(u)
         if float(n) == 0.0:
@@ -57,8 +57,7 @@ def lamb_scratch_of_the_second_phase_not_cleared(call: LambCall) -> None:
 @wrong(SHELF, "lamb_step", "B13", component=COMPONENT)
 def lamb_dispatched_to_adam(call: LambCall) -> None:
     """The table of kernels has AdamW where LAMB is asked for."""
-    fields = {name: getattr(call, name) for name in AdamCall.__dataclass_fields__ if name != "_"}
-    adam.step(AdamCall(**fields))
+    adam.step(part(AdamCall, call))
 
 
 @wrong(SHELF, "lamb_step", component=COMPONENT)

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from twinstep.parity.proof.corpus import adam
 from twinstep.parity.proof.corpus.arithmetic import fp32
-from twinstep.parity.proof.corpus.calls import MixedCall
+from twinstep.parity.proof.corpus.calls import AdamCall, MixedCall, WrapperCall, part
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.gradients import combined_scale
 from twinstep.parity.proof.corpus.mixed import (
     MixedPieces,
-    adam_call,
     any_overflow,
     factor_of,
     mixed_step,
@@ -22,7 +21,6 @@ from twinstep.parity.proof.corpus.mixed import (
     report_norm,
     unscaled_only,
     update,
-    wrapper_call,
 )
 from twinstep.parity.proof.corpus.scales import update_wrapper
 from twinstep.parity.proof.corpus.shelf import wrong
@@ -51,7 +49,7 @@ def rule_without_hysteresis(call: MixedCall) -> None:
     """The dynamic rule is replaced by the wrappers', which has no hysteresis."""
 
     def move(c: MixedCall) -> None:
-        update_wrapper(wrapper_call(c)) if c.rule == "dynamic" else move_scale(c)
+        update_wrapper(part(WrapperCall, c)) if c.rule == "dynamic" else move_scale(c)
 
     mixed_step(call, MixedPieces(move_scale=move))
 
@@ -117,7 +115,7 @@ def clip_per_tensor(call: MixedCall) -> None:
     """Each tensor is clipped by its own norm, not all by the global one."""
 
     def each(c: MixedCall, factor: Tensor) -> None:
-        whole = adam_call(c, factor)
+        whole = part(AdamCall, c, factor=factor)
         for i in range(len(c.params)):
             one = adam.with_lists(whole, adam.only(i))
             norm = torch.linalg.vector_norm(fp32(c.grads[i])) if c.grads[i].numel() else factor * 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ from twinstep.parity.proof.corpus.gradients import (
     exact_norm,
     global_norm,
 )
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 
 SHELF: list[Entry] = []
 COMPONENT = "norm"
@@ -62,30 +64,25 @@ def squares_overflow_in_fp32(call: GlobalNormCall) -> None:
     global_norm(call, lambda grads: square_root(float((flat(grads) ** 2).double().sum())))
 
 
-@wrong(SHELF, "global_norm", component=COMPONENT)
-def norm_without_the_root(call: GlobalNormCall) -> None:
-    """The sum of squares is returned."""
-    global_norm(call, sum_of_squares)
-
-
-@wrong(SHELF, "global_norm", "E04", component=COMPONENT)
-def norm_of_the_magnitudes(call: GlobalNormCall) -> None:
-    """The sum of magnitudes: the 1-norm."""
-    global_norm(call, lambda grads: float(flat(grads).abs().double().sum()))
-
-
-@wrong(SHELF, "global_norm", component=COMPONENT)
-def norm_is_the_maximum(call: GlobalNormCall) -> None:
-    """The largest magnitude: the inf-norm."""
-    global_norm(
-        call, lambda grads: float(max((g.abs().max() for g in grads if g.numel()), default=0))
-    )
-
-
-@wrong(SHELF, "global_norm", "B02", component=COMPONENT)
-def norms_of_the_tensors_added(call: GlobalNormCall) -> None:
-    """The norms of the tensors are added up, not their squares."""
-    global_norm(call, lambda grads: sum(exact_norm([g]) for g in grads))
+GLOBAL_NORM: Faults[Callable[[Tensors], float]] = {
+    "norm_without_the_root": ("The sum of squares is returned.", sum_of_squares),
+    "norm_of_the_magnitudes": (
+        "The sum of magnitudes: the 1-norm.",
+        lambda grads: float(flat(grads).abs().double().sum()),
+        "E04",
+    ),
+    "norm_is_the_maximum": (
+        "The largest magnitude: the inf-norm.",
+        lambda grads: float(max((g.abs().max() for g in grads if g.numel()), default=0)),
+    ),
+    "norms_of_the_tensors_added": (
+        "The norms of the tensors are added up, not their squares.",
+        lambda grads: sum(exact_norm([g]) for g in grads),
+        "B02",
+    ),
+    "norm_is_zero": ("The norm of another, empty attribute is reported.", lambda grads: 0.0, "E10"),
+}
+plant(partial(wrong, SHELF, "global_norm", component=COMPONENT), global_norm, GLOBAL_NORM)
 
 
 @wrong(SHELF, "global_norm", "B07", component=COMPONENT, law=SIZES)
@@ -160,12 +157,6 @@ def last_tensor_left_out(call: GlobalNormCall) -> None:
     global_norm(call, lambda grads: exact_norm(grads[:-1]))
 
 
-@wrong(SHELF, "global_norm", "E10", component=COMPONENT)
-def norm_is_zero(call: GlobalNormCall) -> None:
-    """The norm of another, empty attribute is reported."""
-    global_norm(call, lambda grads: 0.0)
-
-
 @wrong(SHELF, "global_norm", component="memory", law="nothing_else_written")
 def gradients_squared_in_place(call: GlobalNormCall) -> None:
     """The squares are left in the caller's gradients."""
@@ -224,16 +215,30 @@ def clip_takes_the_smaller(call: ClipFactorCall) -> None:
     clip_factor(call, combined)
 
 
-@wrong(SHELF, "clip_factor", "E02", component="clip")
-def clip_of_the_scaled_norm(call: ClipFactorCall) -> None:
-    """The limit is compared with the norm of the scaled gradients."""
-    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, 1.0, limit) * scale)
-
-
-@wrong(SHELF, "clip_factor", component="clip")
-def clip_without_slack(call: ClipFactorCall) -> None:
-    """The 1e-6 is missing."""
-    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, scale, limit, slack=0.0))
+CLIP_FACTOR: Faults[Callable[[float, float, float], float]] = {
+    "clip_of_the_scaled_norm": (
+        "The limit is compared with the norm of the scaled gradients.",
+        lambda norm, scale, limit: combined_scale(norm, 1.0, limit) * scale,
+        "E02",
+    ),
+    "clip_without_slack": (
+        "The 1e-6 is missing.",
+        lambda norm, scale, limit: combined_scale(norm, scale, limit, slack=0.0),
+    ),
+    "clip_never": (
+        "The factor is one over the scale, whatever the norm.",
+        lambda norm, scale, limit: scale,
+    ),
+    "clip_forgets_the_scale": (
+        "The factor clips, but leaves the gradients scaled.",
+        lambda norm, scale, limit: combined_scale(norm, scale, limit) / scale,
+    ),
+    "clip_factor_not_inverted": (
+        "The combined scale itself is written, not one over it.",
+        lambda norm, scale, limit: divide(1.0, combined_scale(norm, scale, limit)),
+    ),
+}
+plant(partial(wrong, SHELF, "clip_factor", component="clip"), clip_factor, CLIP_FACTOR)
 
 
 @wrong(SHELF, "clip_factor", component="clip")
@@ -245,24 +250,6 @@ def clip_at_a_limit_of_zero(call: ClipFactorCall) -> None:
         return scale * clip if clip > 1.0 else scale
 
     clip_factor(call, combined)
-
-
-@wrong(SHELF, "clip_factor", component="clip")
-def clip_never(call: ClipFactorCall) -> None:
-    """The factor is one over the scale, whatever the norm."""
-    clip_factor(call, lambda norm, scale, limit: scale)
-
-
-@wrong(SHELF, "clip_factor", component="clip")
-def clip_forgets_the_scale(call: ClipFactorCall) -> None:
-    """The factor clips, but leaves the gradients scaled."""
-    clip_factor(call, lambda norm, scale, limit: combined_scale(norm, scale, limit) / scale)
-
-
-@wrong(SHELF, "clip_factor", component="clip")
-def clip_factor_not_inverted(call: ClipFactorCall) -> None:
-    """The combined scale itself is written, not one over it."""
-    clip_factor(call, lambda norm, scale, limit: divide(1.0, combined_scale(norm, scale, limit)))
 
 
 @wrong(SHELF, "clip_factor", component="clip", law="value")

@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.harmless_optimizers import TorchForeach
-from twinstep.parity.proof.corpus.optimizers import Optimizer
+from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.fused_adam import FusedAdam, ParamGroup
 
 Group = dict[str, object]
 StateDict = dict[str, object]
 Closure = Callable[[], float]
+HALF = ("fp16", "bf16")
+WRONG_OPTIMIZERS: list[Optimizer] = []
 
 
+@put(WRONG_OPTIMIZERS)
 class SharedCounter(FusedAdam):
     """Counts steps once for each group."""
 
@@ -31,6 +34,7 @@ class SharedCounter(FusedAdam):
             count.copy_(max(counts, key=int))
 
 
+@put(WRONG_OPTIMIZERS, "A46")
 class CountsWithoutGradient(FusedAdam):
     """Advances the counter of parameters that had no gradient."""
 
@@ -41,6 +45,7 @@ class CountsWithoutGradient(FusedAdam):
                 self.state[param]["step"] += 1
 
 
+@put(WRONG_OPTIMIZERS)
 class MissingGradientIsZero(FusedAdam):
     """Takes a gradient of zero where there is none."""
 
@@ -54,6 +59,7 @@ class MissingGradientIsZero(FusedAdam):
         return loss
 
 
+@put(WRONG_OPTIMIZERS, "H04")
 class LosesMomentsOnLoad(FusedAdam):
     """Starts with empty moments after a load."""
 
@@ -63,6 +69,7 @@ class LosesMomentsOnLoad(FusedAdam):
             state["exp_avg"].zero_()
 
 
+@put(WRONG_OPTIMIZERS, "H01")
 class LosesCounterOnLoad(FusedAdam):
     """Starts counting anew after a load."""
 
@@ -72,12 +79,14 @@ class LosesCounterOnLoad(FusedAdam):
             state["step"].zero_()
 
 
+@put(WRONG_OPTIMIZERS, dtypes=HALF)
 class RoundsMomentsOnLoad(FusedAdam):
     """Loads as torch does: moments in the dtype of the parameter."""
 
     load_state_dict = torch.optim.Optimizer.load_state_dict
 
 
+@put(WRONG_OPTIMIZERS)
 class LoadSharesMemory(FusedAdam):
     """Goes on in the tensors of the dict that was loaded."""
 
@@ -88,6 +97,7 @@ class LoadSharesMemory(FusedAdam):
             self.state[params[number]].update(saved)
 
 
+@put(WRONG_OPTIMIZERS)
 class LoadKeepsOwnLearningRate(FusedAdam):
     """Ignores the hyper-parameters of what it loads."""
 
@@ -98,6 +108,7 @@ class LoadKeepsOwnLearningRate(FusedAdam):
             group["lr"] = lr
 
 
+@put(WRONG_OPTIMIZERS)
 class LearningRateCached(FusedAdam):
     """Reads the learning rate when a group is first stepped."""
 
@@ -110,6 +121,7 @@ class LearningRateCached(FusedAdam):
         super()._step_group({**group, "lr": lr}, params)
 
 
+@put(WRONG_OPTIMIZERS)
 class BetasCached(FusedAdam):
     """Reads beta1 and beta2 of each group at construction; schedulers cannot cycle them."""
 
@@ -117,6 +129,7 @@ class BetasCached(FusedAdam):
         super()._step_group({**group, "betas": self.defaults["betas"]}, params)
 
 
+@put(WRONG_OPTIMIZERS, "B16")
 class FirstGroupsDecay(FusedAdam):
     """Uses the weight decay of the first group for all."""
 
@@ -125,6 +138,7 @@ class FirstGroupsDecay(FusedAdam):
         super()._step_group({**group, "weight_decay": decay}, params)
 
 
+@put(WRONG_OPTIMIZERS)
 class FirstGroupsLearningRate(FusedAdam):
     """Uses the learning rate of the first group for all."""
 
@@ -132,6 +146,7 @@ class FirstGroupsLearningRate(FusedAdam):
         super()._step_group({**group, "lr": self.param_groups[0]["lr"]}, params)
 
 
+@put(WRONG_OPTIMIZERS)
 class FirstGroupsCorrection(FusedAdam):
     """Corrects the bias of all groups if the first asks for it."""
 
@@ -140,6 +155,7 @@ class FirstGroupsCorrection(FusedAdam):
         super()._step_group({**group, "bias_correction": first}, params)
 
 
+@put(WRONG_OPTIMIZERS)
 class AddedGroupNeverSteps(FusedAdam):
     """Steps the groups that were there at the first step."""
 
@@ -149,6 +165,7 @@ class AddedGroupNeverSteps(FusedAdam):
             super()._step_group(group, params)
 
 
+@put(WRONG_OPTIMIZERS)
 class AddedGroupTakesTheFirst(FusedAdam):
     """Fills what a new group leaves out from the first group, not from the constructor."""
 
@@ -158,6 +175,7 @@ class AddedGroupTakesTheFirst(FusedAdam):
         super().add_param_group(param_group)
 
 
+@put(WRONG_OPTIMIZERS)
 class GroupsReordered(FusedAdam):
     """Puts a new group first."""
 
@@ -166,6 +184,7 @@ class GroupsReordered(FusedAdam):
         self.param_groups.insert(0, self.param_groups.pop())
 
 
+@put(WRONG_OPTIMIZERS)
 class RefusalLeavesAGroup(FusedAdam):
     """Checks a group after it has been added."""
 
@@ -175,6 +194,7 @@ class RefusalLeavesAGroup(FusedAdam):
             raise ValueError("lr is below zero")
 
 
+@put(WRONG_OPTIMIZERS)
 class MomentsAliased(FusedAdam):
     """Keeps one buffer for the first moments of parameters of one shape."""
 
@@ -186,6 +206,7 @@ class MomentsAliased(FusedAdam):
         return state
 
 
+@put(WRONG_OPTIMIZERS)
 class StateAtConstruction(FusedAdam):
     """Makes its state before the first step."""
 
@@ -195,6 +216,7 @@ class StateAtConstruction(FusedAdam):
             self.state[param] = self._initial_state(param)
 
 
+@put(WRONG_OPTIMIZERS, dtypes=HALF)
 class MomentsInParameterDtype(FusedAdam):
     """Keeps moments of a 16-bit parameter in 16 bits."""
 
@@ -203,6 +225,7 @@ class MomentsInParameterDtype(FusedAdam):
         return {**state, "exp_avg": state["exp_avg"].to(param.dtype)}
 
 
+@put(WRONG_OPTIMIZERS)
 class CounterInFp32(FusedAdam):
     """Counts steps in floating point."""
 
@@ -210,6 +233,7 @@ class CounterInFp32(FusedAdam):
         return {**super()._initial_state(param), "step": torch.zeros((), device=param.device)}
 
 
+@put(WRONG_OPTIMIZERS)
 class ZeroGradKeepsTensors(FusedAdam):
     """Zeroes gradients, whatever was asked for."""
 
@@ -217,6 +241,7 @@ class ZeroGradKeepsTensors(FusedAdam):
         super().zero_grad(set_to_none=False)
 
 
+@put(WRONG_OPTIMIZERS)
 class ZeroGradIgnoresTheConstructor(FusedAdam):
     """Drops gradients unless told, whatever `set_grad_none` says."""
 
@@ -224,6 +249,7 @@ class ZeroGradIgnoresTheConstructor(FusedAdam):
         super().zero_grad(set_to_none=True if set_to_none is None else set_to_none)
 
 
+@put(WRONG_OPTIMIZERS)
 class WritesGradients(FusedAdam):
     """Adds the decay to the stored gradient."""
 
@@ -233,6 +259,7 @@ class WritesGradients(FusedAdam):
         grad.add_(param * float(cast(float, group["weight_decay"])))
 
 
+@put(WRONG_OPTIMIZERS)
 class CopyForgetsItsMode(FusedAdam):
     """Leaves its mode out of what deepcopy and pickle carry."""
 
@@ -240,6 +267,7 @@ class CopyForgetsItsMode(FusedAdam):
         return {**super().__getstate__(), "adam_w_mode": True}
 
 
+@put(WRONG_OPTIMIZERS)
 class ClosureAfterTheStep(FusedAdam):
     """Evaluates the closure when the weights are already new."""
 
@@ -251,6 +279,7 @@ class ClosureAfterTheStep(FusedAdam):
             return closure()
 
 
+@put(WRONG_OPTIMIZERS)
 class ClosureWithoutGradients(FusedAdam):
     """Evaluates the closure with autograd off."""
 
@@ -261,6 +290,7 @@ class ClosureWithoutGradients(FusedAdam):
         return loss
 
 
+@put(WRONG_OPTIMIZERS)
 class LossIsNotReturned(FusedAdam):
     """Returns nothing from a step with a closure."""
 
@@ -271,6 +301,7 @@ class LossIsNotReturned(FusedAdam):
             super().step()
 
 
+@put(WRONG_OPTIMIZERS, private=("_dead",))
 class SkipsEmptyGroups(FusedAdam):
     """Forgets a group all of whose parameters once had no gradient."""
 
@@ -287,6 +318,7 @@ class SkipsEmptyGroups(FusedAdam):
             super()._step_group(group, params)
 
 
+@put(WRONG_OPTIMIZERS, arithmetic="bounded")
 class SecondMomentGrows(FusedAdam):
     """Adds a little to the second moment after every step; within no bound."""
 
@@ -295,6 +327,7 @@ class SecondMomentGrows(FusedAdam):
         self.state[param]["exp_avg_sq"].mul_(1.0 + 2.0**-18)
 
 
+@put(WRONG_OPTIMIZERS, arithmetic="bounded")
 class BoundedCounterOff(FusedAdam):
     """Corrects the bias by one step too many."""
 
@@ -302,48 +335,46 @@ class BoundedCounterOff(FusedAdam):
         super()._step_param(param, group, t + 1)
 
 
+@put(WRONG_OPTIMIZERS, arithmetic="bounded")
 class TorchFused(TorchForeach):
     """Walks memory, not elements: where a parameter is transposed, its gradient is not."""
 
     way = {"fused": True, "foreach": False}
 
 
-HALF = ("fp16", "bf16")
-WRONG_OPTIMIZERS = tuple(
-    Optimizer(cls=cls, says=str(cls.__doc__))
-    for cls in (
-        SharedCounter,
-        CountsWithoutGradient,
-        MissingGradientIsZero,
-        LosesMomentsOnLoad,
-        LosesCounterOnLoad,
-        LoadSharesMemory,
-        LoadKeepsOwnLearningRate,
-        LearningRateCached,
-        BetasCached,
-        FirstGroupsDecay,
-        FirstGroupsLearningRate,
-        FirstGroupsCorrection,
-        AddedGroupNeverSteps,
-        AddedGroupTakesTheFirst,
-        GroupsReordered,
-        RefusalLeavesAGroup,
-        MomentsAliased,
-        StateAtConstruction,
-        CounterInFp32,
-        ZeroGradKeepsTensors,
-        ZeroGradIgnoresTheConstructor,
-        WritesGradients,
-        CopyForgetsItsMode,
-        ClosureAfterTheStep,
-        ClosureWithoutGradients,
-        LossIsNotReturned,
-    )
-) + (
-    Optimizer(cls=RoundsMomentsOnLoad, says=str(RoundsMomentsOnLoad.__doc__), dtypes=HALF),
-    Optimizer(cls=MomentsInParameterDtype, says=str(MomentsInParameterDtype.__doc__), dtypes=HALF),
-    Optimizer(cls=SkipsEmptyGroups, says=str(SkipsEmptyGroups.__doc__), private=("_dead",)),
-    Optimizer(cls=SecondMomentGrows, says=str(SecondMomentGrows.__doc__), arithmetic="bounded"),
-    Optimizer(cls=TorchFused, says=str(TorchFused.__doc__), arithmetic="bounded"),
-    Optimizer(cls=BoundedCounterOff, says=str(BoundedCounterOff.__doc__), arithmetic="bounded"),
-)
+@put(WRONG_OPTIMIZERS, "A34")
+class OneLearningRateForAll(FirstGroupsLearningRate):
+    """Reads the learning rate of the first group for every group."""
+
+
+@put(WRONG_OPTIMIZERS, "A32")
+class FrozenWeightsDecay(FusedAdam):
+    """Decays weights that have no gradient along with those of their group that have one."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, params)
+        shrink = 1.0 - cast(float, group["lr"]) * cast(float, group["weight_decay"])
+        for param in cast(list[Tensor], group["params"]):
+            if param.grad is None:
+                param.data.mul_(shrink)
+
+
+@put(WRONG_OPTIMIZERS, "H10")
+class LoadChangesTheCounter(FusedAdam):
+    """Holds counters as another type after a load."""
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["step"] = state["step"].float()
+
+
+@put(WRONG_OPTIMIZERS, "H11")
+class LoadsWhatHasState(FusedAdam):
+    """Loads state into what has state; before the first step nothing has."""
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        known = {param for param, state in self.state.items() if state}
+        super().load_state_dict(state_dict)
+        for param in [param for param in self.state if param not in known]:
+            del self.state[param]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from twinstep.parity.proof.corpus.scales import (
     update_torch,
     update_wrapper,
 )
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 
 SHELF: list[Entry] = []
 COMPONENT = "loss scale"
@@ -33,58 +34,59 @@ def also_at_zero(cur_iter: int, last_overflow: int, window: int) -> bool:
     return (cur_iter - last_overflow - 1) % window == 0
 
 
-@wrong(SHELF, "update_scale_dynamic", "D20", component=COMPONENT)
-def hysteresis_ignored(call: DynamicCall) -> None:
-    """Every overflow shrinks the scale."""
-    update_dynamic(call, WindowPieces(patience=False))
-
-
-@wrong(SHELF, "update_scale_dynamic", "D19", component=COMPONENT)
-def hysteresis_never_refilled(call: DynamicCall) -> None:
-    """Once spent, the hysteresis stays spent."""
-    update_dynamic(call, WindowPieces(refills=False))
-
-
-@wrong(SHELF, "update_scale_dynamic", "D19", component=COMPONENT)
-def hysteresis_refilled_by_every_clean_step(call: DynamicCall) -> None:
-    """Any clean step refills it, consecutive or not."""
-    update_dynamic(call, WindowPieces(refills_on_every_clean_step=True))
+DYNAMIC: Faults[WindowPieces] = {
+    "hysteresis_ignored": (
+        "Every overflow shrinks the scale.",
+        WindowPieces(patience=False),
+        "D20",
+    ),
+    "hysteresis_never_refilled": (
+        "Once spent, the hysteresis stays spent.",
+        WindowPieces(refills=False),
+        "D19",
+    ),
+    "hysteresis_refilled_by_every_clean_step": (
+        "Any clean step refills it, consecutive or not.",
+        WindowPieces(refills_on_every_clean_step=True),
+        "D19",
+    ),
+    "hysteresis_spent_when_shrinking": (
+        "An overflow that shrinks the scale also takes one off the hysteresis.",
+        WindowPieces(spends_when_shrinking=True),
+    ),
+    "growth_one_step_early": (
+        "The window is counted from the overflow itself.",
+        WindowPieces(grows=early),
+    ),
+    "growth_right_after_an_overflow": (
+        "The first clean step after an overflow grows the scale.",
+        WindowPieces(grows=also_at_zero),
+    ),
+    "growth_never": ("The scale only shrinks.", WindowPieces(grows=lambda *_: False)),
+    "floor_not_honoured": (
+        "The scale shrinks below min_scale.",
+        WindowPieces(shrunk=lambda scale, factor, floor: scale / factor),
+    ),
+    "overflow_not_counted": (
+        "A skipped step does not advance cur_iter.",
+        WindowPieces(counts_overflows=False),
+    ),
+    "overflow_not_remembered": (
+        "last_overflow_iter stays where it was, so the window never starts over.",
+        WindowPieces(remembers_overflows=False),
+    ),
+    "overflow_grows_the_scale": (
+        "An overflow multiplies where it should divide.",
+        WindowPieces(shrunk=lambda scale, factor, floor: max(scale * factor, floor)),
+    ),
+}
+plant(partial(wrong, SHELF, "update_scale_dynamic", component=COMPONENT), update_dynamic, DYNAMIC)
 
 
 @wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
 def consecutive_hysteresis_ignored(call: DynamicCall) -> None:
     """The option consecutive_hysteresis is not read."""
     update_dynamic(replace(call, consecutive_hysteresis=False))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def hysteresis_spent_when_shrinking(call: DynamicCall) -> None:
-    """An overflow that shrinks the scale also takes one off the hysteresis."""
-    update_dynamic(call, WindowPieces(spends_when_shrinking=True))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def growth_one_step_early(call: DynamicCall) -> None:
-    """The window is counted from the overflow itself."""
-    update_dynamic(call, WindowPieces(grows=early))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def growth_right_after_an_overflow(call: DynamicCall) -> None:
-    """The first clean step after an overflow grows the scale."""
-    update_dynamic(call, WindowPieces(grows=also_at_zero))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def growth_never(call: DynamicCall) -> None:
-    """The scale only shrinks."""
-    update_dynamic(call, WindowPieces(grows=lambda *_: False))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def floor_not_honoured(call: DynamicCall) -> None:
-    """The scale shrinks below min_scale."""
-    update_dynamic(call, WindowPieces(shrunk=lambda scale, factor, floor: scale / factor))
 
 
 @wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
@@ -124,26 +126,6 @@ def exhaustion_cleared(call: DynamicCall) -> None:
 
 
 @wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def overflow_not_counted(call: DynamicCall) -> None:
-    """A skipped step does not advance cur_iter."""
-    update_dynamic(call, WindowPieces(counts_overflows=False))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def overflow_not_remembered(call: DynamicCall) -> None:
-    """last_overflow_iter stays where it was, so the window never starts over."""
-    update_dynamic(call, WindowPieces(remembers_overflows=False))
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
-def overflow_grows_the_scale(call: DynamicCall) -> None:
-    """An overflow multiplies where it should divide."""
-    update_dynamic(
-        call, WindowPieces(shrunk=lambda scale, factor, floor: max(scale * factor, floor))
-    )
-
-
-@wrong(SHELF, "update_scale_dynamic", component=COMPONENT)
 def scale_factor_is_two(call: DynamicCall) -> None:
     """The factor is written into the code."""
     update_dynamic(replace(call, scale_factor=torch.full_like(call.scale_factor, 2.0)))
@@ -164,34 +146,29 @@ def scale_in_fp16(call: DynamicCall) -> None:
     call.scale.copy_(call.scale.to(torch.float16))
 
 
-@wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
-def wrapper_growth_one_step_early(call: WrapperCall) -> None:
-    """The window is counted from the overflow itself."""
-    update_wrapper(call, WindowPieces(grows=early))
-
-
-@wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
-def wrapper_growth_right_after_an_overflow(call: WrapperCall) -> None:
-    """The first clean step after an overflow grows the scale."""
-    update_wrapper(call, WindowPieces(grows=also_at_zero))
-
-
-@wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
-def wrapper_floor_not_honoured(call: WrapperCall) -> None:
-    """The scale shrinks below min_scale."""
-    update_wrapper(call, WindowPieces(shrunk=lambda scale, factor, floor: scale / factor))
-
-
-@wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
-def wrapper_overflow_not_remembered(call: WrapperCall) -> None:
-    """last_overflow_iter stays where it was."""
-    update_wrapper(call, WindowPieces(remembers_overflows=False))
-
-
-@wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
-def wrapper_overflow_not_counted(call: WrapperCall) -> None:
-    """A skipped step does not advance cur_iter."""
-    update_wrapper(call, WindowPieces(counts_overflows=False))
+WRAPPER: Faults[WindowPieces] = {
+    "wrapper_growth_one_step_early": (
+        "The window is counted from the overflow itself.",
+        WindowPieces(grows=early),
+    ),
+    "wrapper_growth_right_after_an_overflow": (
+        "The first clean step after an overflow grows the scale.",
+        WindowPieces(grows=also_at_zero),
+    ),
+    "wrapper_floor_not_honoured": (
+        "The scale shrinks below min_scale.",
+        WindowPieces(shrunk=lambda scale, factor, floor: scale / factor),
+    ),
+    "wrapper_overflow_not_remembered": (
+        "last_overflow_iter stays where it was.",
+        WindowPieces(remembers_overflows=False),
+    ),
+    "wrapper_overflow_not_counted": (
+        "A skipped step does not advance cur_iter.",
+        WindowPieces(counts_overflows=False),
+    ),
+}
+plant(partial(wrong, SHELF, "update_scale_wrapper", component=COMPONENT), update_wrapper, WRAPPER)
 
 
 @wrong(SHELF, "update_scale_wrapper", component=COMPONENT)
@@ -205,34 +182,30 @@ def wrapper_grows_one_window_late(call: WrapperCall) -> None:
     update_wrapper(call, WindowPieces(grows=late))
 
 
-@wrong(SHELF, "update_scale_torch", "D02", component=COMPONENT)
-def scale_grows_to_infinity(call: TorchScaleCall) -> None:
-    """The grown scale is not tested: it becomes inf and stays."""
-    update_torch(call, TrackerPieces(accepts=lambda grown: True))
-
-
-@wrong(SHELF, "update_scale_torch", component=COMPONENT)
-def tracker_survives_an_overflow(call: TorchScaleCall) -> None:
-    """An overflow does not start the interval over."""
-    update_torch(call, TrackerPieces(resets_on_overflow=False))
-
-
-@wrong(SHELF, "update_scale_torch", component=COMPONENT)
-def tracker_survives_growth(call: TorchScaleCall) -> None:
-    """Growth does not start the interval over."""
-    update_torch(call, TrackerPieces(resets_on_growth=False))
-
-
-@wrong(SHELF, "update_scale_torch", component=COMPONENT)
-def interval_one_too_long(call: TorchScaleCall) -> None:
-    """The scale grows on the step after the interval-th."""
-    update_torch(call, TrackerPieces(due=lambda successes, interval: successes > interval))
-
-
-@wrong(SHELF, "update_scale_torch", component=COMPONENT)
-def backoff_stops_at_one(call: TorchScaleCall) -> None:
-    """The scale never goes below one, a floor that this rule does not have."""
-    update_torch(call, TrackerPieces(floor=1.0))
+TORCH: Faults[TrackerPieces] = {
+    "scale_grows_to_infinity": (
+        "The grown scale is not tested: it becomes inf and stays.",
+        TrackerPieces(accepts=lambda grown: True),
+        "D02",
+    ),
+    "tracker_survives_an_overflow": (
+        "An overflow does not start the interval over.",
+        TrackerPieces(resets_on_overflow=False),
+    ),
+    "tracker_survives_growth": (
+        "Growth does not start the interval over.",
+        TrackerPieces(resets_on_growth=False),
+    ),
+    "interval_one_too_long": (
+        "The scale grows on the step after the interval-th.",
+        TrackerPieces(due=lambda successes, interval: successes > interval),
+    ),
+    "backoff_stops_at_one": (
+        "The scale never goes below one, a floor that this rule does not have.",
+        TrackerPieces(floor=1.0),
+    ),
+}
+plant(partial(wrong, SHELF, "update_scale_torch", component=COMPONENT), update_torch, TORCH)
 
 
 @wrong(SHELF, "update_scale_torch", component="precision")

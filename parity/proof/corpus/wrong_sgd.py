@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.arithmetic import fp32
-from twinstep.parity.proof.corpus.calls import SgdCall
+from twinstep.parity.proof.corpus.calls import SgdCall, skipped
 from twinstep.parity.proof.corpus.entry import Entry
-from twinstep.parity.proof.corpus.sgd import Scalars, SgdPieces, buffer, skipped, step
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.sgd import Scalars, SgdPieces, buffer, step
+from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 
 SHELF: list[Entry] = []
 COMPONENT = "sgd"
 SKIP = "skipped_step"
 
 
-@wrong(SHELF, "sgd_step", component=COMPONENT)
-def dampening_at_the_first_step(call: SgdCall) -> None:
-    """The buffer starts with (1 - dampening) * g."""
-    step(call, SgdPieces(buffer=lambda s, b, g, t: s.damp * g if t == 1 else s.mu * b + s.damp * g))
+FORMULAS: Faults[SgdPieces] = {
+    "dampening_at_the_first_step": (
+        "The buffer starts with (1 - dampening) * g.",
+        SgdPieces(buffer=lambda s, b, g, t: s.damp * g if t == 1 else s.mu * b + s.damp * g),
+    ),
+    "buffer_not_started_over": (
+        "The first step reads what lies in the buffer.",
+        SgdPieces(buffer=lambda s, b, g, t: s.mu * b + s.damp * g),
+    ),
+    "buffer_started_over_at_every_step": (
+        "The buffer is the gradient, always: momentum never builds.",
+        SgdPieces(buffer=lambda s, b, g, t: g),
+    ),
+    "sgd_weight_decay_decoupled": (
+        "The decay goes to the weight directly and never reaches the buffer.",
+        SgdPieces(
+            decayed=lambda s, g, p: g,
+            apply=lambda s, p, d: p - s.lr * (d + s.wd * p),
+        ),
+        "A13",
+    ),
+    "sgd_weight_decay_left_out": (
+        "The decay term is missing.",
+        SgdPieces(decayed=lambda s, g, p: g),
+        "A43",
+    ),
+    "learning_rate_inside_the_buffer": (
+        "The buffer collects lr * g, so a change of lr acts late.",
+        SgdPieces(
+            buffer=lambda s, b, g, t: buffer(s, b, s.lr * g, t),
+            apply=lambda s, p, d: p - d,
+        ),
+    ),
+    "sgd_ascent": ("P + lr * d: the step climbs.", SgdPieces(apply=lambda s, p, d: p + s.lr * d)),
+}
+plant(partial(wrong, SHELF, "sgd_step", component=COMPONENT), step, FORMULAS)
 
 
 @wrong(SHELF, "sgd_step", component=COMPONENT)
 def dampening_left_out(call: SgdCall) -> None:
     """Every gradient enters the buffer with weight one."""
     step(replace(call, dampening=torch.zeros_like(call.dampening)))
-
-
-@wrong(SHELF, "sgd_step", component=COMPONENT)
-def buffer_not_started_over(call: SgdCall) -> None:
-    """The first step reads what lies in the buffer."""
-    step(call, SgdPieces(buffer=lambda s, b, g, t: s.mu * b + s.damp * g))
-
-
-@wrong(SHELF, "sgd_step", component=COMPONENT)
-def buffer_started_over_at_every_step(call: SgdCall) -> None:
-    """The buffer is the gradient, always: momentum never builds."""
-    step(call, SgdPieces(buffer=lambda s, b, g, t: g))
 
 
 @wrong(SHELF, "sgd_step", "A31", component=COMPONENT)
@@ -67,42 +88,6 @@ def nesterov_looks_back(call: SgdCall) -> None:
         return g + s.mu * before[-1] if nesterov else b
 
     step(call, SgdPieces(buffer=remembered, direction=direction))
-
-
-@wrong(SHELF, "sgd_step", "A13", component=COMPONENT)
-def sgd_weight_decay_decoupled(call: SgdCall) -> None:
-    """The decay goes to the weight directly and never reaches the buffer."""
-    step(
-        call,
-        SgdPieces(
-            decayed=lambda s, g, p: g,
-            apply=lambda s, p, d: p - s.lr * (d + s.wd * p),
-        ),
-    )
-
-
-@wrong(SHELF, "sgd_step", "A43", component=COMPONENT)
-def sgd_weight_decay_left_out(call: SgdCall) -> None:
-    """The decay term is missing."""
-    step(call, SgdPieces(decayed=lambda s, g, p: g))
-
-
-@wrong(SHELF, "sgd_step", component=COMPONENT)
-def learning_rate_inside_the_buffer(call: SgdCall) -> None:
-    """The buffer collects lr * g, so a change of lr acts late."""
-    step(
-        call,
-        SgdPieces(
-            buffer=lambda s, b, g, t: buffer(s, b, s.lr * g, t),
-            apply=lambda s, p, d: p - d,
-        ),
-    )
-
-
-@wrong(SHELF, "sgd_step", component=COMPONENT)
-def sgd_ascent(call: SgdCall) -> None:
-    """P + lr * d: the step climbs."""
-    step(call, SgdPieces(apply=lambda s, p, d: p + s.lr * d))
 
 
 @wrong(SHELF, "sgd_step", "A28", component="unscale")

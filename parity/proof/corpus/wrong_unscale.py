@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from twinstep.parity.proof.corpus.arithmetic import fp32, nonfinite
 from twinstep.parity.proof.corpus.calls import UnscaleCall
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.gradients import unscale
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 
 SHELF: list[Entry] = []
 COMPONENT = "overflow"
@@ -43,22 +45,28 @@ def found_inf_by_the_sum(call: UnscaleCall) -> None:
     unscale(call, lambda g: not bool(torch.isfinite(fp32(g).sum())))
 
 
-@wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
-def nan_not_detected(call: UnscaleCall) -> None:
-    """Only infinities raise found_inf."""
-    unscale(call, lambda g: bool(torch.isinf(g).any()))
-
-
-@wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
-def inf_not_detected(call: UnscaleCall) -> None:
-    """Only NaN raises found_inf: `g != g`."""
-    unscale(call, lambda g: bool((g != g).any()))
-
-
-@wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
-def negative_inf_not_detected(call: UnscaleCall) -> None:
-    """The maximum is taken without the magnitude: -inf passes."""
-    unscale(call, lambda g: bool(torch.isnan(g).any()) or bool((g == torch.inf).any()))
+UNSCALE_NON_FINITE: Faults[Callable[[Tensor], bool]] = {
+    "nan_not_detected": ("Only infinities raise found_inf.", lambda g: bool(torch.isinf(g).any())),
+    "inf_not_detected": ("Only NaN raises found_inf: `g != g`.", lambda g: bool((g != g).any())),
+    "negative_inf_not_detected": (
+        "The maximum is taken without the magnitude: -inf passes.",
+        lambda g: bool(torch.isnan(g).any()) or bool((g == torch.inf).any()),
+    ),
+    "bf16_not_checked": (
+        "bf16 needs no loss scale, so it is not checked either.",
+        lambda g: g.dtype != torch.bfloat16 and nonfinite(g),
+        "C17",
+    ),
+    "last_element_not_checked": (
+        "The search ends one element early.",
+        lambda g: nonfinite(g.reshape(-1)[:-1]),
+    ),
+}
+plant(
+    partial(wrong, SHELF, "unscale", component=COMPONENT, law=NON_FINITE),
+    unscale,
+    UNSCALE_NON_FINITE,
+)
 
 
 @wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
@@ -86,23 +94,11 @@ def overflow_tested_in_fp16(call: UnscaleCall) -> None:
     unscale(call, lambda g: nonfinite(g.to(torch.float16)))
 
 
-@wrong(SHELF, "unscale", "C17", component=COMPONENT, law=NON_FINITE)
-def bf16_not_checked(call: UnscaleCall) -> None:
-    """bf16 needs no loss scale, so it is not checked either."""
-    unscale(call, lambda g: g.dtype != torch.bfloat16 and nonfinite(g))
-
-
 @wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
 def first_tensor_checked_only(call: UnscaleCall) -> None:
     """Only the first tensor of the list is tested."""
     first = call.grads[0].data_ptr() if call.grads else 0
     unscale(call, lambda g: g.data_ptr() == first and nonfinite(g))
-
-
-@wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
-def last_element_not_checked(call: UnscaleCall) -> None:
-    """The search ends one element early."""
-    unscale(call, lambda g: nonfinite(g.reshape(-1)[:-1]))
 
 
 @wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)

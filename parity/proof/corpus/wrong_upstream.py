@@ -11,10 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, skipped, step, with_lists
+from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, step, with_lists
 from twinstep.parity.proof.corpus.arithmetic import fp32
 from twinstep.parity.proof.corpus.buffers import accumulate
-from twinstep.parity.proof.corpus.calls import AccumulateCall, AdamCall, CastCopyCall, MixedCall
+from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
+    AdamCall,
+    CastCopyCall,
+    MixedCall,
+    skipped,
+)
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.mixed import MixedPieces, factor_of, mixed_step
 from twinstep.parity.proof.corpus.shelf import wrong

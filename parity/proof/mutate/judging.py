@@ -14,7 +14,6 @@ from twinstep.parity.laws import LAWS
 from twinstep.parity.operations.operation import Combination
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
-from twinstep.parity.proof.corpus.bugs_optimizers import UPSTREAM_OPTIMIZERS
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.judged import absent, judged
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer
@@ -24,6 +23,7 @@ from twinstep.parity.proof.mutate.same_code import Compiled, compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.proof.mutate.survivors import SURVIVORS
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
+from twinstep.parity.proof.upstream.bugs import cited
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.judge_kernels import Selection, Session
@@ -97,10 +97,7 @@ def variants() -> dict[str, Variant]:
 @cache
 def classes(kind: Kind) -> dict[str, Optimizer]:
     """The wrong or the harmless optimizer classes by name."""
-    rows = {
-        Kind.WRONG: (*WRONG_OPTIMIZERS, *UPSTREAM_OPTIMIZERS),
-        Kind.HARMLESS: HARMLESS_OPTIMIZERS,
-    }
+    rows = {Kind.WRONG: WRONG_OPTIMIZERS, Kind.HARMLESS: HARMLESS_OPTIMIZERS}
     return {row.name: row for row in rows.get(kind, ())}
 
 
@@ -169,7 +166,7 @@ def on_wrong(entry: Entry, profile: Profile) -> Verdict:
         operation=entry.operation,
         end=end,
         says=entry.says,
-        cites=entry.cites(),
+        cites=cited(entry.bugs),
         law=entry.law,
         killed_by=tuple(broken),
         kept=tuple(kept),

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch.nn import Parameter
 
-from twinstep.parity.proof.corpus.calls import AdamCall
+from twinstep.parity.proof.corpus.calls import AdamCall, skipped
 from twinstep.parity.proof.peers.installed import without_compiler
 from twinstep.parity.proof.peers.peer import Peer, peer
 
@@ -39,7 +39,7 @@ def optimizer_class() -> Callable[..., torch.optim.Optimizer]:
 
 def cpu_adam(call: AdamCall, *, decoupled: bool) -> None:
     """One step of DeepSpeedCPUAdam over the caller's memory."""
-    if float(call.found_inf) != 0.0 or not call.params:
+    if skipped(call) or not call.params:
         return
     params = [Parameter(p) for p in call.params]
     optimizer = optimizer_class()(

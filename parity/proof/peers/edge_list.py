@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from twinstep.parity.proof.peers import edge_engine, edge_ranks, edge_wrappers
 from twinstep.parity.proof.peers.edge_scene import Scene, Shown, faults, shown
 from twinstep.parity.proof.peers.edge_training import STEPS, Trained, trained
-from twinstep.parity.proof.peers.installed import installed_version, quiet, without_compiler
+from twinstep.parity.proof.peers.installed import quiet, without_compiler
+from twinstep.parity.proof.peers.record import EDGES, recorded_edges
 
-FILE = Path(__file__).with_name("edges.json")
 TEN = ("LS-1", "Z-1", "EN-1", "FP-1", "FA-1", "Z-3", "CK-9", "Z-7", "NM-10", "TF-3", "NM-1")
 MORE = ("FA-6", "BF-9", "LOAD")  # the last is no edge, but differs
 ORDER = (*TEN, *MORE)
@@ -34,27 +32,10 @@ def run_all(told: Callable[[str], None] = lambda edge: None) -> tuple[list[Shown
         return seen, trained()
 
 
-def recorded_edges() -> tuple[list[Shown], list[Trained]]:
-    """What is on record."""
-    data = json.loads(FILE.read_text())
-    return [Shown(**row) for row in data["edges"]], [Trained(**row) for row in data["training"]]
-
-
-def record_edges(seen: Sequence[Shown], runs: Sequence[Trained]) -> None:
-    """Write what was observed."""
-    data = {
-        "command": "parity peers --edges --record",
-        "deepspeed": installed_version("deepspeed"),
-        "edges": [one.row() for one in seen],
-        "training": [one.row() for one in runs],
-    }
-    FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-
-
 def contradictions(seen: Sequence[Shown], runs: Sequence[Trained]) -> list[str]:
     """What does not agree with what is right, with `Compat`, or with the record."""
     by_edge = {scene.edge: scene for scene in scenes()}
-    before = {one.edge: one for one in recorded_edges()[0]} if FILE.exists() else {}
+    before = {one.edge: one for one in recorded_edges()[0]} if EDGES.exists() else {}
     found = [say for one in seen for say in faults(by_edge[one.edge], one, before.get(one.edge))]
     for run in runs:
         if by_edge[run.edge].field and not run.same:

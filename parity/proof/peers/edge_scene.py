@@ -6,7 +6,7 @@ Each number is small enough to be checked by hand, and what is right is written 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from twinstep.contract.compat import Compat
 
@@ -58,10 +58,6 @@ class Shown:
     default: Numbers = field(default_factory=list)
     compat: Numbers = field(default_factory=list)
     missing: str = ""
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def shown(scene: Scene, missing: str = "") -> Shown:

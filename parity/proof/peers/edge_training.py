@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -46,10 +46,6 @@ class Trained:
     compat: list[float]
     same: bool
     visible: bool
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def network() -> nn.Sequential:

@@ -10,7 +10,7 @@ Taking one field of `Compat` away at a time shows which of our choices is visibl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
 import torch
@@ -57,10 +57,6 @@ class Agreement:
     default_differs: dict[str, int] = field(default_factory=dict)
     together: int = 0
     wrong: list[str] = field(default_factory=list)
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def compared(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from twinstep.parity.proof.peers.peer import Peer
 from twinstep.parity.records.ledger import Cell, Status
@@ -32,10 +32,6 @@ class Observation:
     kept: tuple[str, ...] = ()
     broken: dict[str, str] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
-
-    def row(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def observed(

@@ -9,8 +9,8 @@ from typing import TypeVar, cast
 
 from twinstep.parity.operations.operation import Control, Operation, OptionValue
 from twinstep.parity.operations.table import operation_named
-from twinstep.parity.proof.corpus.calls import kernel_from
-from twinstep.parity.proof.corpus.shelf import RECORDS, default_dtypes, sentence
+from twinstep.parity.proof.corpus.entry import Subject
+from twinstep.parity.proof.corpus.shelf import put
 from twinstep.parity.proof.peers.installed import is_installed
 from twinstep.parity.registry.kernels import Kernel
 
@@ -19,27 +19,17 @@ Pinned = Mapping[str, tuple[float | OptionValue, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """One subject.
+class Peer(Subject):
+    """An adapter to another project's function, with the operation's signature.
 
     Attributes:
-        name: unique.
         package: the distribution that is judged.
-        operation: whose contract it is measured by.
-        kernel: the adapter, with the operation's signature.
-        says: one sentence, what is called and how.
-        dtypes: dtype combinations it is judged on.
         pinned: controls and options that the peer does not have or refuses some values of, with
             the values that are drawn for them instead.
         needs: empty, or what this machine lacks to run it.
     """
 
-    name: str
     package: str
-    operation: str
-    kernel: Callable[..., object]
-    says: str
-    dtypes: tuple[str, ...]
     pinned: Pinned = field(default_factory=dict)
     needs: str = ""
 
@@ -92,28 +82,8 @@ def pinned_to(operation: Operation, values: Pinned) -> Operation:
 def peer(
     shelf: list[Peer],
     operation: str,
-    *,
-    package: str,
     dtypes: tuple[str, ...] | None = None,
-    pinned: Pinned | None = None,
-    needs: str = "",
+    **fields: object,
 ) -> Callable[[Run], Run]:
-    """Put a function of one call record on the shelf; its docstring says what it is."""
-
-    def put(run: Run) -> Run:
-        name = run.__name__
-        shelf.append(
-            Peer(
-                name=name,
-                package=package,
-                operation=operation,
-                kernel=kernel_from(RECORDS[operation], run, name),
-                says=sentence(run),
-                dtypes=dtypes or default_dtypes(operation),
-                pinned=pinned or {},
-                needs=needs,
-            )
-        )
-        return run
-
-    return put
+    """Decorator of a function of one call record; its docstring says what it calls."""
+    return put(shelf, Peer, operation, dtypes, **fields)

@@ -1,17 +1,22 @@
-"""The committed observations: written by `parity peers --record`, read by the page and its test."""
+"""The committed observations: written by `parity peers --record`, read by the page and tests."""
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from twinstep.parity.proof.peers.edge_scene import Shown
+from twinstep.parity.proof.peers.edge_training import Trained
+from twinstep.parity.proof.peers.installed import installed_version
 from twinstep.parity.proof.peers.live import Agreement
 from twinstep.parity.proof.peers.observe import Observation
 from twinstep.parity.proof.peers.peer import Peer
 
 FILE = Path(__file__).with_name("observed.json")
+EDGES = Path(__file__).with_name("edges.json")
 SCHEMA = 1
 
 
@@ -38,7 +43,28 @@ def record(chosen: Sequence[Peer], seen: Sequence[Observation], agreement: Agree
         "command": "parity peers --record",
         "versions": {"python": platform.python_version(), **versions},
         "missing": {peer.name: peer.missing() for peer in chosen if peer.missing()},
-        "live": agreement.row(),
-        "observations": [one.row() for one in seen],
+        "live": asdict(agreement),
+        "observations": [asdict(one) for one in seen],
     }
-    FILE.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    _write(FILE, data)
+
+
+def recorded_edges() -> tuple[list[Shown], list[Trained]]:
+    """What the scenes and the training runs showed."""
+    data = json.loads(EDGES.read_text())
+    return [Shown(**row) for row in data["edges"]], [Trained(**row) for row in data["training"]]
+
+
+def record_edges(seen: Sequence[Shown], runs: Sequence[Trained]) -> None:
+    """Write what the scenes and the training runs showed."""
+    data = {
+        "command": "parity peers --edges --record",
+        "deepspeed": installed_version("deepspeed"),
+        "edges": [asdict(one) for one in seen],
+        "training": [asdict(one) for one in runs],
+    }
+    _write(EDGES, data)
+
+
+def _write(file: Path, data: Mapping[str, object]) -> None:
+    file.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")

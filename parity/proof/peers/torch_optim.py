@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.proof.corpus.calls import AdamCall, SgdCall
+from twinstep.parity.proof.corpus.calls import AdamCall, SgdCall, skipped
 from twinstep.parity.proof.peers.peer import Peer, peer
 
 SHELF: list[Peer] = []
@@ -33,7 +33,7 @@ def adam_with(
     **flags: bool,
 ) -> None:
     """One step of torch's class; `moments` replaces the fp32 ones."""
-    if float(call.found_inf) != 0.0 or not call.params:
+    if skipped(call) or not call.params:
         return
     params = [Parameter(p) for p in call.params]
     firsts, seconds = moments or (call.exp_avgs, call.exp_avg_sqs)
@@ -61,7 +61,7 @@ def narrow_moments(kind: type[torch.optim.Optimizer], call: AdamCall, **flags: b
     firsts = [m.to(p.dtype) for m, p in zip(call.exp_avgs, call.params, strict=True)]
     seconds = [v.to(p.dtype) for v, p in zip(call.exp_avg_sqs, call.params, strict=True)]
     adam_with(kind, call, (firsts, seconds), **flags)
-    if float(call.found_inf) == 0.0:
+    if not skipped(call):
         for wide, narrow in zip(
             [*call.exp_avgs, *call.exp_avg_sqs], [*firsts, *seconds], strict=True
         ):
@@ -138,7 +138,7 @@ def torch_adam_fused(call: AdamCall) -> None:
 
 def sgd_with(call: SgdCall, **flags: bool) -> None:
     """One step of torch.optim.SGD; its first step is the one without a buffer."""
-    if float(call.found_inf) != 0.0 or not call.params:
+    if skipped(call) or not call.params:
         return
     params = [Parameter(p) for p in call.params]
     optimizer = torch.optim.SGD(

@@ -1,1 +1,1 @@
-"""What is known of other projects: sharp edges and bugs."""
+"""What is known of other projects: edges and decisions, real bugs, differences. Data in TOML."""

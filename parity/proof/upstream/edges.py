@@ -4,7 +4,7 @@ An edge is a place where DeepSpeed's behaviour surprises. Its id is a prefix and
 scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam, LB
 FusedLamb, FP, UF and BF the mixed-precision optimizers, TF fragments of flat buffers, CK
 checkpoints, EN the engine around them. Every id has a row, and every row has a test, or says which
-component is not built yet.
+component is not built yet. The rows are in `edges.toml`.
 
 `python -m twinstep.parity.proof.upstream.edges` writes docs/reference/edges.md.
 """
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from twinstep.contract.compat import Compat
-from twinstep.parity.proof.upstream.edge import Edge
-from twinstep.parity.proof.upstream.edge_rows import ROWS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "edges.md"
 COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9, "LB": 6, "FP": 13, "UF": 9, "BF": 16}
 COUNTS |= {"TF": 9, "CK": 16, "EN": 6}
@@ -42,7 +41,7 @@ TITLES = {
 INTRODUCTION = """\
 # Edges: where upstream surprises, and what was decided
 
-Written by `python -m twinstep.parity.proof.upstream.edges` from `parity/proof/upstream/edge_rows.py`; do not edit.
+Written by `python -m twinstep.parity.proof.upstream.edges` from `edges.toml` beside it; do not edit.
 
 The default is correct. A decision is one of these:
 
@@ -57,6 +56,33 @@ DECISIONS = ("correct", "same", "out")
 COMPAT = "compat:"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """An edge, the decision about it, and its proof.
+
+    Attributes:
+        id: prefix and number.
+        upstream: what surprises there, in our words.
+        decision: "correct", "same", "compat:<field of Compat>" or "out".
+        reason: why, one sentence or two.
+        test: pytest node id that proves it; empty while the component is not built.
+        waits_for: class or module of the reference that will carry it and does not exist yet.
+    """
+
+    id: str
+    upstream: str
+    decision: str
+    reason: str
+    test: str = ""
+    waits_for: str = ""
+
+
+ROWS = tuple(
+    Edge(id=name, **row)
+    for name, row in tomllib.loads(Path(__file__).with_name("edges.toml").read_text()).items()
+)
+
+
 def edge_ids() -> list[str]:
     """Every id that needs a row."""
     return [f"{prefix}-{n}" for prefix, count in COUNTS.items() for n in range(1, count + 1)]
@@ -65,10 +91,10 @@ def edge_ids() -> list[str]:
 def node_ids(root: Path) -> set[str]:
     """Node ids of all test functions under root/tests, read from source, nothing imported."""
     found = set()
-    for path in sorted((root / "tests").glob("test_*.py")):
+    for path in sorted((root / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                found.add(f"tests/{path.name}::{node.name}")
+                found.add(f"{path.relative_to(root)}::{node.name}")
     return found
 
 
