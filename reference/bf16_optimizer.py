@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
-from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import (
     ExpertGroups,
@@ -35,9 +36,10 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
+from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.wrapper import Wrapper, initialize
-from twinstep.reference import bf16_state, universal, whole
+from twinstep.reference import whole
 from twinstep.reference.arithmetic import fp32, fp64
 from twinstep.reference.bf16_groups import (
     PartitionedGroup,
@@ -52,8 +54,6 @@ from twinstep.reference.collectives import largest, overflow_groups
 from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norms import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
 class BF16Optimizer(Wrapper):
@@ -97,11 +97,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            raise ValueError(
-                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
-                f"[BF16Optimizer]"
-            )
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         super().__init__(init_optimizer, None)
         self.mpu = mpu
         self.clip_grad = float(clip_grad)
@@ -122,11 +118,8 @@ class BF16Optimizer(Wrapper):
         ]
         for group, laid_out in zip(init_optimizer.param_groups, self.groups, strict=True):
             group["params"] = [laid_out.master]
-        if has_moe_layers and not any(group.expert for group in self.groups):
-            raise ValueError(
-                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
-                "[BF16Optimizer]"
-            )
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -144,9 +137,7 @@ class BF16Optimizer(Wrapper):
         """Lay out one group over its own ranks."""
         where = f"group {index}, BF16Optimizer"
         params = cast(list[Tensor], group["params"])
-        expert = str(group.get("name", "")) if self.has_moe_layers and group.get("moe") else None
-        if expert is not None and not all(map(is_moe_param, params)):
-            raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+        expert = expert_of_group(group, self.has_moe_layers, where)
         split = data_group if expert is None else expert_data_groups.get(expert)
         return partitioned_group(params, names, split, self.grad_acc_dtype, where, expert=expert)
 
@@ -346,8 +337,8 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `reference.bf16_state`."""
-        return bf16_state.saved(self.groups, self.optimizer, self.clip_grad)
+        """What this rank owns; see `contract.checkpoint.partitions`."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -372,9 +363,9 @@ class BF16Optimizer(Wrapper):
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is None:
-            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
         else:
-            loaded = universal.read(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
         if loaded.inner is not None:
             inside.load_state_dict(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad

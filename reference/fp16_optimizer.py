@@ -14,7 +14,6 @@ One step, in order:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import overload
@@ -22,19 +21,19 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.checkpoint import matching_tensors, require_keys
-from twinstep.reference.fitting import inner_state
 from twinstep.reference.flat_groups import flat_gradient, flat_group, publish, refresh
 from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.scalers import LossScale, wrapper_loss_scale
 
 STEP_TIMERS = [
@@ -99,11 +98,7 @@ class FP16Optimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         del has_moe_layers
-        if fused_adam_legacy:
-            raise RuntimeError(
-                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
-                "and a scale the old way of apex [FP16Optimizer]"
-            )
+        refuse_legacy_adam(fused_adam_legacy, "FP16Optimizer")
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
         arguments = ScaleArguments(
             scales=scales,
@@ -225,12 +220,8 @@ class FP16Optimizer(ScaledWrapper):
 
     def state_dict(self) -> StateDict:
         """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views."""
-        return {
-            **(saved_scale(self.loss_scaler) if self.scales else {}),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
-            "fp32_groups_flat": [master.detach().clone() for master in self.fp32_groups_flat],
-        }
+        scale = saved_scale(self.loss_scaler) if self.scales else {}
+        return fp16.saved(self.optimizer, self.fp32_groups_flat, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and publish its masters.
@@ -244,17 +235,16 @@ class FP16Optimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
         where = "FP16Optimizer.load_state_dict"
-        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
+        loaded = fp16.checked(
+            self.optimizer, state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        )
         scaling = self.loss_scaler.restored(state_dict) if self.scales else self.loss_scaler.state
-        clip_grad = checked_clip(state_dict, self.clip_grad, where)
-        saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
-        masters = matching_tensors(saved, own, "fp32_groups_flat", where)
-        if load_optimizer_states:
-            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
-            # Everything fits from here on.
-            self.optimizer.load_state_dict(inner)
-        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.loss_scaler.state = scaling
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         with torch.no_grad():
-            for group, master in zip(self.groups, masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.copy_(master)
                 publish(group)

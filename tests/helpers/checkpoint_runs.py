@@ -73,7 +73,8 @@ class Run:
 
 def started(side: str, kind: str, inside: Callable[..., Any] | None = None, **more: Any) -> Run:
     """A fresh one; equal every time."""
-    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    dtype = more.get("low_precision_dtype", torch.float16)
+    dtype = torch.bfloat16 if kind == "bf16" else dtype
     params = [
         nn.Parameter(moderate(torch.Size(shape).numel(), at, dtype).view(shape))
         for at, shape in enumerate(SHAPES)
