@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, asdict, fields
 import pytest
 
 from twinstep.contract.compat import Compat
-from twinstep.parity.proof.upstream.edge_rows import ROWS
+from twinstep.parity.proof.upstream.edges import ROWS
 
 FIELDS = [field.name for field in fields(Compat)]
 

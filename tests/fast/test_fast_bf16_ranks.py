@@ -79,33 +79,6 @@ def test_norms_over_a_model_and_its_experts_equal_the_reference(kind: float, exp
     assert all(row[-2] is True for row in ours)
 
 
-@pytest.mark.parametrize(("source", "target"), [("fast", "reference"), ("reference", "fast")])
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 1), (1, 2)])
-def test_a_run_resumes_on_the_other_side_with_another_number_of_ranks(
-    source: str, target: str, before: int, after: int
-) -> None:
-    def saved(group: Polite | None) -> Any:
-        params, optimizer = built(source, dp_process_group=group)
-        trained(params, optimizer, range(2))
-        return optimizer.state_dict()
-
-    entries = in_turns(before, saved)
-
-    def resumed(group: Polite | None) -> list[object]:
-        params, optimizer = built(target, dp_process_group=group)
-        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
-        trained(params, optimizer, range(2, 4))
-        return seen(params, optimizer)
-
-    def uninterrupted(group: Polite | None) -> list[object]:
-        params, optimizer = built("reference", dp_process_group=group)
-        trained(params, optimizer, range(4))
-        return seen(params, optimizer)
-
-    (wanted,) = in_turns(1, uninterrupted)
-    assert in_turns(after, resumed) == [wanted] * after
-
-
 def test_the_comparison_over_ranks_can_say_no() -> None:
     def run(side: str, group: Polite | None) -> list[object]:
         params, optimizer = built(side, dp_process_group=group)

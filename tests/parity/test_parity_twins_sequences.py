@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 from rich.console import Console
 
+from tests.helpers.profile import LONG
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.report.exports import as_json
 from twinstep.parity.sequences.fp16_rules import FP16Rules
@@ -26,7 +27,6 @@ from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twi
 from twinstep.parity.sequences.session import with_twins
 from twinstep.parity.sequences.table import twin_table
 
-LONG = settings().max_examples >= 2000
 SEQUENCES = settings().max_examples if LONG else 150
 # For twins whose other dtypes are judged already, and those with little inside.
 FEW = 240 if LONG else 24

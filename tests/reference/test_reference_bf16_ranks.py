@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.partitions import trained
 from tests.helpers.ranks import Group, on_ranks
 from twinstep.contract.compat import Compat
 from twinstep.contract.fragments import FragmentAddress
@@ -31,15 +32,6 @@ def built(
     make: Callable[..., BF16Optimizer] = BF16Optimizer
     inside = FusedAdam(params, lr=0.02, weight_decay=0.1)
     return params, make(inside, param_names=names, dp_process_group=group, **options)
-
-
-def trained(params: list[nn.Parameter], optimizer: BF16Optimizer, steps: range) -> None:
-    """Steps with numbered gradients, the same on all ranks."""
-    for number in steps:
-        for place, param in enumerate(params):
-            param.grad = moderate(param.numel(), 10 * number + place, BRAIN)
-        optimizer.update_hp_grads(clear_lp_grads=True)
-        optimizer.step()
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

@@ -10,11 +10,11 @@ import math
 from fractions import Fraction
 from pathlib import Path
 
-import hypothesis
 import numpy as np
 import pytest
 
 import twinstep.replay
+from tests.helpers.profile import LONG
 from twinstep.parity.expected.instruction_error import relative_errors
 from twinstep.replay import UnknownInstruction, launches, run_ptx
 from twinstep.replay.conformance import atomics, memory, suite, threads
@@ -28,7 +28,6 @@ from twinstep.replay.meaning import decode, encode, signed
 from twinstep.replay.meaning_functions import FUNCTIONS, log_two, pi
 from twinstep.replay.operations import RESOLVERS
 
-LONG = hypothesis.settings.get_current_profile_name() == "property"
 FAMILIES = sorted({form.split(".")[0] for form in suite.pure_forms()})
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 
-from tests.replay.test_replay_conformance import LONG
+from tests.helpers.profile import LONG
 from twinstep.parity.__main__ import main
 from twinstep.parity.proof.commands import replay_conformance
 from twinstep.replay.conformance import suite
