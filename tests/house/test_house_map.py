@@ -36,7 +36,7 @@ def test_the_map_is_what_the_tree_is() -> None:
 
 
 def test_the_floors_are_those_of_the_import_contracts() -> None:
-    assert floors("dependencies point one way").splitlines()[0].split() == ["benchmarks"]
+    assert floors("dependencies point one way").splitlines()[1].split() == ["benchmarks"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
