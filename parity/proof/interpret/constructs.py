@@ -1,8 +1,9 @@
 """The constructs in which Triton's interpreter was suspected of leaving compiled code.
 
 A construct has a kernel, operands and a statement of the bits that should come out: what the
-compiled instruction means (`replay.meaning`), approximate ones correctly rounded. Behaviour
-that has no such statement (races, accesses out of bounds) is told as what each engine did.
+compiled instruction means (`replay.spec.floats`), approximate ones correctly rounded.
+Behaviour that has no such statement (races, accesses out of bounds) is told as what each engine
+did.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinstep.parity.proof.interpret.facts import Facts
-from twinstep.replay import meaning
 from twinstep.replay.conformance.operands import sampled
 from twinstep.replay.conformance.statements import approximate
 from twinstep.replay.dtypes import Array
+from twinstep.replay.spec import floats
 
 COUNT = 1024
 FINITE = 0x7F7FFFFF
@@ -65,26 +66,26 @@ def each(function: Callable[..., int], sources: int) -> Stated:
 
 def arithmetic(opcode: str, sources: int) -> Stated:
     """The meaning of one instruction."""
-    return each(lambda *bits: meaning.arithmetic(opcode, bits), sources)
+    return each(lambda *bits: floats.arithmetic(opcode, bits), sources)
 
 
 def two_roundings(a: int, b: int, c: int) -> int:
     """a·b + c with a rounding after each."""
-    return meaning.arithmetic("add.f32", (meaning.arithmetic("mul.f32", (a, b)), c))
+    return floats.arithmetic("add.f32", (floats.arithmetic("mul.f32", (a, b)), c))
 
 
 def from_fp32(a: int) -> int:
     """(1 - 0.999) a where 0.999 is a fp32 argument."""
     beta, one = 0x3F7FBE77, 0x3F800000
-    return meaning.arithmetic("mul.f32", (meaning.arithmetic("sub.f32", (one, beta)), a))
+    return floats.arithmetic("mul.f32", (floats.arithmetic("sub.f32", (one, beta)), a))
 
 
 def greatest_of_all(a: list[int], b: list[int], c: list[int]) -> Sequence[int | None]:
     """The maximum of a row, plus zero, in which NaN loses."""
     found = a[0]
     for value in a[1:]:
-        found = meaning.arithmetic("max.f32", (found, value))
-    return [meaning.arithmetic("add.f32", (found, 0))] * COUNT
+        found = floats.arithmetic("max.f32", (found, value))
+    return [floats.arithmetic("add.f32", (found, 0))] * COUNT
 
 
 def approximated(opcode: str) -> Stated:
@@ -108,7 +109,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "cast",
         "f32",
         "bf16",
-        each(lambda a: meaning.convert("cvt.rn.bf16.f32", a), 1),
+        each(lambda a: floats.convert("cvt.rn.bf16.f32", a), 1),
         with_dtype("bf16"),
         "the interpreter cuts the lower bits off instead of rounding to nearest even",
     ),
@@ -117,7 +118,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "cast",
         "f32",
         "f16",
-        each(lambda a: meaning.convert("cvt.rn.f16.f32", a), 1),
+        each(lambda a: floats.convert("cvt.rn.f16.f32", a), 1),
         with_dtype("fp16"),
         "subnormals, ties and overflow",
         known=False,
@@ -232,7 +233,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "cast",
         "f32",
         "s32",
-        each(lambda a: meaning.convert("cvt.rzi.s32.f32", a), 1),
+        each(lambda a: floats.convert("cvt.rzi.s32.f32", a), 1),
         lambda facts: facts.casts_to_int,
         "hardware saturates and turns NaN into 0",
     ),
@@ -300,7 +301,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "inline",
         "f32",
         "f32",
-        each(lambda a: meaning.arithmetic("add.rn.f32", (a, 0x3F800000)), 1),
+        each(lambda a: floats.arithmetic("add.rn.f32", (a, 0x3F800000)), 1),
         with_call("inline_asm_elementwise"),
         "not supported by the interpreter",
     ),
