@@ -64,7 +64,7 @@ peers:  ## DeepSpeed installed beside us, and other projects judged as we are (d
 
 ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs
 	@$(READY)
-	$(PY) -m twinstep.replay.corpus make
+	$(PY) -m twinstep.replay.corpus make --also twinstep.parity.proof.replay_cases
 	$(PY) -m twinstep.replay.corpus census --write
 
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings

@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+pytest_plugins = ["twinstep.replay.pytest_plugin"]
+
 EXAMPLES = Path(__file__).resolve().parent / ".hypothesis" / "examples"
 
 # The gate must answer the same on every run: same examples, no clock. What the long profile finds
@@ -62,7 +64,7 @@ def _engine_is_left_as_it_was() -> Iterator[None]:
 
 
 def _replays() -> bool:
-    driver = sys.modules.get("twinstep.replay.driver")
+    driver = sys.modules.get("twinstep.replay.triton.driver")
     return driver is not None and driver.active()
 
 
@@ -78,18 +80,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen = request.param
     assert isinstance(chosen, torch.dtype)
     return chosen
-
-
-@pytest.fixture
-def replay() -> Iterator[None]:
-    """Kernels launched on CPU tensors execute their compiled PTX for the length of the test."""
-    import twinstep.replay
-
-    twinstep.replay.activate()
-    try:
-        yield
-    finally:
-        twinstep.replay.deactivate()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import torch
 from twinstep.benchmarks.part import Broken, Figures, Skipped
 from twinstep.benchmarks.ptx import MOST_SOURCES, REGISTERS, Instruction, module
 from twinstep.replay import run_ptx
-from twinstep.replay.cuda import Argument, Loaded, NoDriver, RefusedByDriver
+from twinstep.replay.cuda.driver import Argument, Loaded, NoDriver, RefusedByDriver
 
 # The width is known to the instruction, not to the type.
 Bits = npt.NDArray[np.unsignedinteger[Any]]

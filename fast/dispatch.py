@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.tables import reachable
+from twinstep.fast.tables import live_tensors, reachable
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -44,12 +44,15 @@ def executes_cpu_tensors() -> bool:
     """Say whether the active Triton driver, or the interpreter, takes CPU tensors."""
     if triton.knobs.runtime.interpret:
         return True
+    return bool(getattr(_active_driver(), "executes_cpu_tensors", False))
+
+
+def _active_driver() -> object:
+    """Return Triton's driver; None where there is neither a GPU nor replay."""
     try:
-        # Without a GPU and without replay there is no driver at all: asking for it raises.
-        driver = triton.runtime.driver.active
-        return bool(getattr(driver, "executes_cpu_tensors", False))
+        return triton.runtime.driver.active
     except RuntimeError:
-        return False
+        return None
 
 
 def require_engine(device: torch.device, where: str) -> None:
@@ -98,6 +101,11 @@ def launch(
     require_engine(near.device, kernel.__name__)
     if programs == 0:
         return
+    if near.device.type == "cpu":
+        # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
+        ask = getattr(_active_driver(), "register_buffer_provider", None)
+        if ask is not None:
+            ask(live_tensors)
     with on_device(near.device), reachable(reaches):
         kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
 

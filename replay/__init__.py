@@ -10,7 +10,7 @@
 
 Accesses outside the tensors of a launch, misaligned ones, unknown instructions and deadlocks are
 errors with kernel, source line, block and thread; `options` adds checks of races and of memory
-that nobody wrote, and shuffles the order of blocks.
+never written, and shuffles the order of blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 if __name__ != "twinstep.replay":
     raise ImportError("import twinstep.replay, not replay")
 
-from twinstep.replay.driver import activate, active, deactivate
+from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 from twinstep.replay.errors import (
     Deadlock,
     KernelTrap,
@@ -30,16 +30,17 @@ from twinstep.replay.errors import (
     UnknownInstruction,
     UnsupportedTriton,
 )
-from twinstep.replay.launch import Options, allow, options, register_buffer_provider, run_ptx
-from twinstep.replay.nvrtc import CudaKernel, cuda_kernel
-from twinstep.replay.record import Launch, Traffic, launches
-from twinstep.replay.virtual import (
+from twinstep.replay.launch.options import Options, allow, options, register_buffer_provider
+from twinstep.replay.launch.record import Launch, Traffic, launches
+from twinstep.replay.launch.run import run_ptx
+from twinstep.replay.launch.virtual import (
     ends_of,
     folded_tensor,
     forget_pages,
     virtual_ends,
     virtual_tensor,
 )
+from twinstep.replay.triton.driver import activate, active, deactivate
 
 __all__ = [
     "CudaKernel",

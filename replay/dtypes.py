@@ -46,7 +46,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
 UNSIGNED = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 UNDEFINED = 0xCDCDCDCDCDCDCDCD
-"""What a register holds that the program reads before it writes it."""
+"""The value of a register that the program reads before it writes it."""
 
 
 def width(kind: str) -> int:
@@ -60,7 +60,7 @@ def raw(kind: str) -> str:
 
 
 def undefined(kind: str) -> Array:
-    """A uniform value for a register that nobody wrote: a recognisable pattern, False for bool."""
+    """A uniform value for a register never written: a recognisable pattern, False for bool."""
     if kind == "pred":
         return np.zeros((1, 1), np.bool_)
     size = width(kind)
@@ -69,7 +69,7 @@ def undefined(kind: str) -> Array:
 
 
 def stretched(value: Array, shape: tuple[int, ...]) -> Array:
-    """`numpy.broadcast_to`, cheaper where nothing has to be done or little is copied."""
+    """`numpy.broadcast_to`, cheaper where nothing must be done or little is copied."""
     if value.shape == shape:
         return value
     if shape[0] * shape[-1] > 4096 or len(shape) != 2:

@@ -1,4 +1,4 @@
-"""What replay reports when a kernel does something that the GPU would not do, or should not do.
+"""Errors of a kernel that does what the GPU would not do, or should not do.
 
 Every message is one sentence with the kernel, the source line, the thread and the values.
 """
@@ -31,7 +31,7 @@ class Race(ReplayError):
 
 
 class UninitialisedRead(ReplayError):
-    """A read of bytes that nobody has written."""
+    """A read of bytes that were never written."""
 
 
 class KernelTrap(ReplayError):

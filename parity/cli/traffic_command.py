@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
-from twinstep.parity.proof.screen import progress
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import Kernel, kernels

@@ -22,7 +22,7 @@ from twinstep.parity.expected.outputs import Truth, truths
 from twinstep.parity.records.errors import CannotJudge
 
 if TYPE_CHECKING:
-    from twinstep.replay.lift import Lift, Wide
+    from twinstep.replay.shadow64.lift import Lift, Wide
 
 NARROWER = 2.0**-29
 FEW_ULP = 2.0**-51
@@ -76,7 +76,7 @@ def lifted(arena: Arena, wanted: bool) -> Iterator[Lift | None]:
     if not wanted:
         yield None
         return
-    from twinstep.replay.lift import lifting
+    from twinstep.replay.shadow64.lift import lifting
 
     data: list[Tensor] = []
     others: list[Tensor] = []

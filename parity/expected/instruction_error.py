@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from twinstep.replay.record import Launch
+    from twinstep.replay.launch.record import Launch
 
 ULP = 2.0**-23
 UPPER_WORD = 2.0**-20
@@ -34,7 +34,7 @@ def relative_errors(*families: str) -> dict[str, float]:
     that forms a power of beta with them is held to the bound of the power itself.
     """
     # Replay needs Triton, which not every machine with kernels for the CPU has.
-    from twinstep.replay.documented import CHARGES, DOCUMENTED
+    from twinstep.replay.isa.documented import CHARGES, DOCUMENTED
 
     found = {}
     for name in sorted(CHARGES):

@@ -1,1 +1,1 @@
-"""The judge judged: imported by the composition root, the commands and tests alone."""
+"""The judge judged: imported by the composition root and by tests."""

@@ -60,8 +60,8 @@ def engine_named(name: str) -> Engine:
 @cache
 def untested_triton() -> str:
     """Why replay refuses the Triton that is installed; empty if it does not."""
-    from twinstep.replay.driver import check_version
     from twinstep.replay.errors import UnsupportedTriton
+    from twinstep.replay.triton.driver import check_version
 
     try:
         check_version(version("triton"))

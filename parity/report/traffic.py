@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from twinstep.parity.operations.operation import LAYOUTS
-from twinstep.parity.proof.screen import plain_table
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import kernels

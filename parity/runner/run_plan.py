@@ -27,7 +27,7 @@ from twinstep.parity.runner.host_sync import watched
 from twinstep.parity.runner.invoke import SECONDS
 
 if TYPE_CHECKING:
-    from twinstep.replay.record import Launch
+    from twinstep.replay.launch.record import Launch
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")

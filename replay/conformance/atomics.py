@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterator
 from operator import add
 
-from twinstep.replay import meaning
 from twinstep.replay.conformance.memory import (
     COUNT,
     REGION,
@@ -26,7 +25,8 @@ from twinstep.replay.conformance.operands import sampled
 from twinstep.replay.conformance.probe import Probe, batch
 from twinstep.replay.conformance.statements import Bits, Statement
 from twinstep.replay.dtypes import width
-from twinstep.replay.forms import supported
+from twinstep.replay.isa.forms import supported
+from twinstep.replay.spec import floats
 
 
 @functools.cache
@@ -58,11 +58,11 @@ def update(operation: str, kind: str, space: str) -> Update:
     if kind[0] in "us":
         plain: dict[str, Callable[[int, int], int]] = {"add": add, "min": min, "max": max}
         whole = plain[operation]
-        return lambda old, b, c: meaning.wrapped(
-            whole(meaning.integer(old, kind), meaning.integer(b, kind)), kind
+        return lambda old, b, c: floats.wrapped(
+            whole(floats.integer(old, kind), floats.integer(b, kind)), kind
         )
     flushes = ".ftz" if kind == "f32" and space in ("", "global") else ""
-    return lambda old, b, c: meaning.arithmetic(f"{operation}{flushes}.{kind}", (old, b))
+    return lambda old, b, c: floats.arithmetic(f"{operation}{flushes}.{kind}", (old, b))
 
 
 def _atomics(forms: list[list[str]]) -> Iterator[Probe]:

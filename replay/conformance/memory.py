@@ -14,7 +14,7 @@ from twinstep.replay.conformance.operands import sampled
 from twinstep.replay.conformance.probe import LETTERS, THREADS, Probe, batch, register
 from twinstep.replay.conformance.statements import Bits, Statement
 from twinstep.replay.dtypes import raw, width
-from twinstep.replay.forms import supported
+from twinstep.replay.isa.forms import supported
 
 REGION = 32
 WORDS = ("u64",) * 4
@@ -111,7 +111,7 @@ def elements(words: Bits, kind: str, count: int) -> list[int]:
 
 
 def extended(value: int, kind: str) -> int:
-    """What a 32- or 64-bit register holds after a load of a type."""
+    """The bits of a 32- or 64-bit register after a load of a type."""
     bits = 8 * width(kind)
     if kind[0] == "s" and bits < 32:
         return (value - (value >> (bits - 1) << bits)) & 0xFFFFFFFF

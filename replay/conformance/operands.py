@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from twinstep.replay.dtypes import Array, width
-from twinstep.replay.meaning import FORMATS
+from twinstep.replay.spec.floats import FORMATS
 
 PATTERNS = 1 << 16
 
@@ -70,7 +70,7 @@ def _random(kind: str, rng: np.random.Generator, count: int) -> Array:
 
 
 def narrow(kind: str) -> bool:
-    """Whether a source has at most 16 bits, or is a pair of 16."""
+    """True if a source has at most 16 bits, or is a pair of 16."""
     return kind != "pred" and (width(kind) <= 2 or (kind.endswith("x2") and width(kind) == 4))
 
 

@@ -40,7 +40,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Probe:
-    """A kernel with its inputs and what it should leave behind.
+    """A kernel with its inputs and what it should leave in memory.
 
     Attributes:
         body: PTX between the address arithmetic and `ret`; stores included.

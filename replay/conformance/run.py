@@ -1,4 +1,4 @@
-"""Running probes and comparing what they leave behind."""
+"""Runs probes and compares what they leave in memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from twinstep.replay.conformance.probe import SLOT, Probe, Result
-from twinstep.replay.cuda import Loaded
-from twinstep.replay.documented import documented
+from twinstep.replay.cuda.driver import Loaded
 from twinstep.replay.dtypes import Array, width
-from twinstep.replay.launch import run_ptx
-from twinstep.replay.meaning import FORMATS, decode
+from twinstep.replay.isa.documented import documented
+from twinstep.replay.launch.run import run_ptx
+from twinstep.replay.spec.floats import FORMATS, decode
 
 VERSION, TARGET = "8.8", "sm_100a"
 CUDA_VERSION = "8.8"
@@ -121,7 +121,7 @@ def _row(probe: Probe, result: Result, got: list[int], exactly: bool) -> Row:
 
 
 def same(kind: str, a: int, b: int) -> bool:
-    """Whether two patterns are equal, NaN payloads apart; halves of packed floats one by one."""
+    """True if two patterns are equal, NaN payloads apart; halves of packed floats one by one."""
     if kind.endswith("x2"):
         half, bits = kind[:-2], 4 * width(kind)
         mask = (1 << bits) - 1
@@ -130,7 +130,7 @@ def same(kind: str, a: int, b: int) -> bool:
 
 
 def near(result: Result, operand: int, found: int, wanted: int) -> bool:
-    """Whether an approximate result is within its documented error, or none is documented."""
+    """True if an approximate result is within its documented error, or none is documented."""
     kind, charge = result.kind, result.form.replace(".ftz", "").removesuffix("x2")
     if kind.endswith("x2"):
         half = Result(result.form, kind[:-2], [], True)
@@ -158,7 +158,7 @@ def sign_of(kind: str) -> int:
 
 
 def is_nan(kind: str, bits: int) -> bool:
-    """Whether a pattern is a NaN of a scalar float type."""
+    """True if a pattern is a NaN of a scalar float type."""
     if kind not in FORMATS:
         return False
     exponent, fraction = FORMATS[kind]

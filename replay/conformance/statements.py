@@ -1,6 +1,6 @@
-"""What each pure instruction form computes: operand types, PTX text, and its meaning.
+"""Statements of each pure instruction form: operand types, PTX text, and its meaning.
 
-The meaning works on bit patterns, in Python integers and fractions (`meaning*`), and shares no code
+The meaning works on bit patterns, in Python integers and fractions (`spec`), and shares no code
 with what replay executes.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinstep.replay import meaning, meaning_integer
-from twinstep.replay.meaning import FORMATS, decode, encode
-from twinstep.replay.meaning_functions import FUNCTIONS
+from twinstep.replay.spec import floats, integers
+from twinstep.replay.spec.floats import FORMATS, decode, encode
+from twinstep.replay.spec.functions import FUNCTIONS
 
 Bits = tuple[int, ...]
 Want = Callable[..., Bits | None]
@@ -87,7 +87,7 @@ def operand_types(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _is_mixed(parts: list[str]) -> bool:
-    """Whether fp32 arithmetic takes 16-bit sources: add, sub, fma."""
+    """True if fp32 arithmetic takes 16-bit sources: add, sub, fma."""
     return parts[-2:-1] == ["f32"] and parts[-1] in ("f16", "bf16")
 
 
@@ -162,8 +162,8 @@ def _floating(form: str) -> Want:
         return lambda a, b: (a & ~low | b & low,)
     exact = form.replace(".approx", ".rn").replace(".full", ".rn").replace("mad", "fma")
     if form.startswith("div.approx"):
-        return lambda a, b: (meaning.quick_quotient(exact, a, b),)
-    return lambda *bits: (meaning.arithmetic(exact, bits),)
+        return lambda a, b: (floats.quick_quotient(exact, a, b),)
+    return lambda *bits: (floats.arithmetic(exact, bits),)
 
 
 def approximate(form: str, bits: int) -> int:
@@ -171,14 +171,14 @@ def approximate(form: str, bits: int) -> int:
     family, *parts = form.split(".")
     kind, ftz = parts[-1], "ftz" in parts
     if kind == "f64" and ftz:
-        return meaning.gross(family, bits)
+        return floats.gross(family, bits)
     number = decode(bits, kind)
-    number = meaning.flushed(number, kind) if ftz else number
+    number = floats.flushed(number, kind) if ftz else number
     if family == "rsqrt":
-        found = encode(meaning.inverse_root(number), kind)
+        found = encode(floats.inverse_root(number), kind)
     else:
         found = FUNCTIONS[family](number, kind)
-    return encode(meaning.flushed(decode(found, kind), kind), kind) if ftz else found
+    return encode(floats.flushed(decode(found, kind), kind), kind) if ftz else found
 
 
 def _halves(scalar: str, bits: int) -> Want:
@@ -195,7 +195,7 @@ def _halves(scalar: str, bits: int) -> Want:
 
 
 def _integer(form: str) -> Want:
-    function = meaning_integer.meaning_of(form)
+    function = integers.meaning_of(form)
     if form.startswith(("div", "rem")):
         return lambda a, b: (function(a, b),) if b else None
     return lambda *bits: (function(*bits),)
@@ -204,20 +204,20 @@ def _integer(form: str) -> Want:
 def _conversion(parts: list[str]) -> Want:
     target, source = parts[-2:]
     if target == "tf32":
-        return lambda a: (meaning.tf32(a, parts[0]),)
+        return lambda a: (floats.tf32(a, parts[0]),)
     if target.endswith("x2"):
         form = ".".join(["cvt", *parts[:-2], target[:-2], source])
-        return lambda a, b: (meaning.convert(form, a) << 16 | meaning.convert(form, b),)
+        return lambda a, b: (floats.convert(form, a) << 16 | floats.convert(form, b),)
     form = ".".join(["cvt", *parts])
     if target in ("u8", "s8"):  # extended to the register, which has 16 bits
-        return lambda a: (meaning.integer(meaning.convert(form, a), target) & 0xFFFF,)
-    return lambda a: (meaning.convert(form, a),)
+        return lambda a: (floats.integer(floats.convert(form, a), target) & 0xFFFF,)
+    return lambda a: (floats.convert(form, a),)
 
 
 def _mixed(form: str, kind: str) -> Want:
     def function(*bits: int) -> Bits:
         wide = (encode(decode(x, kind), "f32") for x in bits[:-1])
-        return (meaning.arithmetic(form, (*wide, bits[-1])),)
+        return (floats.arithmetic(form, (*wide, bits[-1])),)
 
     return function
 
@@ -225,7 +225,7 @@ def _mixed(form: str, kind: str) -> Want:
 def _carried_product(parts: list[str]) -> Want:
     width = int(parts[-1][1:])
     mask = (1 << width) - 1
-    half = meaning_integer.meaning_of(f"mul.{parts[0]}.{parts[-1]}")
+    half = integers.meaning_of(f"mul.{parts[0]}.{parts[-1]}")
 
     def function(a: int, b: int, c: int, carry: int = 0) -> Bits:
         value = (half(a, b) & mask) + (c & mask) + carry
@@ -252,13 +252,13 @@ def _compared(parts: list[str]) -> Callable[[int, int], int]:
     """A comparison of two scalars."""
     name, kind = parts[0], parts[-1]
     if kind not in FORMATS:
-        return meaning_integer.meaning_of(f"setp.{name}.{kind}")
+        return integers.meaning_of(f"setp.{name}.{kind}")
 
     def function(a: int, b: int) -> int:
         x, y = decode(a, kind), decode(b, kind)
         if "ftz" in parts:
-            x, y = meaning.flushed(x, kind), meaning.flushed(y, kind)
-        return int(meaning.compare(name, x, y))
+            x, y = floats.flushed(x, kind), floats.flushed(y, kind)
+        return int(floats.compare(name, x, y))
 
     return function
 
@@ -299,7 +299,7 @@ def _chosen(form: str) -> Want:
     def function(a: int, b: int, c: int) -> Bits:
         number = decode(c, kind)
         if "ftz" in form:
-            number = meaning.flushed(number, kind)
+            number = floats.flushed(number, kind)
         negative = number.special == "nan" or (number.negative and not number.zero)
         return (b if negative else a,)
 
@@ -311,7 +311,7 @@ def _class(form: str) -> Want:
 
     def function(bits: int) -> Bits:
         number = decode(bits, kind)
-        small = not number.zero and meaning.flushed(number, kind).zero
+        small = not number.zero and floats.flushed(number, kind).zero
         found = {
             "finite": not number.special,
             "infinite": number.special == "inf",

@@ -6,23 +6,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-import twinstep.replay.translate  # noqa: F401 (importing it registers the pure instructions)
 from twinstep.replay.conformance import atomics, memory, threads
 from twinstep.replay.conformance.operands import exhaustive, sampled
 from twinstep.replay.conformance.probe import Probe, batch
 from twinstep.replay.conformance.statements import Statement, operand_types, statement
-from twinstep.replay.forms import form_of, supported
-from twinstep.replay.operations import RESOLVERS
+from twinstep.replay.isa.forms import NO_EFFECT, form_of, pure_families, supported
+from twinstep.replay.ptx.flow import BRANCHES
 
 FEW, MANY = 64, 2000
 TOGETHER = 32
 """Forms per probe: enough to share one kernel's overhead, few enough to name one soon."""
 
-UNSHOWN = frozenset(
-    ("bra", "brx", "ret", "exit", "trap", "brkpt", "call", "createpolicy", "discard", "membar")
-    + ("fence", "prefetch", "prefetchu", "griddepcontrol", "nanosleep", "setmaxnreg", "pmevent")
-    + ("applypriority",)
-)
+UNSHOWN = BRANCHES | {"trap", "brkpt", "call", "createpolicy", *NO_EFFECT}
 """Families without a value of their own: control flow is in every test of threads, and the rest
 does nothing. (`st.param` passes arguments to a call, and known callees return nothing.)"""
 
@@ -30,7 +25,9 @@ does nothing. (`st.param` passes arguments to a call, and known callees return n
 def pure_forms(wanted: str = "") -> tuple[str, ...]:
     """Supported forms that only compute, whose opcode starts with `wanted`."""
     return tuple(
-        form for form in supported() if form.split(".")[0] in RESOLVERS and _asked(form, wanted)
+        form
+        for form in supported()
+        if form.split(".")[0] in pure_families() and _asked(form, wanted)
     )
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from twinstep.replay import meaning
 from twinstep.replay.conformance.operands import sampled
 from twinstep.replay.conformance.probe import Expected, Probe, Result, load, store
 from twinstep.replay.dtypes import Array
-from twinstep.replay.forms import supported
+from twinstep.replay.isa.forms import supported
+from twinstep.replay.spec import floats
 
 COUNT, BLOCK, WARP = 128, 64, 32
 ALL, EVEN = 0xFFFFFFFF, 0x55555555
@@ -216,8 +216,8 @@ def _reduced(form: str, values: Lanes, part: list[int]) -> int:
     _, _, operation, *_, kind = form.split(".")
     if kind == "f32":
         scalar = form.replace("redux.sync.", "")
-        return functools.reduce(lambda a, b: meaning.arithmetic(scalar, (a, b)), values)
-    whole = [meaning.integer(v, kind) if kind[0] == "s" else v for v in values]
+        return functools.reduce(lambda a, b: floats.arithmetic(scalar, (a, b)), values)
+    whole = [floats.integer(v, kind) if kind[0] == "s" else v for v in values]
     combine: dict[str, Callable[[int, int], int]] = {
         "add": lambda a, b: a + b,
         "min": min,

@@ -19,16 +19,22 @@ app = typer.Typer(
 )
 
 
+Also = Annotated[
+    list[str] | None, typer.Option(help="A module that enters further cases; may be repeated.")
+]
+
+
 @app.command()
 def make(
     environments: Annotated[Path | None, typer.Option(help="Folder of compilers.")] = None,
+    also: Also = None,
 ) -> None:
     """Compile every kernel with every compiler and write the data folder."""
     from twinstep.replay.corpus.make import ENVIRONMENTS
     from twinstep.replay.corpus.make import make as made
 
     try:
-        corpus = made(environments or ENVIRONMENTS)
+        corpus = made(environments or ENVIRONMENTS, also or ())
     except (CalledProcessError, RuntimeError) as error:
         print(f"corpus: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -36,13 +42,21 @@ def make(
 
 
 @app.command()
-def run(case: Annotated[list[str] | None, typer.Option(help="Only these.")] = None) -> None:
+def run(
+    case: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
+    also: Also = None,
+) -> None:
     """Execute every distinct text on replay and compare with what was stated."""
+    from twinstep.replay.corpus.case import CASES
     from twinstep.replay.corpus.execute import execute
+    from twinstep.replay.corpus.kernels import load
     from twinstep.replay.corpus.store import read
 
+    load(also or ())
     corpus, wrong, started = read(), 0, perf_counter()
-    chosen = [entry for entry in corpus.distinct() if not case or entry.case in case]
+    if left := sorted(set(corpus.sources) - set(CASES)):
+        print(f"not run, their statements are in no module given: {', '.join(left)}")
+    chosen = [e for e in corpus.distinct() if e.case in (case or CASES) and e.case in CASES]
     for entry in chosen:
         try:
             found = execute(entry, corpus.text(entry).whole).mismatches

@@ -1,4 +1,4 @@
-"""What one kernel of the corpus is: its launch, its inputs, and its result stated a second time.
+"""One kernel of the corpus: its launch, its inputs, and its result stated a second time.
 
 A case is written next to its kernel:
 

@@ -1,4 +1,4 @@
-"""Which instructions the corpus holds: by opcode, kernels, compilers and targets.
+"""The instructions of the corpus: by opcode, kernels, compilers and targets.
 
 An opcode is counted as it is written, without what never changes a result: cache hints, memory
 orders and scopes. Every one of them is executed by the corpus; that is what "supported" means.
@@ -12,15 +12,12 @@ from functools import cache
 from pathlib import Path
 
 from twinstep.replay.corpus.store import Corpus, Entry, read
-from twinstep.replay.parse import parse
-from twinstep.replay.syntax import Kernel
+from twinstep.replay.isa.forms import without_hints
+from twinstep.replay.ptx.parse import parse
+from twinstep.replay.ptx.syntax import Kernel
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "replay-instructions.md"
 TARGETS = (80, 90, 100)
-_HINTS = frozenset(
-    ("relaxed", "acquire", "release", "acq_rel", "volatile", "weak", "nc")
-    + ("cta", "gpu", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
-)
 _REFUSED = (
     ("mma, ldmatrix with .b8, wgmma, tcgen05", "tensor cores: `tl.dot` on every target"),
     ("cp.async.bulk, mbarrier, fence.proxy", "the tensor memory accelerator and its barriers"),
@@ -33,25 +30,18 @@ _REFUSED = (
 
 @dataclass
 class Use:
-    """Where one opcode occurs."""
+    """The kernels, compilers and targets of one opcode."""
 
     cases: set[str] = field(default_factory=set)
     compilers: set[str] = field(default_factory=set)
     targets: set[int] = field(default_factory=set)
 
 
-def plain(opcode: str) -> str:
-    """An opcode without hints."""
-    parts = opcode.split(".")
-    kept = [p for p in parts[1:] if p not in _HINTS and not p.startswith(("L1::", "L2::"))]
-    return ".".join([parts[0], *kept])
-
-
 @cache
 def opcodes(body: str, kernel: str) -> frozenset[str]:
     """The opcodes of one kernel of a text."""
     found: Kernel = parse(body).kernels[kernel]
-    return frozenset(plain(instruction.opcode) for instruction in found.code)
+    return frozenset(without_hints(instruction.opcode) for instruction in found.code)
 
 
 def uses(corpus: Corpus) -> dict[str, Use]:

@@ -1,6 +1,6 @@
 """Compile the CUDA C++ part of the corpus with the NVRTC that this process sees.
 
-python -m twinstep.replay.corpus.compile_cuda OUT.json KEPT.jsonl
+python -m twinstep.replay.corpus.compile_cuda OUT.json KEPT.jsonl [MODULE ...]
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from twinstep.replay import nvrtc
 from twinstep.replay.corpus.case import CASES, Case
-from twinstep.replay.corpus.kept import Job, Row, rows
 from twinstep.replay.corpus.kernels import load
-from twinstep.replay.corpus.text import normalised
+from twinstep.replay.corpus.text import HOME, normalised
+from twinstep.replay.corpus.text_cache import Job, Row, rows
+from twinstep.replay.cuda import nvrtc
 
 SOURCES = Path(__file__).parent / "cuda"
 
@@ -33,7 +33,7 @@ def compiled(case: Case, sm: int) -> Row:
     source = (SOURCES / case.source).read_text()
     made = nvrtc.compile_ptx(
         source,
-        name=f"replay/corpus/cuda/{case.source}",
+        name=f"{HOME}cuda/{case.source}",
         target=f"compute_{sm}",
         options=flags(case),
     )
@@ -51,9 +51,9 @@ def compiled(case: Case, sm: int) -> Row:
     }
 
 
-def jobs() -> Iterator[Job]:
+def jobs(also: Iterable[str]) -> Iterator[Job]:
     """Every CUDA C++ kernel for every target."""
-    load()
+    load(also)
     for case in CASES.values():
         if case.source:
             text = (SOURCES / case.source).read_text()
@@ -69,10 +69,10 @@ def preload() -> None:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def main(out: str, kept: str) -> None:
+def main(out: str, kept: str, *also: str) -> None:
     """Write all rows, how many were made, and which tools made them."""
     preload()
-    found, made = rows(jobs(), Path(kept))
+    found, made = rows(jobs(also), Path(kept))
     tools = {
         "nvrtc": nvrtc.version(),
         "command": "nvrtcCompileProgram --gpu-architecture=compute_SM --generate-line-info",

@@ -1,6 +1,6 @@
 """Compile the Triton part of the corpus with the Triton that this process sees.
 
-    python -m twinstep.replay.corpus.compile_triton OUT.json KEPT.jsonl
+    python -m twinstep.replay.corpus.compile_triton OUT.json KEPT.jsonl [MODULE ...]
 
 Runs in a process of its own, with one version of Triton first on the path; needs no GPU.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from twinstep.replay.corpus.case import CASES, Case
-from twinstep.replay.corpus.kept import Job, Row, rows
 from twinstep.replay.corpus.kernels import load
 from twinstep.replay.corpus.text import normalised
+from twinstep.replay.corpus.text_cache import Job, Row, rows
 
 
 def compiled(case: Case, sm: int) -> Row:
@@ -56,9 +56,9 @@ def compiled(case: Case, sm: int) -> Row:
     }
 
 
-def jobs() -> Iterator[Job]:
+def jobs(also: Iterable[str]) -> Iterator[Job]:
     """Every Triton kernel for every target."""
-    load()
+    load(also)
     for case in CASES.values():
         if not case.source:
             # Triton's own key: the source of the kernel and of all it calls, and their lines.
@@ -75,9 +75,9 @@ def assembler() -> str:
     return said.partition("release ")[2].partition("\n")[0]
 
 
-def main(out: str, kept: str) -> None:
+def main(out: str, kept: str, *also: str) -> None:
     """Write all rows, how many were made, and which tools made them."""
-    found, made = rows(jobs(), Path(kept))
+    found, made = rows(jobs(also), Path(kept))
     name = f"triton-{triton.__version__}"
     tools = {
         "triton": triton.__version__,

@@ -11,8 +11,9 @@ from torch import Tensor
 from twinstep.replay.corpus.case import CASES, Argument, Case, Near, Run, Want
 from twinstep.replay.corpus.kernels import load
 from twinstep.replay.corpus.store import Entry
-from twinstep.replay.launch import allow, program_of, run_ptx
-from twinstep.replay.record import Launch
+from twinstep.replay.launch.options import allow
+from twinstep.replay.launch.record import Launch
+from twinstep.replay.launch.run import program_of, run_ptx
 
 Parameter = Tensor | int | float | bytes
 
@@ -33,7 +34,7 @@ class Outcome:
 
 
 def case_of(name: str) -> Case:
-    """A case by its name."""
+    """A case by its name; those of other projects must have been loaded."""
     load()
     return CASES[name]
 
@@ -78,7 +79,7 @@ def parameter(case: Case, name: str, value: Argument) -> Parameter:
 
 
 def mismatches(run: Run, before: dict[str, Tensor]) -> list[str]:
-    """What the tensors hold against the wants, and against before where nothing is wanted."""
+    """Differences of the tensors from the wants, or from before where nothing is wanted."""
     found = []
     for name, got in tensors_of(run).items():
         want = run.wants.get(name, before[name])

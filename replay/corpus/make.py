@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ KEPT = "texts.jsonl"
 
 @dataclass(frozen=True)
 class Compiler:
-    """One compiler and what has to be installed for it."""
+    """One compiler and what must be installed for it."""
 
     name: str
     packages: tuple[str, ...]
@@ -72,8 +72,8 @@ def install(compiler: Compiler, environments: Path) -> Path:
     return folder
 
 
-def compile_all(compiler: Compiler, environments: Path) -> dict[str, object]:
-    """What one compiler makes of every kernel that it can take."""
+def compile_all(compiler: Compiler, environments: Path, also: Sequence[str]) -> dict[str, object]:
+    """The texts that one compiler makes of every kernel that it can take."""
     folder = install(compiler, environments)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "rows.json"
@@ -85,7 +85,7 @@ def compile_all(compiler: Compiler, environments: Path) -> dict[str, object]:
             environment["LD_LIBRARY_PATH"] = str(folder / compiler.libraries)
         module = f"twinstep.replay.corpus.{compiler.module}"
         subprocess.run(
-            [sys.executable, "-m", module, str(out), str(folder / KEPT)],
+            [sys.executable, "-m", module, str(out), str(folder / KEPT), *also],
             env=environment,
             cwd=ROOT,
             check=True,
@@ -116,7 +116,7 @@ def source_text(case: Case) -> str:
 
 
 def described(case: Case) -> dict[str, object]:
-    """What the manifest says of a case."""
+    """The manifest's record of a case."""
     return {
         "source": hashlib.sha256(source_text(case).encode()).hexdigest(),
         "signature": dict(case.signature),
@@ -128,9 +128,9 @@ def described(case: Case) -> dict[str, object]:
     }
 
 
-def collected(results: Iterable[dict[str, object]]) -> Corpus:
+def collected(results: Iterable[dict[str, object]], also: Sequence[str] = ()) -> Corpus:
     """All rows in one corpus."""
-    load()
+    load(also)
     tools: dict[str, dict[str, str]] = {}
     entries: list[Entry] = []
     bodies: dict[str, str] = {}
@@ -145,10 +145,13 @@ def collected(results: Iterable[dict[str, object]]) -> Corpus:
     return Corpus(dict(sorted(tools.items())), sources, tuple(order), bodies)
 
 
-def make(environments: Path = ENVIRONMENTS, folder: Path = DATA) -> Corpus:
+def make(
+    environments: Path = ENVIRONMENTS, also: Sequence[str] = (), folder: Path = DATA
+) -> Corpus:
     """Compile everything and write it."""
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda compiler: compile_all(compiler, environments), COMPILERS))
-    corpus = collected(results)
+        made = pool.map(lambda compiler: compile_all(compiler, environments, also), COMPILERS)
+        results = list(made)
+    corpus = collected(results, also)
     write(corpus, folder)
     return corpus

@@ -6,6 +6,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+HOME = "/".join(("parity", "replay", "corpus", ""))
+"""The folder in which the corpus was first made: part of its texts, and so of their digests."""
+_FOLDERS = {"replay/corpus/": HOME, "fast/kernels/": "fast/kernels/", "triton/": "triton/"}
 _SECTION = re.compile(r"^\s*\.section\s+\.debug\w*\s*\{[^}]*\}", re.M)
 _FILE = re.compile(r'(\.file\s+\d+\s+)"([^"]*)"(?:\s+"([^"]*)")?([^\n]*)')
 _COMMENT = re.compile(r"//(?! (?:begin|end) inline asm).*$", re.M)
@@ -43,7 +46,7 @@ def normalised(ptx: str) -> Text:
 
 def _short(match: re.Match[str]) -> str:
     path = "/".join(part for part in (match[2], match[3]) if part)
-    for start in ("replay/corpus/", "fast/kernels/", "triton/"):
+    for start, name in _FOLDERS.items():
         if start in path:
-            path = start + path.rpartition(start)[2]
+            path = name + path.rpartition(start)[2]
     return f'{match[1]}"{path}"'

@@ -25,7 +25,7 @@ from twinstep.benchmarks.ptx import kernel as ptx_kernel
 from twinstep.parity.cases.guarded_memory import Arena
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.replay import launches
-from twinstep.replay.operations import RESOLVERS
+from twinstep.replay.isa.forms import pure_families
 
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
 
@@ -59,7 +59,7 @@ def test_the_list_holds_every_pure_instruction_of_our_kernels(replay: None, kern
             Arena.of(case, torch.device("cpu")).call(kernel.function)
         used.update(*(launch.opcodes for launch in log))
     assert used, "nothing was launched"
-    pure = {opcode for opcode in used if opcode.split(".")[0] in RESOLVERS}
+    pure = {opcode for opcode in used if opcode.split(".")[0] in pure_families()}
     assert pure - listed == set()
 
 

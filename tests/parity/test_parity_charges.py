@@ -23,7 +23,7 @@ from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.runner.run_plan import Judge
 from twinstep.replay import Launch
-from twinstep.replay.documented import CHARGES
+from twinstep.replay.isa.documented import CHARGES
 
 QUOTIENTS, ROOTS = relative_errors("div", "rcp", "rsqrt"), relative_errors("sqrt", "rsqrt")
 UNUSED = ("ex2", "lg2", "sin", "cos", "tanh")

@@ -19,7 +19,7 @@ from twinstep.replay.corpus.execute import Outcome, execute, tensors_of
 from twinstep.replay.corpus.kernels import load
 from twinstep.replay.corpus.store import Entry, read
 
-load()
+load(["twinstep.parity.proof.replay_cases"])
 THOROUGH = hypothesis.settings().max_examples >= 2000
 NAMES = sorted(CASES)[:: 1 if THOROUGH else 3]
 REGISTER = re.compile(r"%(?:rd|rs|fd|hh|[rfhpq])\d+\b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twinstep.replay.chosen import distinct
+from twinstep.replay.machine.lanes import distinct
 
 
 @pytest.mark.parametrize("spread", [1, 3, 40, 10_000])

@@ -13,12 +13,11 @@ import triton
 
 from tests.helpers.profile import LONG
 from twinstep.parity.__main__ import main
-from twinstep.parity.proof.commands import replay_conformance
-from twinstep.replay.conformance import suite
+from twinstep.replay.conformance import report, suite
 from twinstep.replay.conformance.probe import Probe, Result
 from twinstep.replay.conformance.run import Row, near
-from twinstep.replay.forms import supported
-from twinstep.replay.meaning import encode, signed
+from twinstep.replay.isa.forms import supported
+from twinstep.replay.spec.floats import encode, signed
 
 NVIDIA = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -42,7 +41,7 @@ def test_a_form_that_differs_ends_in_1_with_its_bits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = Row("brev.b32", 4, 1, "of 0x1: 0x2, should be 0x80000000")
-    monkeypatch.setattr(replay_conformance, "rows", lambda *given: {"brev.b32": row})
+    monkeypatch.setattr(report, "rows", lambda *given: {"brev.b32": row})
     assert code("--opcode", "brev.b32") == 1
     printed = capsys.readouterr().out
     assert "of 0x1: 0x2, should be 0x80000000" in printed

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 
 import twinstep.replay
-from twinstep.replay import driver, emit_memory, emit_threads
-from twinstep.replay.flow import BRANCHES
-from twinstep.replay.operations import RESOLVERS
+from twinstep.replay.isa.forms import pure_families
+from twinstep.replay.ptx.flow import BRANCHES
+from twinstep.replay.translate import emit_memory, emit_threads
+from twinstep.replay.triton import driver
 
 
 @triton.jit
@@ -97,10 +98,10 @@ def test_memory_behind_a_table_must_be_declared(replay: None) -> None:
 def test_a_provider_is_asked_before_every_launch(
     replay: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from twinstep.replay import launch
+    from twinstep.replay.launch import options
 
     source, out = torch.randn(16), torch.zeros(16)
-    monkeypatch.setattr(launch, "_PROVIDERS", [])
+    monkeypatch.setattr(options, "_PROVIDERS", [])
     twinstep.replay.register_buffer_provider(lambda: [source])
     copy_through_table[(1,)](torch.tensor([source.data_ptr()]), out, 16, BLOCK=16)
     assert torch.equal(out, source)
@@ -121,7 +122,7 @@ def test_logs_nest_and_close(replay: None) -> None:
 def test_the_published_list_of_instructions_is_what_the_code_knows() -> None:
     readme = Path(twinstep.replay.__file__).with_name("README.md").read_text()
     published = readme.split("with the code -->")[1].split("<!-- end")[0].split()
-    known = {*RESOLVERS, *emit_memory.HANDLERS, *emit_threads.HANDLERS, *BRANCHES}
+    known = {*pure_families(), *emit_memory.HANDLERS, *emit_threads.HANDLERS, *BRANCHES}
     assert published == sorted(known)
 
 

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 import twinstep.replay
-from twinstep.replay import Deadlock, Race, UninitialisedRead, driver, run_ptx
+from twinstep.replay import Deadlock, Race, UninitialisedRead, run_ptx
 from twinstep.replay.corpus.compile_cuda import SOURCES
 from twinstep.replay.corpus.store import read
+from twinstep.replay.triton import driver
 
 HERE = Path(__file__)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import twinstep.replay
-from twinstep.replay import nvrtc
 from twinstep.replay.corpus.store import read
+from twinstep.replay.cuda import nvrtc
 
 needs_nvrtc = pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing() or "installed")
 

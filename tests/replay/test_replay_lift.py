@@ -17,7 +17,7 @@ from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.run_plan import Judge
-from twinstep.replay.lift import Lift, lifting
+from twinstep.replay.shadow64.lift import Lift, lifting
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import torch
 
 import twinstep.replay
 from twinstep.replay.errors import OutOfBounds
-from twinstep.replay.relocate import relocate
+from twinstep.replay.ptx.relocate import relocate
 
 KERNEL = """import triton
 import triton.language as tl

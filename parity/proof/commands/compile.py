@@ -15,7 +15,6 @@ from twinstep.parity.proof.gates.compile.artefacts import CEILINGS, FLOORS, MEAN
 from twinstep.parity.proof.gates.compile.build import TARGETS, Built, build, compiler
 from twinstep.parity.proof.gates.compile.ceilings import Breach
 from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
-from twinstep.parity.proof.screen import plain_table, progress
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import kernels

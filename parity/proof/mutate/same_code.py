@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.proof.mutate.sites import PACKAGE
-from twinstep.replay.driver import DEVICE
+from twinstep.replay.triton.driver import DEVICE
 
 # What only says where an instruction comes from.
 _NOISE = re.compile(

@@ -1,7 +1,8 @@
-"""The kernels of the corpus, by kind; importing this package enters them all."""
+"""The kernels of the corpus, by kind; `load` enters them all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 
@@ -16,11 +17,10 @@ MODULES = (
     "shuffles",
     "atomics",
     "packed",
-    "own",
     "cuda",
 )
 
 
-def load() -> list[ModuleType]:
-    """Import every module of kernels."""
-    return [import_module(f"{__name__}.{name}") for name in MODULES]
+def load(also: Iterable[str] = ()) -> list[ModuleType]:
+    """Import every module of kernels, and `also` these of other projects."""
+    return [*(import_module(f"{__name__}.{name}") for name in MODULES), *map(import_module, also)]

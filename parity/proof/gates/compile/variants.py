@@ -22,7 +22,7 @@ from twinstep.parity.cases.generate import expand
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.proof.gates.compile.optimizers import steps
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.replay.driver import ReplayDriver
+from twinstep.replay.triton.driver import ReplayDriver
 
 Place = tuple[int, ...]
 FULL_PRODUCT = 8  # combinations of options; beyond, every rule with the others at both ends

@@ -1,0 +1,352 @@
+"""Opt-in checks: accesses without an order between them, and reads of memory never written.
+
+Every word remembers its last write and its last two readers. A word is as long as the shortest
+access that the kernel makes, so that none divides it. Two threads' accesses are ordered
+
+* within a block, by a barrier between them: of all threads, of the warps that one with a count
+  joins (at one place of the code), or of a warp (`bar.warp.sync`);
+* between blocks, by a chain of atomics on one address, if they carry acquire or release
+  semantics or the kernel has a fence.
+
+Unordered accesses of one word, at least one of them a plain write that changes its value, are a
+race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another. Two
+things that compilers do with replicated threads are not reported: a store of the value that is
+already there, and a read of global memory that another thread of the block writes, by a thread
+that stores nothing any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from twinstep.replay.checks.clocks import Clocks
+from twinstep.replay.checks.uninitialised import Unwritten
+from twinstep.replay.dtypes import Array, stretched
+from twinstep.replay.errors import Race, UninitialisedRead
+from twinstep.replay.machine.lanes import ActiveLanes, Batch, Lanes, MemoryOp
+
+NOBODY = -1
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+
+
+def strong(site: MemoryOp) -> bool:
+    """True if other threads may touch the same word meanwhile, as long as they are strong too."""
+    return site.kind == "atomic" or not STRONG.isdisjoint(site.instruction.parts)
+
+
+class Trace:
+    """The last accesses of each word of one memory: a write and two reads per word.
+
+    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
+    number of the access).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.write = np.full((size, 5), NOBODY, np.int64)
+        self.atomic = np.zeros(size, np.bool_)
+        self.reads = np.full((2, size, 5), NOBODY, np.int64)
+
+
+@dataclass
+class Access:
+    """One instruction's accesses, word by word.
+
+    Attributes:
+        place: Position of each word in its trace.
+        lane: Which accessing thread the word belongs to.
+        event: One row per word, as in `Trace`.
+        changed: For a write, which words get another value; else all true.
+        value: For a write, the new words.
+        label: The tensor, for messages; empty for shared memory.
+    """
+
+    place: Array
+    lane: Array
+    event: Array
+    changed: Array
+    value: Array | None
+    label: str = ""
+
+
+class History:
+    """The accesses of the global memory of one launch.
+
+    Args:
+        races: Whether races are looked for.
+        unwritten: Bytes that were never written.
+        fenced: Whether the kernel has fences.
+        word: Bytes of a word, which no access divides; 1 is always right, more is faster.
+    """
+
+    def __init__(
+        self, races: bool, unwritten: Unwritten | None, fenced: bool, word: int = 1
+    ) -> None:
+        self.races = races
+        self.word = word
+        self.unwritten = unwritten
+        self.traces: dict[int, Trace] = {}
+        self.clocks = Clocks(fenced)
+        self.sites: list[MemoryOp] = []
+        """The site of each access."""
+
+    def number(self, site: MemoryOp) -> int:
+        """A number for an access that is made now, to be kept in traces."""
+        self.sites.append(site)
+        return len(self.sites) - 1
+
+
+class BatchChecks:
+    """The checks of one batch: its epochs and its shared memory."""
+
+    def __init__(self, memory: History, batch: Batch) -> None:
+        self.memory = memory
+        self.batch = batch
+        rows, warps = len(batch.blocks), -(-batch.threads // 32)
+        self.block_epoch = np.zeros(rows, np.int64)
+        self.warp_epoch = np.zeros((rows, warps), np.int64)
+        self.met = np.full((rows, warps, warps), NOBODY, np.int64)
+        """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
+        self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
+        self.shared_written = np.zeros(batch.shared.size, np.bool_)
+        self.stored: dict[int, int] = {}
+        """The last store of each thread."""
+        self.idle: dict[int, str] = {}
+        """The race that a thread takes part in as soon as it stores something."""
+
+    def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
+        """These threads have met: within their warps, or `some` or all warps of their blocks."""
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)
+        met = np.zeros(self.warp_epoch.shape, np.bool_)
+        met[rows, threads // 32] = True
+        if some:
+            for row in np.unique(rows):
+                group = np.flatnonzero(met[row])
+                known = self.met[row, group].max(axis=0)
+                known[group] = self.warp_epoch[row, group]
+                self.met[row, group] = known
+        elif not warp_only:
+            self.block_epoch[np.unique(rows)] += 1
+        self.warp_epoch[met] += 1
+
+    def global_access(
+        self,
+        site: MemoryOp,
+        lanes: Lanes,
+        chosen: ActiveLanes,
+        data: tuple[Array, ...] | None,
+    ) -> None:
+        """Check and note an access of global memory, before it happens."""
+        flat = chosen.flat
+        addresses = chosen.address.astype(np.int64)
+        if self.memory.unwritten is not None:
+            self._initialised(site, lanes, flat, addresses, self.memory.unwritten)
+        if not self.memory.races:
+            return
+        if site.kind == "atomic":
+            self._synchronise(site, lanes, flat, addresses)
+        word = self.memory.word
+        for region, part in chosen.regions():
+            words, first = region.words(word, word)
+            if region.index not in self.memory.traces:
+                self.memory.traces[region.index] = Trace(len(words))
+            own = None if data is None else tuple(d[part] for d in data)
+            start = (addresses[part] - first) // word
+            access = self._access(site, lanes, flat[part], start, words, own)
+            access.label = region.label
+            self._check(site, lanes, access, self.memory.traces[region.index], flat[part])
+
+    def shared_access(
+        self,
+        site: MemoryOp,
+        lanes: Lanes,
+        flat: Array,
+        start: Array,
+        data: tuple[Array, ...] | None,
+    ) -> None:
+        """Check and note an access of shared memory; `start` counts bytes over all rows."""
+        if not len(flat):
+            return
+        if self.memory.unwritten is not None:
+            bytes_ = start[:, None] + np.arange(site.bytes)
+            missing = ~self.shared_written[bytes_].all(axis=1)
+            if site.kind != "write" and missing.any():
+                self._unread(site, lanes, int(flat[int(np.argmax(missing))]), "shared memory")
+            self.shared_written[bytes_] |= site.kind != "read"
+        if self.memory.races:
+            word = self.memory.word
+            content = self.batch.shared.reshape(-1).view(f"u{word}")
+            access = self._access(site, lanes, flat, start // word, content, data)
+            self._check(site, lanes, access, self.shared_trace, flat)
+
+    # --- unwritten memory ------------------------------------------------------------------
+
+    def _initialised(
+        self,
+        site: MemoryOp,
+        lanes: Lanes,
+        flat: Array,
+        addresses: Array,
+        unwritten: Unwritten,
+    ) -> None:
+        bytes_ = addresses[:, None] + np.arange(site.bytes)
+        if site.kind != "write":
+            missing = unwritten.unread(bytes_).any(axis=1)
+            if missing.any():
+                first = int(np.argmax(missing))
+                what = self._place(int(addresses[first]))
+                self._unread(site, lanes, int(flat[first]), what)
+        if site.kind != "read":
+            unwritten.write(bytes_.reshape(-1))
+
+    def _place(self, address: int) -> str:
+        region = self.batch.regions.find(address, address + 1)
+        if region is None:
+            return f"global memory at address {address:#x}"
+        return f"{region.label} at byte offset {address - region.start}"
+
+    def _unread(self, site: MemoryOp, lanes: Lanes, flat: int, what: str) -> NoReturn:
+        raise UninitialisedRead(
+            f"{site.kind} of {site.bytes} bytes of {what} that nobody has written; "
+            f"{site.where(flat, lanes)}."
+        )
+
+    # --- races -----------------------------------------------------------------------------
+
+    def _access(
+        self,
+        site: MemoryOp,
+        lanes: Lanes,
+        flat: Array,
+        start: Array,
+        content: Array,
+        data: tuple[Array, ...] | None,
+    ) -> Access:
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
+        blocks = self.batch.blocks[rows]
+        event = np.stack(
+            [
+                blocks * self.batch.threads + threads,
+                self.block_epoch[rows],
+                self.warp_epoch[rows, threads // 32],
+                self.memory.clocks.own(self.batch.blocks)[rows],
+                np.full(len(flat), self.memory.number(site)),
+            ],
+            axis=1,
+        )
+        words = site.bytes // self.memory.word
+        place = (start[:, None] + np.arange(words)).reshape(-1)
+        lane = np.repeat(np.arange(len(flat)), words)
+        changed, value = np.ones(len(place), np.bool_), None
+        if data is not None and site.kind == "write":
+            stored = np.stack([np.ascontiguousarray(d) for d in data], axis=1)
+            value = stored.view(content.dtype).reshape(-1)
+            changed = content[place] != value
+        return Access(place, lane, event[lane], changed, value)
+
+    def _check(
+        self, site: MemoryOp, lanes: Lanes, access: Access, trace: Trace, flat: Array
+    ) -> None:
+        if site.kind != "read":
+            self._stores(access)
+        atomic = site.kind == "atomic"
+        earlier = trace.write[access.place]
+        plain = ~(trace.atomic[access.place] & atomic)
+        self._compare(site, lanes, access, earlier, plain & access.changed, flat)
+        if site.kind == "read":
+            first = trace.reads[0][access.place]
+            new = first[:, 0] != access.event[:, 0]
+            trace.reads[1][access.place[new]] = first[new]
+            trace.reads[0][access.place] = access.event
+            return
+        for reads in trace.reads:
+            self._compare(site, lanes, access, reads[access.place], access.changed, flat)
+        if access.value is not None:
+            self._compare_within(site, lanes, access, flat)
+        kept = access.changed
+        trace.write[access.place[kept]] = access.event[kept]
+        trace.atomic[access.place[kept]] = atomic
+
+    def _compare(
+        self,
+        site: MemoryOp,
+        lanes: Lanes,
+        access: Access,
+        earlier: Array,
+        wanted: Array,
+        flat: Array,
+    ) -> None:
+        """Raise if an earlier event has no order with this one."""
+        now, threads = access.event, self.batch.threads
+        suspect = wanted & (earlier[:, 0] != NOBODY) & (earlier[:, 0] != now[:, 0])
+        if not suspect.any():
+            return
+        same_block = earlier[:, 0] // threads == now[:, 0] // threads
+        warps = (earlier[:, 0] % threads // 32) == (now[:, 0] % threads // 32)
+        ordered = same_block & ((earlier[:, 1] < now[:, 1]) | (warps & (earlier[:, 2] < now[:, 2])))
+        for index in np.flatnonzero(suspect & ~ordered):
+            one, two = earlier[index], now[index]
+            other = self.memory.sites[int(one[4])]
+            if (strong(site) and strong(other)) or self._ordered(one, two):
+                continue
+            said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
+            read = one if other.kind == "read" else two
+            within = one[0] // threads == two[0] // threads and site.space == "global"
+            done = self.stored.get(int(read[0]), NOBODY) < read[4]
+            if within and done and "read" in (site.kind, other.kind):
+                self.idle.setdefault(int(read[0]), said)
+                continue
+            raise Race(said)
+
+    def _stores(self, access: Access) -> None:
+        """Note who stores; raise if it has read what another thread of its block wrote."""
+        threads = np.unique(access.event[:, 0]).tolist()
+        self.stored.update(dict.fromkeys(threads, int(access.event[0, 4])))
+        late = self.idle.keys() & threads
+        if late:
+            raise Race(self.idle[min(late)])
+
+    def _ordered(self, earlier: Array, now: Array) -> bool:
+        """True if threads have met, or blocks have synchronised, since an earlier event."""
+        before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
+        if before == after:
+            return self._met(earlier, int(now[0]))
+        return self.memory.clocks.ordered(before, int(earlier[3]), after)
+
+    def _met(self, earlier: Array, thread: int) -> bool:
+        """True if a thread has met the warp of an earlier event of its block since then."""
+        block, own = divmod(thread, self.batch.threads)
+        row = int(np.flatnonzero(self.batch.blocks == block)[0])
+        other = int(earlier[0]) % self.batch.threads // 32
+        return bool(earlier[2] <= self.met[row, own // 32, other])
+
+    def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
+        """Raise if two threads of this very instruction store different values to one word."""
+        assert access.value is not None
+        order = np.argsort(access.place, kind="stable")
+        place, value = access.place[order], access.value[order]
+        clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
+        if clash.any():
+            index = int(np.argmax(clash))
+            lane, event = access.lane[order[index + 1]], access.event[order[index]]
+            raise Race(self._said(site, lanes, flat[lane], event, access.label))
+
+    def _said(self, site: MemoryOp, lanes: Lanes, flat: int, earlier: Array, label: str) -> str:
+        other = self.memory.sites[int(earlier[4])]
+        block, thread = divmod(int(earlier[0]), self.batch.threads)
+        where = other.instruction.place
+        what = label or f"{site.space} memory"
+        return (
+            f"{site.kind} of {site.bytes} bytes of {what} without order after a "
+            f"{other.kind} at {where} by block {self.batch.block_place_of(block)}, thread "
+            f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
+        )
+
+    def _synchronise(self, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array) -> None:
+        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        parts = site.instruction.parts
+        self.memory.clocks.atomic(self.batch.blocks[rows], addresses, parts)

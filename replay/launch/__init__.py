@@ -1,0 +1,1 @@
+"""One launch from start to record: options, parameters, batches, counters."""

@@ -1,0 +1,125 @@
+"""Settings of launches, and the memory that they may touch besides their arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from twinstep.replay.checks.uninitialised import Unwritten
+from twinstep.replay.machine.program import Program
+
+Labelled = tuple[str, torch.Tensor]
+Provider = Callable[[], Iterable[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of launches.
+
+    Attributes:
+        check_races: Report two threads that touch the same bytes, one writing, without order.
+        unwritten: Bytes that were never written; reading one is an error.
+        order: "natural", or "permuted" to run blocks in a shuffled order.
+        seed: Of the shuffle.
+        only_blocks: Linear indices of the blocks to run, or None for all.
+        only_ends: How many blocks to run at either end of the grid, or None for all.
+        max_steps: Steps after which a batch is taken to be stuck.
+        after_batch: Called whenever some blocks have run.
+    """
+
+    check_races: bool = False
+    unwritten: Unwritten | None = None
+    order: str = "natural"
+    seed: int = 0
+    only_blocks: tuple[int, ...] | None = None
+    only_ends: int | None = None
+    max_steps: int = 50_000_000
+    after_batch: Callable[[], None] | None = None
+
+
+_DEFAULTS = Options()
+OPTIONS: ContextVar[Options] = ContextVar("replay options", default=_DEFAULTS)
+_ALLOWED: ContextVar[tuple[Labelled, ...]] = ContextVar("replay allowed", default=())
+_PROVIDERS: list[Provider] = []
+_LOCK = threading.Lock()
+TRANSLATION: ContextVar[Callable[[Program], Program] | None] = ContextVar(
+    "replay translation", default=None
+)
+"""Gives the program to run in place of another, inside `replay.shadow64.lift.lifting`."""
+
+
+@contextmanager
+def options(
+    *,
+    check_races: bool = False,
+    uninitialised: Iterable[torch.Tensor] | None = None,
+    order: str = "natural",
+    seed: int = 0,
+    only_blocks: Iterable[int] | None = None,
+    only_ends: int | None = None,
+    max_steps: int = 50_000_000,
+    after_batch: Callable[[], None] | None = None,
+) -> Iterator[None]:
+    """Run the launches of this thread inside the context with other `Options`.
+
+    Args:
+        check_races: See `Options`.
+        uninitialised: Tensors of which no byte has been written yet: reading a byte before a
+            launch inside this context has written it is an error, in shared memory too (which an
+            empty list checks alone).
+        order: See `Options`.
+        seed: See `Options`.
+        only_blocks: See `Options`.
+        only_ends: See `Options`.
+        max_steps: See `Options`.
+        after_batch: See `Options`.
+    """
+    if order not in ("natural", "permuted"):
+        raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
+    chosen = None if only_blocks is None else tuple(only_blocks)
+    unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
+    token = OPTIONS.set(
+        Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps, after_batch)
+    )
+    try:
+        yield
+    finally:
+        OPTIONS.reset(token)
+
+
+@contextmanager
+def allow(*tensors: torch.Tensor, **named: torch.Tensor) -> Iterator[None]:
+    """Let launches of this thread inside the context touch these tensors as well.
+
+    In records and faults a tensor goes by the name it is given here, besides the kernel's own.
+    """
+    before = _ALLOWED.get()
+    new = [(f"allowed[{len(before) + i}]", t) for i, t in enumerate(tensors)]
+    token = _ALLOWED.set((*before, *new, *named.items()))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def register_buffer_provider(provider: Provider) -> None:
+    """Ask a function before every launch for further tensors that kernels may touch.
+
+    For launchers that pass addresses in tables: the function returns the tensors whose addresses
+    are in live tables. Registering the same function twice has no effect. A launcher that must not
+    import replay finds this function at Triton's active driver.
+    """
+    with _LOCK:
+        if provider not in _PROVIDERS:
+            _PROVIDERS.append(provider)
+
+
+def reachable() -> list[Labelled]:
+    """Tensors that a launch made now may touch besides its arguments."""
+    tables = ((f"table[{i}]", t) for ask in _PROVIDERS for i, t in enumerate(ask()))
+    return [*_ALLOWED.get(), *tables]

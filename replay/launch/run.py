@@ -1,0 +1,282 @@
+"""One launch from start to record: parameters, memory, batches of blocks, counters."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from twinstep.replay.checks.races import BatchChecks, History
+from twinstep.replay.dtypes import NUMPY, Array, raw, width
+from twinstep.replay.errors import ReplayError
+from twinstep.replay.launch.options import OPTIONS, TRANSLATION, Labelled, Options, reachable
+from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
+from twinstep.replay.machine.execute import Execution
+from twinstep.replay.machine.lanes import Batch, Place
+from twinstep.replay.machine.memory import Regions
+from twinstep.replay.machine.program import Program
+from twinstep.replay.ptx.flow import family
+from twinstep.replay.ptx.parse import parse
+from twinstep.replay.ptx.provenance import parameters_of_address
+from twinstep.replay.ptx.syntax import Instruction, Mem
+from twinstep.replay.translate.program import translate
+
+LANES = 16384
+"""Threads per batch: large enough to hide NumPy's overhead, small enough for the cache."""
+
+SHARED_LIMIT = 64 << 20
+"""Bytes of shared memory that one batch may take."""
+
+_PROGRAMS: dict[tuple[str, str], Program] = {}
+_LOCK = threading.RLock()
+
+
+def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
+    """The translation of a kernel (made once) and the hash of its text."""
+    digest = hashlib.sha256(ptx.encode()).hexdigest()
+    with _LOCK:
+        program = _PROGRAMS.get((digest, kernel))
+        if program is None:
+            program = _PROGRAMS[digest, kernel] = translate(parse(ptx), kernel)
+    return program, digest
+
+
+def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
+    """Parameter bytes from values in order of declaration."""
+    params = program.kernel.params
+    if len(values) != len(params):
+        raise ReplayError(
+            f"Kernel {program.kernel.name} has {len(params)} parameters, got {len(values)}."
+        )
+    data = bytearray(program.layout.param_size)
+    for (variable, kind), value in zip(params, values, strict=True):
+        start = program.layout.params[variable.name]
+        if isinstance(value, bytes):
+            encoded = value
+        elif isinstance(value, float):
+            encoded = np.array(
+                value, NUMPY[kind] if kind[0] == "f" else f"f{width(kind)}"
+            ).tobytes()
+        else:
+            mask = (1 << (8 * width(kind))) - 1
+            encoded = np.array(value & mask, NUMPY[raw(kind)]).tobytes()
+        data[start : start + len(encoded)] = encoded
+    return bytes(data)
+
+
+@dataclass
+class Request:
+    """Everything that one launch needs."""
+
+    program: Program
+    digest: str
+    grid: Place
+    block: Place
+    params: bytes
+    tensors: list[Labelled]
+    shared: int = 0
+    settings: Options = field(default_factory=Options)
+
+
+def run(request: Request) -> Launch:
+    """Execute a launch and return (and publish) its record.
+
+    Raises:
+        ReplayError: for anything the kernel must not do; memory outside the known tensors is
+            never touched.
+    """
+    settings = OPTIONS.get()
+    with _LOCK:
+        started = perf_counter()
+        request = replace(request, settings=settings)
+        if (retranslated := TRANSLATION.get()) is not None:
+            request = replace(request, program=retranslated(request.program))
+        launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
+        regions = Regions(_known(request), _constants(request.program))
+        history = _history(settings, request.program)
+        with np.errstate(all="ignore"):
+            for blocks in _batches(request):
+                _run_batch(request, blocks, regions, history, launch)
+                if settings.after_batch is not None:
+                    settings.after_batch()
+        launch.seconds = perf_counter() - started
+    publish(launch)
+    return launch
+
+
+def _known(request: Request) -> list[Labelled]:
+    known = [*request.tensors, *reachable()]
+    return [(label, tensor) for label, tensor in known if tensor.device.type == "cpu"]
+
+
+def _constants(program: Program) -> list[tuple[str, int, int, object]]:
+    return [
+        (name, -(-memory.ctypes.data // 16) * 16, variable.size, memory)
+        for name, (variable, memory) in program.layout.constants.items()
+    ]
+
+
+def _history(settings: Options, program: Program) -> History | None:
+    if not (settings.check_races or settings.unwritten):
+        return None
+    fenced = any(family(i) in ("membar", "fence") for i in program.kernel.code)
+    return History(settings.check_races, settings.unwritten, fenced, _word(program))
+
+
+def _word(program: Program) -> int:
+    """Bytes of the shortest load or store of the kernel; 1 where another instruction moves data."""
+    shortest = 8
+    for instruction in program.kernel.code:
+        if not any(isinstance(operand, Mem) for operand in instruction.operands):
+            continue
+        if family(instruction) not in ("ld", "st", "atom", "red"):
+            return 1
+        kind = instruction.parts[-1]
+        if "param" not in instruction.parts:
+            shortest = min(shortest, width(kind) if kind in NUMPY else 1)
+    return shortest
+
+
+def _batches(request: Request) -> Iterator[Array]:
+    """Linear block indices, batch by batch."""
+    settings, grid = request.settings, request.grid
+    threads = request.block[0] * request.block[1] * request.block[2]
+    per_batch = max(1, LANES // threads)
+    shared = _shared_size(request)
+    if shared:
+        per_batch = max(1, min(per_batch, SHARED_LIMIT // shared))
+    count = grid[0] * grid[1] * grid[2]
+    if settings.only_blocks is not None:
+        chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
+    elif settings.only_ends is not None:
+        ends = min(settings.only_ends, count)
+        chosen = np.union1d(np.arange(ends), np.arange(count - ends, count))
+    elif settings.order == "permuted":
+        chosen = np.random.default_rng(settings.seed).permutation(count)
+    else:
+        for start in range(0, count, per_batch):
+            yield np.arange(start, min(start + per_batch, count))
+        return
+    for start in range(0, len(chosen), per_batch):
+        yield chosen[start : start + per_batch]
+
+
+def _shared_size(request: Request) -> int:
+    size = max(request.shared, request.program.layout.shared_size)
+    return -(-size // 16) * 16
+
+
+def _run_batch(
+    request: Request,
+    blocks: Array,
+    regions: Regions,
+    memory: History | None,
+    launch: Launch,
+) -> None:
+    program, threads = request.program, request.block[0] * request.block[1] * request.block[2]
+    local = -(-program.layout.local_size // 16) * 16
+    batch = Batch(
+        blocks,
+        threads,
+        request.grid,
+        request.block,
+        request.params,
+        regions,
+        np.full((len(blocks), _shared_size(request)), 0xCD, np.uint8),
+        np.full((len(blocks) * threads if local else 0, local), 0xCD, np.uint8),
+        program.kernel.name,
+    )
+    batch.pointers = partial(_pointers, program, request.params)
+    if memory is not None:
+        batch.checks = BatchChecks(memory, batch)
+    execution = Execution(program, batch, request.settings.max_steps)
+    execution.run()
+    _count(launch, program, execution, batch)
+
+
+def _pointers(program: Program, params: bytes, instruction: Instruction) -> list[int]:
+    """Values of the 64-bit parameters that an address derives from."""
+    wide = {v.name for v, _ in program.kernel.params if v.size == 8}
+    starts = [
+        program.layout.params[name]
+        for name in parameters_of_address(program.kernel, instruction)
+        if name in wide
+    ]
+    return [int.from_bytes(params[start : start + 8], "little") for start in starts]
+
+
+def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:
+    totals = np.array(execution.runs, np.int64) @ program.census
+    for opcode, count in zip(program.opcodes, totals.tolist(), strict=True):
+        if count:
+            launch.opcodes[opcode] += count
+            launch.classes[class_of(opcode)] += count
+    for place in program.noted:
+        runs = execution.runs[place]
+        for name, count in program.charges[place].items() if runs else ():
+            launch.approximations[name] += runs * count
+            launch.approximated_at[name] = program.charged_at[name]
+        launch.barriers += runs if program.blocks[place].waits == "block" else 0
+    for (site, index), (threads, moved) in batch.traffic.items():
+        traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
+        launch.widths[site.kind, site.bytes] += threads
+        if site.kind != "write":
+            traffic.read += moved
+        if site.kind != "read":
+            traffic.written += moved
+        traffic.reads += threads if site.kind == "read" else 0
+        traffic.writes += threads if site.kind == "write" else 0
+        traffic.atomics += threads if site.kind == "atomic" else 0
+    counts = batch.counts
+    launch.shared_read += counts["shared read"] + counts["shared atomic"]
+    launch.shared_written += counts["shared write"] + counts["shared atomic"]
+
+
+def run_ptx(
+    ptx_text: str,
+    kernel_name: str,
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    args: Sequence[torch.Tensor | int | float | bytes],
+    *,
+    shared: int = 0,
+) -> Launch:
+    """Run a kernel from PTX text.
+
+    Args:
+        ptx_text: A PTX module.
+        kernel_name: Its entry to run.
+        grid: Blocks in up to three dimensions.
+        block: Threads in up to three dimensions.
+        args: One per parameter: a CPU tensor for a pointer, a number, or the raw bytes of a
+            structure.
+        shared: Bytes of dynamic shared memory.
+
+    Returns:
+        The launch record; tensors are written in place.
+    """
+    program, digest = program_of(ptx_text, kernel_name)
+    tensors: list[Labelled] = []
+    values: list[int | float | bytes] = []
+    for index, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor):
+            tensors.append((f"argument {index}", arg))
+            values.append(arg.data_ptr())
+        else:
+            values.append(arg)
+    request = Request(
+        program, digest, place(grid), place(block), pack(program, values), tensors, shared
+    )
+    return run(request)
+
+
+def place(extent: Sequence[int]) -> Place:
+    """One to three extents as x, y, z."""
+    x, y, z = (int(n) for n in [*extent, 1, 1, 1][:3])
+    return x, y, z

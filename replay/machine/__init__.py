@@ -1,0 +1,1 @@
+"""Threads and memory: lanes, warps, barriers, checked accesses, atomics, execution."""

@@ -1,0 +1,1 @@
+"""PTX text: tokens, syntax, control flow, and where its lines come from."""

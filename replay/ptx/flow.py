@@ -1,0 +1,200 @@
+"""Control flow of a kernel: basic blocks, their successors, and which registers live across them.
+
+A block starts at a branch target, after a branch, and at every instruction that waits for other
+threads (barriers, shuffles, votes), so that a thread can be held there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twinstep.replay.errors import UnknownInstruction
+from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
+
+EXIT = 1 << 30
+"""The program counter of a thread that has finished."""
+
+BRANCHES = frozenset({"bra", "brx", "ret", "exit"})
+WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix"})
+BARRIERS = frozenset({"bar", "barrier"})
+WRITE_NOTHING = BRANCHES | BARRIERS | {"nanosleep"}
+"""Families whose first operand is no destination, unless they reduce (`bar.red`)."""
+
+
+@dataclass
+class Block:
+    """A run of instructions executed together.
+
+    Attributes:
+        index: Position in program order; the program counter of its threads.
+        code: The instructions, the terminator included.
+        waits: "block" at a barrier, "warp" at a warp-wide instruction, else "".
+        targets: Successor block indices: for a conditional branch (taken, not taken).
+        live_in: Registers read here or later before they are written.
+        live_out: Registers some successor needs.
+    """
+
+    index: int
+    code: list[Instruction]
+    waits: str = ""
+    targets: list[int] = field(default_factory=list)
+    live_in: set[str] = field(default_factory=set)
+    live_out: set[str] = field(default_factory=set)
+
+    @property
+    def branch(self) -> Instruction | None:
+        """The terminating branch, if the block does not simply fall through."""
+        last = self.code[-1] if self.code else None
+        return last if last and family(last) in BRANCHES else None
+
+
+def family(instruction: Instruction) -> str:
+    """The opcode before its first dot."""
+    return instruction.opcode.partition(".")[0]
+
+
+def waits_for(instruction: Instruction) -> str:
+    """The threads an instruction waits for: "block", "warp" or none ("")."""
+    parts = instruction.parts
+    if parts[0] in BARRIERS:
+        return "warp" if "warp" in parts else "block"
+    return "warp" if parts[0] in WARP_SYNC and "sync" in parts else ""
+
+
+def registers_in(operand: Operand) -> list[str]:
+    """Names of all registers in an operand."""
+    if isinstance(operand, Reg):
+        return [operand.name] if operand.name != "_" else []
+    if isinstance(operand, Vec):
+        return [name for item in operand.items for name in registers_in(item)]
+    if isinstance(operand, Mem) and isinstance(operand.base, Reg):
+        return [operand.base.name]
+    return []
+
+
+def uses_carry(instruction: Instruction) -> tuple[bool, bool]:
+    """Two flags: the instruction reads the carry flag, and it writes it."""
+    head = family(instruction)
+    return head in ("addc", "subc", "madc"), "cc" in instruction.parts
+
+
+def defined(instruction: Instruction) -> list[str]:
+    """Registers that the instruction writes."""
+    if "defined" not in instruction.notes:
+        instruction.notes["defined"] = _defined(instruction)
+    return instruction.notes["defined"]
+
+
+def _defined(instruction: Instruction) -> list[str]:
+    extra = ["%CC"] if uses_carry(instruction)[1] else []
+    if family(instruction) in WRITE_NOTHING and "red" not in instruction.parts:
+        return extra
+    if not instruction.operands or isinstance(instruction.operands[0], Mem):
+        return extra
+    return registers_in(instruction.operands[0]) + extra
+
+
+def used(instruction: Instruction) -> list[str]:
+    """Registers that the instruction reads, guard included.
+
+    A guarded instruction also reads what it writes: where the guard is false the old value stays.
+    """
+    if "used" not in instruction.notes:
+        instruction.notes["used"] = _used(instruction)
+    return instruction.notes["used"]
+
+
+def _used(instruction: Instruction) -> list[str]:
+    operands = instruction.operands
+    names = [instruction.guard.name] if instruction.guard else []
+    written = defined(instruction)
+    rest = operands[1:] if set(written) - {"%CC"} or _sinks(instruction) else operands
+    for operand in rest:
+        names.extend(registers_in(operand))
+    if uses_carry(instruction)[0]:
+        names.append("%CC")
+    return names + (written if instruction.guard else [])
+
+
+def _sinks(instruction: Instruction) -> bool:
+    """True if the first operand is a destination made of sinks only."""
+    first = instruction.operands[0] if instruction.operands else None
+    return isinstance(first, Reg) and first.name == "_"
+
+
+def build(kernel: Kernel) -> list[Block]:
+    """Split a kernel into blocks and find the live registers of each."""
+    code = kernel.code
+    leaders = {0}
+    for index, instruction in enumerate(code):
+        if family(instruction) in BRANCHES:
+            leaders.add(index + 1)
+            leaders.update(kernel.labels[name] for name in branch_labels(kernel, instruction))
+        elif waits_for(instruction):
+            leaders.add(index)
+    starts = sorted(leader for leader in leaders if leader <= len(code))
+    number = {start: index for index, start in enumerate(starts)}
+    number[len(code)] = number.get(len(code), EXIT)
+    blocks = []
+    for index, start in enumerate(starts):
+        end = starts[index + 1] if index + 1 < len(starts) else len(code)
+        block = Block(index, code[start:end])
+        if block.code:
+            block.waits = waits_for(block.code[0])
+        block.targets = _successors(kernel, block, number, index + 1, len(starts))
+        blocks.append(block)
+    _liveness(blocks)
+    return blocks
+
+
+def branch_labels(kernel: Kernel, instruction: Instruction) -> list[str]:
+    """Labels that a branch may go to."""
+    head = family(instruction)
+    if head not in ("bra", "brx"):
+        return []
+    label = instruction.operands[-1]
+    if not isinstance(label, Symbol | Reg):
+        raise UnknownInstruction(f"Branch target of `{instruction.text}` is not a label.")
+    return kernel.targets[label.name] if head == "brx" else [label.name]
+
+
+def _successors(
+    kernel: Kernel, block: Block, number: dict[int, int], following: int, count: int
+) -> list[int]:
+    after = following if following < count else EXIT
+    branch = block.branch
+    if branch is None:
+        return [after]
+    head = family(branch)
+    taken = [number[kernel.labels[name]] for name in branch_labels(kernel, branch)]
+    if head in ("ret", "exit"):
+        taken = [EXIT]
+    return taken + ([after] if branch.guard else [])
+
+
+def _liveness(blocks: list[Block]) -> None:
+    reads: list[set[str]] = []
+    writes: list[set[str]] = []
+    for block in blocks:
+        read: set[str] = set()
+        written: set[str] = set()
+        for instruction in block.code:
+            read |= set(used(instruction)) - written
+            if instruction.guard is None:
+                written |= set(defined(instruction))
+        reads.append(read)
+        writes.append(written)
+    changed = True
+    while changed:
+        changed = False
+        for block, read, written in zip(
+            reversed(blocks), reversed(reads), reversed(writes), strict=True
+        ):
+            out: set[str] = set()
+            for target in block.targets:
+                if target != EXIT:
+                    out |= blocks[target].live_in
+            live = read | (out - written)
+            if live != block.live_in or out != block.live_out:
+                block.live_in, block.live_out = live, out
+                changed = True

@@ -1,0 +1,1 @@
+"""A second, independent statement of the ISA, in Python integers and fractions."""

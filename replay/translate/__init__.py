@@ -1,0 +1,1 @@
+"""PTX to Python, once per kernel: one function of NumPy calls for each basic block."""

@@ -1,0 +1,1 @@
+"""Triton's driver interface, so that `kernel[grid](...)` takes CPU tensors."""

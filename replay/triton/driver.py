@@ -1,0 +1,200 @@
+"""Triton's way in: a driver that keeps the PTX of a compiled kernel and executes it on the CPU.
+
+It reports an sm_90 target, so that Triton compiles exactly what a GPU would get, and a device
+index of its own, so that kernels compiled for replay and for a real GPU never mix.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from twinstep.replay.errors import ReplayError, UnsupportedTriton
+from twinstep.replay.launch.options import register_buffer_provider
+from twinstep.replay.triton.launcher import WARP, Launcher
+
+TESTED = ((3, 6), (3, 9))
+"""Oldest and newest Triton that replay was tested with."""
+
+DEVICE = 1000
+"""Device index of replay; no machine has a GPU of that number."""
+
+SHARED_MEMORY = 232448
+"""Bytes of shared memory per block on the reported target."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a Triton that replay was not tested with.
+
+    Raises:
+        UnsupportedTriton: naming the version, the range and the remedies.
+    """
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if not TESTED[0] <= numbers <= TESTED[1]:
+        oldest, newest = (".".join(map(str, v)) for v in TESTED)
+        raise UnsupportedTriton(
+            f"Triton is {version}, but replay was tested with {oldest} to {newest}: install one "
+            f"of these, or run on a GPU."
+        )
+
+
+def check_subnormals() -> None:
+    """Refuse to run in a thread that flushes subnormals to zero.
+
+    Raises:
+        ReplayError: if NumPy or torch loses 2^-149.
+    """
+    tiny = 2.0**-149
+    by_numpy = np.full(1, tiny, np.float32) * np.ones(1, np.float32)
+    by_torch = torch.full((1,), tiny) * torch.ones(1)
+    if by_numpy[0] == 0 or by_torch.item() == 0:
+        raise ReplayError(
+            "Subnormal floats are flushed to zero in this thread, but replay needs them: do not "
+            "call torch.set_flush_denormal(True), and do not import code built with fast-math."
+        )
+
+
+class _Utils:
+    """The part of a Triton driver's utilities that compiled kernels ask for."""
+
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills, most threads: there is nothing to load."""
+        return 1, 1, 0, 0, 1024
+
+    def unload_module(self, module: int) -> None:
+        """There is nothing to unload."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """Properties of the reported target."""
+        return {
+            "max_shared_mem": SHARED_MEMORY,
+            "max_num_regs": 65536,
+            "multiprocessor_count": 132,
+            "warpSize": WARP,
+            "sm_clock_rate": 1,
+            "mem_clock_rate": 1,
+            "mem_bus_width": 1,
+        }
+
+
+class ReplayDriver:
+    """The driver that `triton.runtime.driver.set_active` takes.
+
+    Attributes:
+        executes_cpu_tensors: Marks, for launchers, that CPU tensors may be passed.
+        register_buffer_provider: For launchers that pass addresses in tables, see there.
+    """
+
+    executes_cpu_tensors = True
+    register_buffer_provider = staticmethod(register_buffer_provider)
+
+    def __init__(self) -> None:
+        self.utils = _Utils()
+        self.launcher_cls = Launcher
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Never chosen by Triton on its own."""
+        return False
+
+    def get_current_target(self) -> GPUTarget:
+        """The target that kernels are compiled for."""
+        return GPUTarget("cuda", 90, WARP)
+
+    def get_current_device(self) -> int:
+        """The device index of replay."""
+        return DEVICE
+
+    def set_current_device(self, device: int) -> None:
+        """There is one device."""
+
+    def get_current_stream(self, device: int) -> int:
+        """There is one stream, and it is synchronous."""
+        return 0
+
+    def get_device_capability(self, device: int = DEVICE) -> tuple[int, int]:
+        """Compute capability of the reported target."""
+        return 9, 0
+
+    def get_active_torch_device(self) -> torch.device:
+        """The device of tensors."""
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Not needed: no launcher is compiled."""
+        raise ReplayError(f"Replay compiles no launcher, so {ty} has no C++ type.")
+
+    def assemble_tensormap_to_arg(self, info: object, args: object) -> object:
+        """Tensor maps are not supported; arguments pass unchanged."""
+        return args
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        """For autotuning: the wall-clock time of one launch, in milliseconds."""
+
+        def benchmark(
+            call: Callable[[], object], *, quantiles: list[float], **_: object
+        ) -> list[float]:
+            started = perf_counter()
+            call()
+            return [1000.0 * (perf_counter() - started)] * len(quantiles or [0.5])
+
+        return benchmark
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """A buffer that stands for the cache."""
+        return torch.empty(1, dtype=torch.int32)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """There is no cache to clear."""
+        cache.zero_()
+
+
+_LOCK = threading.Lock()
+_DEPTH = 0
+_PREVIOUS: object = None
+_DRIVER = ReplayDriver()
+
+
+def activate() -> None:
+    """Make `kernel[grid](...)` execute compiled code on CPU tensors, in the whole process.
+
+    Calls nest: as many calls of `deactivate` restore the driver that was active before.
+
+    Raises:
+        UnsupportedTriton: if this Triton was not tested.
+        ReplayError: if subnormals are flushed to zero.
+    """
+    global _DEPTH, _PREVIOUS
+    check_version(triton.__version__)
+    check_subnormals()
+    with _LOCK:
+        if _DEPTH == 0:
+            _PREVIOUS = triton.runtime.driver._active
+            triton.runtime.driver.set_active(_DRIVER)
+        _DEPTH += 1
+
+
+def deactivate() -> None:
+    """Undo one `activate`; without one, do nothing."""
+    global _DEPTH, _PREVIOUS
+    with _LOCK:
+        if _DEPTH == 0:
+            return
+        _DEPTH -= 1
+        if _DEPTH == 0:
+            triton.runtime.driver.set_active(_PREVIOUS)
+            _PREVIOUS = None
+
+
+def active() -> bool:
+    """True if kernels launched now run on replay."""
+    return bool(triton.runtime.driver._active is _DRIVER)

@@ -1,0 +1,172 @@
+"""Executes one compiled Triton kernel: arguments to parameters, PTX from Triton's cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from triton.runtime.cache import get_cache_manager
+
+from twinstep.replay.errors import ReplayError
+from twinstep.replay.launch.options import Labelled
+from twinstep.replay.launch.run import Request, pack, program_of, run
+from twinstep.replay.machine.program import Program
+from twinstep.replay.ptx.relocate import relocate
+
+WARP = 32
+
+
+class Metadata(Protocol):
+    """The part of Triton's kernel metadata that replay needs."""
+
+    hash: str
+    name: str
+    num_warps: int
+    num_ctas: int
+    shared: int
+    global_scratch_size: int
+
+
+class Source(Protocol):
+    """The part of Triton's kernel source that replay needs."""
+
+    name: str
+    signature: dict[str, object]
+
+
+Signature = str | tuple["Signature", ...]
+
+
+class Launcher:
+    """Executes one compiled kernel; Triton makes it in place of its own launcher."""
+
+    def __init__(self, src: Source, metadata: Metadata) -> None:
+        self.signature: dict[str, Signature] = {
+            name: cast(Signature, kind) for name, kind in src.signature.items()
+        }
+        self.metadata = metadata
+        self.source_name = src.name
+        self.ptx = _ptx(src, metadata)
+        self.program: Program | None = None
+        self.digest = ""
+        if metadata.num_ctas != 1:
+            raise ReplayError(f"Kernel {src.name} uses clusters of {metadata.num_ctas} blocks.")
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: int,
+        function: object,
+        packed: object,
+        launch_metadata: object,
+        enter: Callable[[object], None] | None,
+        leave: Callable[[object], None] | None,
+        *args: object,
+    ) -> None:
+        """Launch over a grid. `args` are the kernel's arguments, compile-time ones included."""
+        if self.program is None:
+            self.program, self.digest = program_of(self.ptx, self.metadata.name)
+        if enter is not None:
+            enter(launch_metadata)
+        if grid_x * grid_y * grid_z > 0:
+            self._execute(self.program, (int(grid_x), int(grid_y), int(grid_z)), args)
+        if leave is not None:
+            leave(launch_metadata)
+
+    def _execute(
+        self, program: Program, grid: tuple[int, int, int], args: Sequence[object]
+    ) -> None:
+        tensors: list[Labelled] = []
+        values: list[int | float] = []
+        for (name, kind), value in zip(self.signature.items(), args, strict=True):
+            _flatten(name, kind, value, tensors, values)
+        scratch = max(self.metadata.global_scratch_size, 0)
+        if scratch:
+            memory = torch.zeros(grid[0] * grid[1] * grid[2] * scratch + 128, dtype=torch.uint8)
+            tensors.append(("global scratch", memory))
+            values.append(-(-memory.data_ptr() // 128) * 128)
+        # Triton appends pointers to scratch memory, which are null where none is needed.
+        values += [0] * (len(program.kernel.params) - len(values))
+        run(
+            Request(
+                program,
+                self.digest,
+                grid,
+                (self.metadata.num_warps * WARP, 1, 1),
+                pack(program, values),
+                tensors,
+                self.metadata.shared,
+            )
+        )
+
+
+def _ptx(src: Source, metadata: Metadata) -> str:
+    """The PTX that Triton left in its cache beside the binary, with this kernel's own paths."""
+    path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
+    if path is None:
+        raise ReplayError(
+            f"Triton kept no PTX of {src.name}: unset TRITON_STORE_BINARY_ONLY and clear its cache."
+        )
+    text = Path(path).read_text()
+    function = getattr(getattr(src, "fn", None), "fn", None)
+    return relocate(text, inspect.getsourcefile(function) or "") if function else text
+
+
+def _flatten(
+    name: str,
+    kind: Signature,
+    value: object,
+    tensors: list[Labelled],
+    values: list[int | float],
+) -> None:
+    """Append one argument's parameter values; tuples one by one, compile-time ones not at all."""
+    if isinstance(kind, tuple):
+        for index, (inner, item) in enumerate(
+            zip(kind, cast(tuple[object, ...], value), strict=True)
+        ):
+            _flatten(f"{name}[{index}]", inner, item, tensors, values)
+        return
+    if kind == "constexpr":
+        return
+    if kind.startswith(("tensordesc", "nvTmaDesc")):
+        raise ReplayError(f"Argument {name} is a tensor descriptor, which replay does not support.")
+    if kind.startswith("*"):
+        values.append(_pointer(name, value, tensors))
+    elif kind[0] in "fb" and kind != "b1":
+        values.append(_float_bits(kind, float(cast(float, value))))
+    else:
+        values.append(int(cast(int, value)))
+
+
+def _pointer(name: str, value: object, tensors: list[Labelled]) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    base = getattr(value, "base", value)  # a reinterpreted tensor wraps the real one
+    if isinstance(value, torch.Tensor):
+        base = value
+    if not isinstance(base, torch.Tensor):
+        raise ReplayError(f"Argument {name} is a {type(value).__name__}, but should be a tensor.")
+    if base.device.type != "cpu":
+        raise ReplayError(
+            f"Argument {name} is on {base.device}, but replay runs on CPU tensors: move it, or "
+            f"call twinstep.replay.deactivate() to use the GPU."
+        )
+    tensors.append((name, base))
+    return base.data_ptr()
+
+
+def _float_bits(kind: str, value: float) -> int | float:
+    """A float argument as its parameter holds it: bits, rounded once from the Python float."""
+    if kind in ("bf16", "fp16"):
+        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+        return int(torch.tensor(value, dtype=dtype).view(torch.int16).item()) & 0xFFFF
+    size = 8 if kind in ("fp64", "f64") else 4
+    return int(np.array(value, f"f{size}").view(f"u{size}"))
