@@ -13,14 +13,14 @@ from tools.source import ROOT, project_files
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]
 FOLDERS = {path.parts[0] for path in project_files() if len(path.parts) > 1}
 QUOTED = re.compile(r"`([\w./-]+?)(?:::\w+)?`")
-LISTED = re.compile(r"`(\w+\.py)`")
+LISTED = re.compile(r"^\| `(\w+\.py)`", re.MULTILINE)
 
 
 def missing(page: Path, text: str) -> list[str]:
     """Files that a page names in backquotes and that are not in the tree.
 
-    A path starts with a folder of the checkout. In the README of a folder, a bare `name.py` is
-    a file of that folder.
+    A path starts with a folder of the checkout. In the README of a folder, a `name.py` that
+    opens a row of a table is a file of that folder.
     """
     paths = [word for word in QUOTED.findall(text) if "/" in word and word.split("/")[0] in FOLDERS]
     found = [path for path in paths if not (ROOT / path).exists()]
