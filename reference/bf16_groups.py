@@ -193,7 +193,7 @@ def accumulate_gradient(group: PartitionedGroup, index: int) -> None:
     if grad is None:
         return
     view = group.gradients()[index]
-    ((total,),) = accumulate([view], [grad.detach().reshape(-1)])
+    (total,) = accumulate([view], [grad.detach().reshape(-1)])
     view.copy_(total)
     group.has_gradient[index] = True
 

@@ -47,7 +47,7 @@ from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.construction import initialize
 from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.moe import ExpertGroups, gradient_parts, is_moe_param
-from twinstep.reference.norms import check_norm_type, norm_of_parts
+from twinstep.reference.norm import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
 from twinstep.reference.restore import StateDict
 from twinstep.reference.wrapper import Wrapper, check_dense, dropped
@@ -266,7 +266,7 @@ class BF16Optimizer(Wrapper):
 
     def _clip(self) -> None:
         limit = torch.tensor(self.clip_grad, dtype=torch.float64)
-        (factor,) = clip_coefficient(norm=self._norm, max_norm=limit, factor=self._norm)
+        factor = clip_coefficient(norm=self._norm, max_norm=limit)
         for grad in chain.from_iterable(group.gradients() for group in self.groups):
             grad.copy_(fp32(grad) * factor)
 

@@ -11,13 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstep.reference.loss_scale import (
-    GrowthTest,
-    grows_after_full_window,
-    grows_with_full_window,
-)
-from twinstep.reference.scale_state import ScaleState
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compat:
@@ -70,16 +63,6 @@ class Compat:
 
 
 CORRECT = Compat()
-
-
-def state_to_unscale_with(compat: Compat, before: ScaleState, after: ScaleState) -> ScaleState:
-    """The loss-scale state whose scale divides the gradients of this step (LS-1)."""
-    return after if compat.unscale_with_updated_scale else before
-
-
-def growth_test(compat: Compat) -> GrowthTest:
-    """Which clean steps let the dynamic scale grow (LS-4)."""
-    return grows_with_full_window if compat.growth_counts_this_step else grows_after_full_window
 
 
 def moment_dtype(compat: Compat, param_dtype: torch.dtype) -> torch.dtype:

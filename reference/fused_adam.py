@@ -14,7 +14,8 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
+from twinstep.reference.arithmetic import fp32
 from twinstep.reference.compat import CORRECT, Compat, counting, moment_dtype
 from twinstep.reference.hyper import Number, check_adam, control
 from twinstep.reference.restore import StateDict, check_param, loading_as_stored
@@ -150,23 +151,20 @@ class FusedAdam(torch.optim.Optimizer):
         """Step number t, counted from 1, of one parameter."""
         state, device = self.state[param], param.device
         beta1, beta2 = cast(tuple[Number, Number], group["betas"])
-        step = adamw_step if self.adam_w_mode else adam_step
-        (p,), (m,), (v,), _, _ = step(
-            [param],
-            [cast(Tensor, param.grad)],
-            [state["exp_avg"]],
-            [state["exp_avg_sq"]],
-            [],
-            [torch.tensor(t - 1)],
+        s = adam_scalars(
+            t,
             lr=control(cast(Number, group["lr"]), device),
             beta1=control(beta1, device),
             beta2=control(beta2, device),
             eps=control(cast(Number, group["eps"]), device),
             weight_decay=control(cast(Number, group["weight_decay"]), device),
-            factor=torch.ones((), dtype=torch.float32, device=device),
-            found_inf=torch.zeros((), dtype=torch.float32),
+            factor=torch.ones((), device=device),
             bias_correction=bool(group["bias_correction"]),
         )
+        update = adamw_update if self.adam_w_mode else adam_update
+        grad = cast(Tensor, param.grad)
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        p, m, v = update(fp32(param), fp32(grad), fp32(m), fp32(v), s)
         param.copy_(p)
         state["exp_avg"].copy_(m)
         state["exp_avg_sq"].copy_(v)

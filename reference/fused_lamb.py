@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.clip import clip_factor, l2_norm
+from twinstep.reference.clip import clip_factor
 from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.fused_adam import ParamGroup
 from twinstep.reference.hyper import Number, check_adam, check_ratio, control
-from twinstep.reference.lamb import LambControls, lamb_update
+from twinstep.reference.lamb import LambScalars, lamb_scalars, lamb_update
+from twinstep.reference.norm import l2_norm
 from twinstep.reference.restore import StateDict, check_param, loading_as_stored
 
 PerParam = Sequence[Tensor | None]
@@ -201,7 +202,7 @@ class FusedLamb(torch.optim.Optimizer):
         if not self.state[param]:
             self.state[param] = self._initial_state(param)
         state = self.state[param]
-        s = _controls(row, scale).at(int(state["step"].item()) + 1)
+        s = _scalars(row, int(state["step"].item()) + 1, scale)
         p, m, v, ratio = lamb_update(
             fp32(param),
             fp32(row.grad),
@@ -257,14 +258,15 @@ class _Row:
     group: ParamGroup
 
 
-def _controls(row: _Row, scale: Number) -> LambControls:
+def _scalars(row: _Row, t: int, scale: Number) -> LambScalars:
     group, device = row.group, row.param.device
     beta1, beta2 = cast(tuple[Number, Number], group["betas"])
 
     def named(name: str) -> Tensor:
         return control(cast(Number, group[name]), device)
 
-    return LambControls(
+    return lamb_scalars(
+        t,
         lr=named("lr"),
         beta1=control(beta1, device),
         beta2=control(beta2, device),
@@ -280,14 +282,11 @@ def _controls(row: _Row, scale: Number) -> LambControls:
 def _factor(row: _Row, scale: Tensor) -> Tensor:
     """What the gradient is multiplied by: 1/scale, or less where max_grad_norm clips it."""
     max_norm = control(cast(Number, row.group["max_grad_norm"]), row.param.device)
-    zero = torch.zeros((), dtype=torch.float32, device=row.param.device)
-    clips = max_norm.item() > 0
-    norm = zero
-    if clips:
+    norm = torch.zeros(())
+    if max_norm.item() > 0:
         given = row.norm
         norm = l2_norm([row.grad]) if given is None else fp32(control(given, row.param.device))
-    (factor,) = clip_factor(norm=norm, scale=scale, max_norm=max_norm, factor=zero)
-    return factor
+    return clip_factor(norm=norm, scale=scale, max_norm=max_norm)
 
 
 def _per_group(name: str, given: TensorLists | None, lengths: list[int]) -> list[PerParam]:

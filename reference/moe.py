@@ -12,7 +12,7 @@ from typing import cast
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.reference.norms import Part
+from twinstep.reference.norm import Part
 
 ParamGroup = dict[str, object]
 ExpertGroups = Mapping[str, dist.ProcessGroup]

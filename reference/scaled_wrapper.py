@@ -20,10 +20,11 @@ from twinstep.reference.collectives import (
 )
 from twinstep.reference.compat import Compat
 from twinstep.reference.errors import shown
+from twinstep.reference.loss_scale import ScaleState
 from twinstep.reference.moe import ExpertGroups, gradient_parts
-from twinstep.reference.norms import check_norm_type, norm_of_parts
+from twinstep.reference.norm import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-from twinstep.reference.scalers import LossScale, State, checked_scale
+from twinstep.reference.scalers import LossScale, checked_scale
 from twinstep.reference.wrapper import Timers, Wrapper
 
 LOG = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class ScaledWrapper(Wrapper):
         parts = gradient_parts(counted, grads, model, self.expert_groups, self.expert_data_groups)
         return norm_of_parts(parts, self.norm_type, worst=worst)
 
-    def _scale_to_divide_by(self, after: State) -> Tensor:
+    def _scale_to_divide_by(self, after: ScaleState) -> Tensor:
         """The scale that multiplied the loss of these gradients; float64, shape ()."""
         if self.external_loss_scale is not None and not self.compat.external_scale_stays:
             return _float64(self.external_loss_scale)
@@ -164,7 +165,7 @@ class ScaledWrapper(Wrapper):
         """What scaled gradients are divided by, to unscale and clip at once; float64, shape ()."""
         return combined_scale(norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad))
 
-    def _finish(self, found_inf: bool, after: State) -> None:
+    def _finish(self, found_inf: bool, after: ScaleState) -> None:
         """Enter the new scale, after everything that used the old one."""
         before = self.loss_scaler.loss_scale
         self.overflow = found_inf

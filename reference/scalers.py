@@ -9,51 +9,38 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import cast
 
 from torch import Tensor, nn
 
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.compat import CORRECT, Compat, growth_test
-from twinstep.reference.errors import shown
+from twinstep.reference.compat import CORRECT, Compat
+from twinstep.reference.errors import MinimumLossScale, shown
 from twinstep.reference.loss_scale import (
     DynamicRule,
-    DynamicState,
+    Rule,
+    ScaleState,
+    StaticRule,
     TorchRule,
-    TorchState,
     WrapperRule,
-    WrapperState,
-    update_dynamic,
-    update_torch,
-    update_wrapper,
 )
 from twinstep.reference.overflow import any_nonfinite
-from twinstep.reference.scale_state import RULES
 
 Saved = dict[str, float | int | bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StaticState:
-    """What a static scale remembers: itself, and how many steps it has seen."""
-
-    scale: float
-    cur_iter: int = 0
-
-
-State = StaticState | DynamicState | WrapperState | TorchState
 
 
 class LossScale:
     """What all scalers share; `StaticLossScale` and `DynamicLossScale` are the ones to use.
 
     Attributes:
+        rule: moves the scale.
         state: an immutable record of what the rule remembers.
         dynamic: whether the scale can move.
     """
 
-    state: State
+    rule: Rule
+    state: ScaleState
     dynamic: bool
 
     @property
@@ -65,15 +52,21 @@ class LossScale:
     def loss_scale(self, scale: float) -> None:
         self.state = replace(self.state, scale=checked_scale(scale, type(self).__name__))
 
-    def after(self, found_inf: bool) -> State:
+    def after(self, found_inf: bool) -> ScaleState:
         """The state after a step, without entering it.
 
         Raises:
-            MinimumLossScale: see `reference.loss_scale.update_dynamic`.
+            MinimumLossScale: an overflow at the floor of a rule that makes this an error. No state
+                changes, so calling again raises again.
         """
-        if not isinstance(self.state, StaticState):
-            raise TypeError(f"state is {self.state}, but should be that of a static scale")
-        return replace(self.state, cur_iter=self.state.cur_iter + 1)
+        after = self.rule.after(self.state, found_inf)
+        if after.exhausted:
+            scale = self.state.scale
+            raise MinimumLossScale(
+                f"gradients overflow at loss scale {scale}, which should be above its floor "
+                f"min_scale={scale} to shrink again [step {self.state.cur_iter}]"
+            )
+        return after
 
     def update_scale(self, overflow: bool) -> None:
         """Enter the state after a step that overflowed or did not.
@@ -116,9 +109,8 @@ class LossScale:
 
     def state_dict(self) -> Saved:
         """What the rule remembers; constants belong to the constructor."""
-        kept = {field.name: getattr(self.state, field.name) for field in fields(self.state)}
-        scale = kept.pop("scale")
-        return {"dynamic_loss_scale": self.dynamic, "cur_scale": scale, **kept}
+        kept = {name: getattr(self.state, name) for name in self.rule.remembers}
+        return {"dynamic_loss_scale": self.dynamic, "cur_scale": self.state.scale, **kept}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Take over a saved state; keys of the constants are ignored.
@@ -129,11 +121,11 @@ class LossScale:
         """
         self.state = self.restored(state_dict)
 
-    def restored(self, state_dict: Mapping[str, object]) -> State:
+    def restored(self, state_dict: Mapping[str, object]) -> ScaleState:
         """The state that a dict holds, without entering it; raises as `load_state_dict` does."""
         where = f"{type(self).__name__}.load_state_dict"
-        names = {field.name: field.name for field in fields(self.state)} | {"scale": "cur_scale"}
-        missing = [key for key in ("dynamic_loss_scale", *names.values()) if key not in state_dict]
+        keys = ("dynamic_loss_scale", "cur_scale", *self.rule.remembers)
+        missing = [key for key in keys if key not in state_dict]
         if missing:
             raise ValueError(f"state lacks {', '.join(missing)} [{where}]")
         if not isinstance(state_dict["dynamic_loss_scale"], bool):
@@ -147,14 +139,12 @@ class LossScale:
                 f"state is of a {kind[not self.dynamic]} loss scale, but this one is "
                 f"{kind[self.dynamic]}: the rule comes from the constructor [{where}]"
             )
-        changed: dict[str, float | int] = {
-            name: _checked_counter(name, state_dict[key], where)
-            for name, key in names.items()
-            if name != "scale"
+        counters = {
+            name: _checked_counter(name, state_dict[name], where) for name in self.rule.remembers
         }
-        changed["scale"] = _reached_scale(state_dict["cur_scale"], where)
-        restored: Callable[..., State] = replace
-        return restored(self.state, **changed)
+        scale = _reached_scale(state_dict["cur_scale"], where)
+        restored: Callable[..., ScaleState] = replace
+        return restored(self.state, scale=scale, **counters)
 
 
 class StaticLossScale(LossScale):
@@ -167,7 +157,8 @@ class StaticLossScale(LossScale):
     dynamic = False
 
     def __init__(self, *, scale: float = 1.0) -> None:
-        self.state: State = StaticState(scale=checked_scale(scale, "StaticLossScale"))
+        self.rule = StaticRule()
+        self.state = ScaleState(scale=checked_scale(scale, "StaticLossScale"))
 
 
 class DynamicLossScale(LossScale):
@@ -204,7 +195,7 @@ class DynamicLossScale(LossScale):
         compat: Compat = CORRECT,
     ) -> None:
         scale = checked_scale(init_scale, "DynamicLossScale")
-        self.rule: DynamicRule | WrapperRule | TorchRule
+        self.state = ScaleState(scale=scale, cur_hysteresis=delayed_shift)
         if rule == "dynamic":
             self.rule = DynamicRule(
                 scale_factor=scale_factor,
@@ -213,36 +204,22 @@ class DynamicLossScale(LossScale):
                 delayed_shift=delayed_shift,
                 consecutive_hysteresis=consecutive_hysteresis,
                 raise_error_at_min_scale=raise_error_at_min_scale,
-                growth_test=growth_test(compat),
+                growth_counts_this_step=compat.growth_counts_this_step,
             )
-            self.state = DynamicState(scale=scale, cur_hysteresis=delayed_shift)
         elif rule == "wrapper":
             self.rule = WrapperRule(
                 scale_factor=scale_factor, scale_window=scale_window, min_scale=min_scale
             )
-            self.state = WrapperState(scale=scale)
         elif rule == "torch":
             self.rule = TorchRule(
                 growth_factor=scale_factor,
                 backoff_factor=backoff_factor,
                 growth_interval=scale_window,
             )
-            self.state = TorchState(scale=scale)
         else:
-            names = ", ".join(RULES[1:])
-            raise ValueError(f"rule={rule!r}, but should be one of {names} [DynamicLossScale]")
-
-    def after(self, found_inf: bool) -> State:
-        """The state after a step, without entering it.
-
-        Raises:
-            MinimumLossScale: see `reference.loss_scale.update_dynamic`.
-        """
-        if isinstance(self.rule, DynamicRule):
-            return update_dynamic(cast(DynamicState, self.state), found_inf, self.rule)
-        if isinstance(self.rule, WrapperRule):
-            return update_wrapper(cast(WrapperState, self.state), found_inf, self.rule)
-        return update_torch(cast(TorchState, self.state), found_inf, self.rule)
+            raise ValueError(
+                f"rule={rule!r}, but should be one of dynamic, wrapper, torch [DynamicLossScale]"
+            )
 
 
 def wrapper_loss_scale(

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import twinstep.fast.compat
 import twinstep.reference.compat
-import twinstep.reference.mixed_step
 from twinstep.fast.errors import MinimumLossScale
 from twinstep.fast.kernels.finalise import CONTROLS
 from twinstep.fast.mixed_step import LossScaling, MixedStep, mixed_step_
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
+from twinstep.parity.operations import steps
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -82,7 +82,7 @@ class Training:
     def both(self, grads: list[Tensor]) -> None:
         """Step both sides and compare everything that a step writes."""
         params, exp_avgs, exp_avg_sqs, copies, steps = self.lists
-        results: Any = twinstep.reference.mixed_step.mixed_step(
+        results: Any = steps.mixed_step(
             params,
             grads,
             exp_avgs,
@@ -225,7 +225,7 @@ def test_the_function_over_loose_controls_equals_the_reference() -> None:
     training = Training([700, 3], BF16, LossScaling(init_scale=8.0))
     params, exp_avgs, exp_avg_sqs, copies, steps = training.lists
     grads = training.grads(3)
-    twin = twinstep.reference.mixed_step.mixed_step
+    twin = steps.mixed_step
     options = training.controls | training.options
     want: Any = twin(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)
     mixed_step_(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)

@@ -54,16 +54,17 @@ IN_PLACE = {
     "universal.py": {"copy_"},
     "wrapper.py": {"detach_", "zero_"},
 }
-ROOTS = {"sqrt_rn": "torch", "l2_norm": "math", "step_size_of": "math", "norm_of_parts": "math"}
+ROOTS = {"sqrt_rn": "torch", "root_of_squares": "math", "step_size_of": "math"}
+ROOTS |= {"norm_of_parts": "math"}
 READS = {"found_inf", "step"}
-READERS = {"update_scale.py", "loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
+READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 # Sums of whole numbers, and norms that are made of them.
-READERS |= {"collectives.py", "norms.py", "scaled_wrapper.py", "bf16_optimizer.py"}
+READERS |= {"collectives.py", "norm.py", "scaled_wrapper.py", "bf16_optimizer.py"}
 SCALAR_ROOT = ("lamb.py", "step_size_of")
-SUMS = {"norms.py", "wrapper.py", "flat_groups.py", "bf16_groups.py"}
+SUMS = {"norm.py", "wrapper.py", "flat_groups.py", "bf16_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
-POWERS = {("norms.py", "_sum_of_powers")}
-LISTED = {("clip.py", "_squares"), ("norms.py", "_number"), ("norms.py", "_magnitudes")}
+POWERS = {("norm.py", "_sum_of_powers")}
+LISTED = {("norm.py", "_values")}
 
 
 def called(node: ast.Call) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -56,12 +57,20 @@ class Group:
         for output, found in zip(outputs, self.exchange(tensor), strict=True):
             output.copy_(found)
 
+    def all_gather_object(self, outputs: list[object], own: object) -> None:
+        """One output per rank, of any kind."""
+        sent = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        outputs[:] = [pickle.loads(bytes(found.tolist())) for found in self.exchange(sent)]
+
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send collectives to the handle they are given."""
     monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
     monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda o, x, group: group.all_gather_object(o, x)
+    )
     monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
     monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
 

@@ -8,15 +8,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.lamb import LambResult, lamb_step
-from twinstep.reference.update_scale import float64
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.lamb import lamb_step
+from twinstep.reference.parameters import Lists
 
 F = Fraction
-Lists = tuple[list[Tensor], ...]
 HYPER = {
     "lr": 0.0123,
     "beta1": 0.87,
@@ -37,8 +36,8 @@ def call(
     found_inf: float = 0.0,
     bias_correction: bool = True,
     eps_inside_sqrt: bool = False,
-) -> LambResult:
-    step: Callable[..., LambResult] = lamb_step
+) -> Lists:
+    step: Callable[..., Lists] = lamb_step
     return step(
         *lists,
         **{name: float64(value) for name, value in {**HYPER, **hyper}.items()},

@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.oracles.counted import Counted
 from tests.oracles.rational import FP32, rounded
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
-from twinstep.reference.sgd import SgdResult, sgd_step
+from twinstep.reference.parameters import Lists
+from twinstep.reference.sgd import sgd_step
 
 F = Fraction
-Lists = tuple[list[Tensor], ...]
 HYPER = {"lr": 0.0123, "momentum": 0.87, "dampening": 0.3, "weight_decay": 0.07}
 
 
@@ -25,7 +25,7 @@ def call(
     nesterov: bool = False,
     factor: float = 1.0,
     found_inf: float = 0.0,
-) -> SgdResult:
+) -> Lists:
     def control(name: str) -> Tensor:
         return torch.tensor({**HYPER, **hyper}[name], dtype=torch.float64)
 

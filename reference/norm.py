@@ -1,11 +1,12 @@
-"""Norms of all gradients of a model, for every norm type and over ranks.
+"""Norms of gradients: an exact sum, rounded once; of one list, and of a model over its ranks.
 
     p = 2, 1:  (sum |g|^p)^(1/p) from the real sum, rounded once to float64, the root once to fp32
     p = inf:   max |g|
     other p:   the same in float64, each power rounded; not exact, and infinite where that is
 
-All gradients enter one sum before the root. Parts that lie on several ranks are added over their
-process groups as integers, so that the number and order of ranks cannot matter.
+All gradients enter one sum before the root, so that neither their order nor how they are split can
+matter. Parts that lie on several ranks are added over their process groups as integers, so that the
+number and order of ranks cannot matter either.
 
 Ranks that hold the same experts should hold the same gradients of them, but may reduce these in
 another order. Their sums of |g|^p are averaged (rounded down to a multiple of 2^-352), and their
@@ -15,8 +16,10 @@ maxima compared, so that all ranks clip alike; of equal sums the average is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,9 +30,30 @@ from twinstep.reference.collectives import Groups, largest, summed
 from twinstep.reference.overflow import worst_of
 
 # Squares of fp32 numbers are multiples of 2^-298 below 2^256; below that there is room to divide.
-UNIT = 352
-LIMB = 32
-LIMBS = 24
+UNITS = 2**352
+Number = TypeVar("Number", int, float)
+
+
+def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Root of the exact sum of squares of all elements; fp32, shape ().
+
+    Args:
+        tensors: fp32, fp16 or bf16, any shapes. Any NaN gives NaN, otherwise any infinity gives
+            +inf; a norm above the largest fp32 number gives +inf; no elements give 0.0.
+    """
+    return fp32(root_of_squares(tensors))
+
+
+def root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm in float64: the real sum is rounded once, and its root once more."""
+    # A square of an fp32 number is exact in float64.
+    squares = (value * value for value in _values(tensors))
+    return torch.tensor(math.sqrt(math.fsum(squares)), dtype=torch.float64)
+
+
+def _values(tensors: Sequence[Tensor]) -> Iterator[float]:
+    for tensor in tensors:
+        yield from fp64(tensor).reshape(-1).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +106,9 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     if norm_type == math.inf:
         return _largest(parts)
     if norm_type in (1.0, 2.0):
-        total = sum(_exact(part, int(norm_type)) for part in parts) / 2**UNIT
+        total = sum(_exact_sum(part, norm_type) for part in parts) / UNITS
         return _rounded(math.sqrt(total) if norm_type == 2.0 else total)
-    total = _sum_of_powers([_powers(part, norm_type) for part in parts], 1.0)
+    total = _sum_of_powers([_float_sum(part, norm_type) for part in parts], 1.0)
     return _rounded(_sum_of_powers([total], 1.0 / norm_type))
 
 
@@ -103,36 +127,43 @@ def _largest(parts: Sequence[Part]) -> Tensor:
     return worst
 
 
-def _exact(part: Part, power: int) -> int:
-    """The real sum of |g|^power over the part and its groups, as a multiple of 2^-352."""
-    total = 0
-    for value in _magnitudes(part):
-        term = value * value if power == 2 else value
-        numerator, denominator = term.as_integer_ratio()
-        total += numerator * (2**UNIT // denominator)
-    total = _number(summed(_limbs(total), part.experts))
+def _exact_sum(part: Part, norm_type: float) -> int:
+    """The real sum of |g| or g^2 over the part and its groups, as a multiple of 2^-352."""
+    terms = (x * x if norm_type == 2.0 else abs(x) for x in _values(part.tensors))
+    own = sum(int(term * UNITS) for term in terms)
+    return _over_ranks(own, part, _gathered, operator.floordiv)
+
+
+def _float_sum(part: Part, norm_type: float) -> float:
+    own = _sum_of_powers([abs(x) for x in _values(part.tensors)], norm_type)
+    return _over_ranks(own, part, _reduced, operator.truediv)
+
+
+def _over_ranks(
+    own: Number,
+    part: Part,
+    added: Callable[[Number, Groups], Number],
+    divided: Callable[[Number, int], Number],
+) -> Number:
+    """The sum over the part's groups, averaged over those that hold the same gradients."""
+    total = added(own, part.experts)
     if part.replicas is not None:
-        total = _number(summed(_limbs(total), [part.replicas]))
-        total //= dist.get_world_size(part.replicas)
-    return _number(summed(_limbs(total), part.groups))
+        total = divided(added(total, [part.replicas]), dist.get_world_size(part.replicas))
+    return added(total, part.groups)
 
 
-def _limbs(total: int) -> Tensor:
-    """A whole number as 32-bit digits in 64-bit integers, lowest first; sums of them carry late."""
-    digits = [(total >> (LIMB * place)) & (2**LIMB - 1) for place in range(LIMBS)]
-    return torch.tensor(digits, dtype=torch.int64)
+def _gathered(total: int, groups: Groups) -> int:
+    """The sum over each group in turn, exact."""
+    for group in groups:
+        numbers = [0] * dist.get_world_size(group)
+        dist.all_gather_object(numbers, total, group=group)
+        total = sum(numbers)
+    return total
 
 
-def _number(limbs: Tensor) -> int:
-    return sum(digit << (LIMB * place) for place, digit in enumerate(limbs.tolist()))
-
-
-def _powers(part: Part, power: float) -> float:
-    own = _sum_of_powers(list(_magnitudes(part)), power)
-    total = summed(torch.tensor(own, dtype=torch.float64), part.experts)
-    if part.replicas is not None:
-        total = summed(total, [part.replicas]) / dist.get_world_size(part.replicas)
-    return summed(total, part.groups).item()
+def _reduced(total: float, groups: Groups) -> float:
+    """The sum over each group in turn, in float64."""
+    return summed(torch.tensor(total, dtype=torch.float64), groups).item()
 
 
 def _sum_of_powers(values: Sequence[float], power: float) -> float:
@@ -143,8 +174,3 @@ def _sum_of_powers(values: Sequence[float], power: float) -> float:
         return math.fsum(powers)
     except OverflowError:
         return math.inf
-
-
-def _magnitudes(part: Part) -> Iterator[float]:
-    for tensor in part.tensors:
-        yield from fp64(tensor).abs().reshape(-1).tolist()
