@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS, require_lists
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import require_lists
 from twinstep.fast.kernels import accumulate as kernels
 
 

@@ -13,14 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from twinstep.fast.checks import (
-    FLOATS,
-    FP32,
-    Dtypes,
-    require_controls,
-    require_lists,
-    require_steps,
-)
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import FP32, Dtypes, require_controls, require_lists, require_steps
 from twinstep.fast.kernels import adam as kernels
 
 ADAM_DTYPES: dict[str, Dtypes] = {

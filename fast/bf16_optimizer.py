@@ -19,6 +19,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moe import expert_name, is_moe_param
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import (
+    ExpertGroups,
+    ModelParallelUnit,
+    counts_in_norm,
+    tensor_parallel_rank,
+)
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.fast import bf16_state, bf16_universal
 from twinstep.fast.bf16_groups import (
     PartitionedGroup,
@@ -31,23 +42,9 @@ from twinstep.fast.bf16_groups import (
 )
 from twinstep.fast.bf16_step import PartitionedStep, kind_of
 from twinstep.fast.bf16_whole import WholeTensors
-from twinstep.fast.collectives import (
-    NOWHERE,
-    ExpertGroups,
-    Gradients,
-    ModelParallelUnit,
-    Place,
-    Ranks,
-    counts_here,
-    expert_name,
-    is_expert,
-    tensor_parallel_rank,
-)
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.fragments import FragmentAddress
+from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
 from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.moments import StateDict, require_dense
-from twinstep.fast.wrapper import Wrapper, drop_gradients
+from twinstep.fast.wrapper import Wrapper
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
@@ -147,7 +144,7 @@ class BF16Optimizer(Wrapper):
         for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
             where = f"group {index}, BF16Optimizer"
             moe = self.has_moe_layers and bool(options.get("moe"))
-            if moe and not all(is_expert(param) for param in params):
+            if moe and not all(is_moe_param(param) for param in params):
                 raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
             expert = str(options.get("name", "")) if moe else None
             split = splits.get(expert)
@@ -180,9 +177,7 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
-        for param in self._params():
-            if param.grad is not None:
-                require_dense(param.grad, "BF16Optimizer.update_hp_grads")
+        check_dense_gradients(self._params(), "BF16Optimizer.update_hp_grads")
         if not self.immediate_grad_update:
             accumulate_gradients(self.groups)
         if clear_lp_grads:
@@ -218,7 +213,7 @@ class BF16Optimizer(Wrapper):
         rank = tensor_parallel_rank(self.mpu)
         named: dict[str | None, list[Tensor]] = {None: []}
         for param, grad in accumulated:
-            if counts_here(param, rank):
+            if counts_in_norm(param, rank):
                 named.setdefault(expert_name(param), []).append(grad)
         shared = named.pop(None)
         return shared, {str(name): grads for name, grads in named.items()}
@@ -372,7 +367,7 @@ class BF16Optimizer(Wrapper):
         else:
             loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
         if loaded.inner is not None:
-            self._load_inside(loaded.inner)
+            self._load_inner(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         if load_from_fp32_weights or checkpoint_folder is not None:
             for group, master in zip(groups, loaded.masters, strict=True):

@@ -21,11 +21,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.agreement import everywhere
+from twinstep.contract.agreement import on_all_ranks
+from twinstep.contract.errors import in_words
+from twinstep.contract.moments import StateDict, whole_steps
 from twinstep.fast.bf16_groups import PartitionedGroup
-from twinstep.fast.errors import in_words
 from twinstep.fast.fitting import require_dict_of_optimizer, state_inside
-from twinstep.fast.moments import StateDict, steps_from
 from twinstep.fast.saved import clip_of, require_entries, tensors_like
 
 MASTERS = "single_partition_of_fp32_groups"
@@ -90,7 +90,11 @@ def checked(
     Raises:
         ValueError: something does not fit, here or on another rank.
     """
-    return everywhere(lambda: _own(groups, inside, entries, states), groups)
+    return on_all_ranks(
+        lambda: _own(groups, inside, entries, states),
+        [group.process_group for group in groups],
+        groups[0].master.device,
+    )
 
 
 def _own(
@@ -205,7 +209,7 @@ def _joined_state(group: PartitionedGroup, held: Sequence[object]) -> StateDict:
     if any(set(row) != set(rows[0]) for row in rows):
         raise ValueError(f"ranks have different states, but should have the same [{WHERE}]")
     if "step" in rows[0]:
-        steps = [steps_from(row["step"], WHERE) for row in rows]
+        steps = [whole_steps(row["step"], WHERE) for row in rows]
         if len(set(steps)) > 1:
             raise ValueError(f"ranks have steps {steps}, but should agree [{WHERE}]")
     joined: StateDict = dict(rows[0])

@@ -18,9 +18,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from twinstep.contract.hyper import Number
 from twinstep.fast.bf16_groups import PartitionedGroup
 from twinstep.fast.collectives import Gradients
-from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.control import ControlBlock
 from twinstep.fast.fused_adam import ParamGroup
 from twinstep.fast.kernels._arith import HEADER
 from twinstep.fast.kernels.adam import update_adam

@@ -16,12 +16,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.agreement import everywhere
+from twinstep.contract.agreement import on_all_ranks
+from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.tensors import check_in_memory
 from twinstep.fast.bf16_groups import PartitionedGroup
 from twinstep.fast.bf16_state import Loaded
 from twinstep.fast.checkpoint import read_checkpoint, read_number
 from twinstep.fast.fitting import state_inside
-from twinstep.fast.moments import StateDict, require_elements, steps_from
 
 Options = Mapping[str, object]
 Whole = dict[str, Tensor]
@@ -46,7 +47,11 @@ def read(
         ValueError: a file is missing or broken, a parameter has another number of elements, states
             or steps differ within a group, or groups do not match; here or on another rank.
     """
-    return everywhere(lambda: _own(groups, inside, folder, states), groups)
+    return on_all_ranks(
+        lambda: _own(groups, inside, folder, states),
+        [group.process_group for group in groups],
+        groups[0].master.device,
+    )
 
 
 def _own(
@@ -102,7 +107,7 @@ def read_group(folder: Path, params: Mapping[str, Tensor]) -> tuple[dict[str, Wh
         files = [file for file in place.glob("*.pt") if file.stem != "step"]
         wholes[name] = {file.stem: _tensor_of(file, param) for file in sorted(files)}
         count = read_number(place / "step.pt") if (place / "step.pt").exists() else 0.0
-        steps[name] = steps_from(count, str(place))
+        steps[name] = whole_steps(count, str(place))
     if len(set(steps.values())) > 1:
         said = ", ".join(map(str, sorted(set(steps.values()))))
         raise ValueError(f"parameters of one group have steps {said}, but should agree [{folder}]")
@@ -117,7 +122,7 @@ def _tensor_of(file: Path, param: Tensor) -> Tensor:
     label = f"{file.name} of {file.parent.name}"
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{label} has no tensor under param, but should have one [{where}]")
-    require_elements(tensor, label, where)
+    check_in_memory(tensor, label, where)
     if tensor.numel() != param.numel():
         raise ValueError(
             f"{label} has {tensor.numel()} elements, but should have {param.numel()} [{where}]"

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.fragments import FragmentAddress
+from twinstep.contract.fragments import FragmentAddress
 
 
 class ScalerRecord:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS, require_controls, require_lists
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import require_controls, require_lists
 from twinstep.fast.kernels import clip as kernels
 from twinstep.fast.kernels import reduce
 

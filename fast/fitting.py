@@ -12,11 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.errors import in_words
+from twinstep.contract.errors import in_words
+from twinstep.contract.hyper import check_adam, check_lamb
+from twinstep.contract.moments import MOMENTS, StateDict, whole_steps
+from twinstep.contract.tensors import check_in_memory
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.hyper import check_group, check_trust
-from twinstep.fast.moments import MOMENTS, StateDict, require_elements, steps_from
 
 COUNTED = ("step", *MOMENTS)
 LARGEST = "max_exp_avg_sq"
@@ -102,9 +103,9 @@ def _check_options(
         if changed:
             raise ValueError(f"{changed[0]}=True, but should be False for {name} [{where}]")
         try:
-            check_group(merged, where)
+            check_adam(merged, where)
             if isinstance(optimizer, FusedLamb):
-                check_trust(merged, where)
+                check_lamb(merged, where)
         except TypeError as error:
             raise ValueError(str(error)) from error
         return
@@ -161,7 +162,7 @@ class _Expected:
             )
         for name, value in held.items():
             if name == "step":
-                steps_from(value, f"{which}, {where}")
+                whole_steps(value, f"{which}, {where}")
             elif name in self.like and not (name == MOMENTUM and value is None):
                 self._compare(name, value, self.like[name], which, where)
             elif isinstance(value, Tensor) and value.dim() > 0:
@@ -174,7 +175,7 @@ class _Expected:
         if not isinstance(value, Tensor):
             kind = type(value).__name__
             raise ValueError(f"{name} of {which} is a {kind}, but should be a tensor [{where}]")
-        require_elements(value, f"{name} of {which}", where)
+        check_in_memory(value, f"{name} of {which}", where)
         shape = tuple((self.master if like is None else like).shape)
         if tuple(value.shape) != shape:
             raise ValueError(

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS, require_tensor
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import require_tensor
 from twinstep.fast.kernels import pack as kernels
 
 

@@ -13,18 +13,20 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Engine, ExpertGroups, ModelParallelUnit
-from twinstep.fast.compat import CORRECT, Compat
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moments import MOMENTS, StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.timers import Timers
 from twinstep.fast.fitting import state_inside
 from twinstep.fast.flat_groups import lay_out
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.moments import MOMENTS, StateDict
 from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, scaler_of
-from twinstep.fast.wrapper import Timers, drop_gradients
+from twinstep.fast.scalers import LossScale, wrapper_loss_scale
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -59,7 +61,7 @@ class FP16Optimizer(ScaledWrapper):
             averaged over them.
         timers: called around "compute_norm" (which finds overflows, too, and moves the scale) and
             "basic_step" (which unscales, clips and writes the model weights, too); around another
-            class inside also "unscale_and_clip" and "update_fp16". `fast.timers` has some that
+            class inside also "unscale_and_clip" and "update_fp16". `contract.timers` has some that
             wait for nothing.
         compat: upstream behaviour to reproduce; the default is correct.
 
@@ -98,7 +100,7 @@ class FP16Optimizer(ScaledWrapper):
                 "and a scale the old way of apex [FP16Optimizer]"
             )
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
-        scaler = loss_scale_config or scaler_of(
+        arguments = ScaleArguments(
             scales=scales,
             static_loss_scale=static_loss_scale,
             dynamic_loss_scale=dynamic_loss_scale,
@@ -108,7 +110,7 @@ class FP16Optimizer(ScaledWrapper):
         )
         super().__init__(
             init_optimizer,
-            loss_scaler=scaler,
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -177,7 +179,7 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        self._require_dense(params)
+        check_dense_gradients(params, "FP16Optimizer.step")
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
@@ -291,7 +293,7 @@ class FP16Optimizer(ScaledWrapper):
         if load_optimizer_states:
             # Everything fits once this returns.
             inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inside(inside)
+            self._load_inner(inside)
         self.loss_scaler.enter(scaling)
         self.clip_grad = clip_grad
         for group, master in zip(self._groups, masters, strict=True):

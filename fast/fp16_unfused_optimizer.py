@@ -15,20 +15,22 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
-from twinstep.fast.compat import CORRECT, Compat
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moments import MOMENTS, StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.fast.collectives import Gradients
 from twinstep.fast.fitting import state_inside
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.moments import MOMENTS, StateDict, contiguous, require_param
 from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, scaler_of
-from twinstep.fast.strides import aligned_layouts, write_back
-from twinstep.fast.wrapper import drop_gradients
+from twinstep.fast.scalers import LossScale, wrapper_loss_scale
+from twinstep.fast.strides import aligned_layouts, contiguous, write_back
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
 
@@ -89,7 +91,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         groups = init_optimizer.param_groups
         everything = [param for group in groups for param in group["params"]]
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
-        scaler = loss_scale_config or scaler_of(
+        arguments = ScaleArguments(
             scales=scales,
             static_loss_scale=static_loss_scale,
             dynamic_loss_scale=dynamic_loss_scale,
@@ -99,7 +101,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
         super().__init__(
             init_optimizer,
-            loss_scaler=scaler,
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -113,7 +115,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
         self.fused_lamb_legacy = fused_lamb_legacy
         for index, param in enumerate(everything):
-            require_param(param, f"parameter {index}, FP16UnfusedOptimizer")
+            check_param(param, f"parameter {index}, FP16UnfusedOptimizer")
         self.fp16_groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
@@ -188,7 +190,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        self._require_dense(params)
+        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
@@ -337,7 +339,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         if load_optimizer_states:
             # Everything fits once this returns.
             inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inside(inside)
+            self._load_inner(inside)
         self.loss_scaler.enter(scaling)
         self.clip_grad = clip_grad
         for master, given in zip(self._masters(), masters, strict=True):

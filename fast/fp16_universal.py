@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.moments import StateDict
 from twinstep.fast.bf16_universal import Whole, dict_inside, read_group, saved_options
 from twinstep.fast.checkpoint import ScalerRecord, read_checkpoint
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.fast.moments import StateDict
 from twinstep.fast.saved import FLAT, UNFUSED, scale_to_save
 from twinstep.fast.scalers import LossScale
 

@@ -12,20 +12,19 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS
-from twinstep.fast.compat import CORRECT, Compat, moment_dtype
-from twinstep.fast.control import ControlBlock, Number
-from twinstep.fast.hyper import check_group
-from twinstep.fast.kernels.adam import CONTROLS, prepare_adam, update_adam
-from twinstep.fast.moments import (
+from twinstep.contract.compat import CORRECT, Compat, moment_dtype
+from twinstep.contract.hyper import Number, check_adam
+from twinstep.contract.moments import (
     MOMENTS,
     StateDict,
-    contiguous,
-    precise_loading,
-    require_dense,
-    require_param,
+    check_added_group,
+    loading_as_stored,
+    new_state,
 )
-from twinstep.fast.strides import aligned_layouts, write_back
+from twinstep.contract.tensors import FLOATS, check_dense_gradients
+from twinstep.fast.control import ControlBlock
+from twinstep.fast.kernels.adam import CONTROLS, prepare_adam, update_adam
+from twinstep.fast.strides import aligned_layouts, contiguous, write_back
 from twinstep.fast.tables import TableCache
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
@@ -90,15 +89,9 @@ class FusedAdam(torch.optim.Optimizer):
             ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
                 or overlaps itself. Nothing has been added.
         """
-        check_group(self.defaults | param_group, "FusedAdam")
-        before = len(self.param_groups)
+        check_adam(self.defaults | param_group, "FusedAdam")
         super().add_param_group(param_group)
-        try:
-            for index, param in enumerate(self.param_groups[before]["params"]):
-                require_param(param, f"group {before}, parameter {index}, FusedAdam")
-        except ValueError:
-            del self.param_groups[before]
-            raise
+        check_added_group(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop (True) or zero (False) all gradients; None does what `set_grad_none` says."""
@@ -130,8 +123,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for params in self._by_device():
-            for param in params.members:
-                require_dense(cast(Tensor, param.grad), "FusedAdam.step")
+            check_dense_gradients(params.members, "FusedAdam.step")
         for params in self._by_device():
             self._step_members(params)
         return loss
@@ -211,9 +203,7 @@ class FusedAdam(torch.optim.Optimizer):
             self.state[param] = self.state[param] or self._new_state(param)
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
-        dtype = moment_dtype(self.compat, param.dtype)
-        state = {name: torch.zeros_like(param, dtype=dtype) for name in MOMENTS}
-        return {"step": torch.zeros((), dtype=torch.int64, device=param.device), **state}
+        return new_state(param, moment_dtype(self.compat, param.dtype))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state; moments keep their precision, counters become integers. All is copied.
@@ -221,7 +211,7 @@ class FusedAdam(torch.optim.Optimizer):
         Raises:
             ValueError: a counter is not a whole number of steps, or groups do not match.
         """
-        with precise_loading(self, self._new_state):
+        with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> StateDict:

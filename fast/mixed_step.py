@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
+from twinstep.contract.hyper import Number
+from twinstep.contract.tensors import FLOATS
 from twinstep.fast.adam import require_adam
-from twinstep.fast.checks import FLOATS, require_lists
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.control import ControlBlock, Number
-from twinstep.fast.errors import MinimumLossScale
+from twinstep.fast.checks import require_lists
+from twinstep.fast.control import ControlBlock
 from twinstep.fast.kernels import mixed_step as kernels
 from twinstep.fast.kernels.finalise import CONTROLS, Finish
 

@@ -5,9 +5,10 @@ from typing import cast
 
 from torch import Tensor
 
-from twinstep.fast.errors import in_words
-from twinstep.fast.moments import require_elements
-from twinstep.fast.scalers import DynamicLossScale, LossScale, Saved
+from twinstep.contract.errors import in_words
+from twinstep.contract.loss_scale import Saved
+from twinstep.contract.tensors import check_in_memory
+from twinstep.fast.scalers import DynamicLossScale, LossScale
 
 # Who saves under these keys.
 FLAT, UNFUSED, SPLIT = "fp32_groups_flat", "fp32_groups", "single_partition_of_fp32_groups"
@@ -78,7 +79,7 @@ def tensors_like(saved: object, own: Sequence[Tensor], name: str, where: str) ->
         if not isinstance(tensor, Tensor):
             kind = type(tensor).__name__
             raise ValueError(f"{name}[{index}] is a {kind}, but should be a tensor [{where}]")
-        require_elements(tensor, f"{name}[{index}]", where)
+        check_in_memory(tensor, f"{name}[{index}]", where)
         if tensor.numel() != like.numel():
             raise ValueError(
                 f"{name}[{index}] has {tensor.numel()} elements, but should have {like.numel()} "

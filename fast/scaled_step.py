@@ -18,9 +18,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import Compat
+from twinstep.contract.hyper import Number
 from twinstep.fast.collectives import Gradients
-from twinstep.fast.compat import Compat
-from twinstep.fast.control import ControlBlock, Number
+from twinstep.fast.control import ControlBlock
 from twinstep.fast.fused_adam import FusedAdam, ParamGroup
 from twinstep.fast.fused_lamb import FusedLamb, LambBlock
 from twinstep.fast.kernels._arith import FACTOR, HEADER

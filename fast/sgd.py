@@ -10,14 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from twinstep.fast.checks import (
-    FLOATS,
-    FP32,
-    Dtypes,
-    require_controls,
-    require_lists,
-    require_steps,
-)
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import FP32, Dtypes, require_controls, require_lists, require_steps
 from twinstep.fast.kernels import sgd as kernels
 
 SGD_DTYPES: dict[str, Dtypes] = {

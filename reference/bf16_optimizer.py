@@ -25,6 +25,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import (
+    ExpertGroups,
+    ModelParallelUnit,
+    counts_in_norm,
+    tensor_parallel_rank,
+)
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.wrapper import Wrapper, initialize
 from twinstep.reference import bf16_state, universal, whole
 from twinstep.reference.arithmetic import fp32, fp64
 from twinstep.reference.bf16_groups import (
@@ -36,21 +48,10 @@ from twinstep.reference.bf16_groups import (
     refresh,
 )
 from twinstep.reference.clip import clip_coefficient
-from twinstep.reference.collectives import (
-    ModelParallelUnit,
-    counted_once,
-    largest,
-    overflow_groups,
-    tensor_parallel_rank,
-)
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.construction import initialize
-from twinstep.reference.fragments import FragmentAddress
-from twinstep.reference.moe import ExpertGroups, gradient_parts, is_moe_param
+from twinstep.reference.collectives import largest, overflow_groups
+from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norm import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-from twinstep.reference.restore import StateDict
-from twinstep.reference.wrapper import Wrapper, check_dense, dropped
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
@@ -176,7 +177,7 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
-        check_dense(self._params(), "BF16Optimizer.update_hp_grads")
+        check_dense_gradients(self._params(), "BF16Optimizer.update_hp_grads")
         if not self.immediate_grad_update:
             for group in self.groups:
                 for index in range(len(group.params)):
@@ -227,7 +228,7 @@ class BF16Optimizer(Wrapper):
     def _counted(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         """Those that count on this rank."""
         rank = tensor_parallel_rank(self.mpu)
-        return [(param, grad) for param, grad in pairs if counted_once(param, rank)]
+        return [(param, grad) for param, grad in pairs if counts_in_norm(param, rank)]
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -274,7 +275,7 @@ class BF16Optimizer(Wrapper):
         for group in self.groups:
             group.master.grad = fp32(group.own(group.accumulator)).clone()
         self.optimizer.step()
-        dropped(group.master for group in self.groups)
+        drop_gradients(group.master for group in self.groups)
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step."""
@@ -299,7 +300,7 @@ class BF16Optimizer(Wrapper):
 
     def clear_lp_grads(self, set_to_none: bool = False) -> None:
         """Zero the parameters' own gradients, or drop them."""
-        dropped(self._params(), set_to_none=set_to_none)
+        drop_gradients(self._params(), set_to_none=set_to_none)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' own gradients and the accumulators."""
@@ -337,7 +338,7 @@ class BF16Optimizer(Wrapper):
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients, accumulators and the state inside."""
-        return self._report(
+        return self._bytes(
             model_weights=self.bf16_groups_flat,
             master_weights=self.fp32_groups_flat_partition,
             gradients=[param.grad for param in self._params()],

@@ -15,12 +15,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.reference.agreement import on_all_ranks
+from twinstep.contract.agreement import on_all_ranks
+from twinstep.contract.errors import in_words
+from twinstep.contract.moments import StateDict, whole_steps
 from twinstep.reference.bf16_groups import PartitionedGroup
 from twinstep.reference.checkpoint import matching_tensors, require_keys
-from twinstep.reference.errors import shown
 from twinstep.reference.fitting import inner_state, parsed_inner_state
-from twinstep.reference.restore import StateDict, whole_steps
 from twinstep.reference.scaled_wrapper import checked_clip
 
 MASTERS = "single_partition_of_fp32_groups"
@@ -85,6 +85,7 @@ def checked(
     return on_all_ranks(
         lambda: _checked(groups, optimizer, entries, states),
         [group.process_group for group in groups],
+        groups[0].master.device,
     )
 
 
@@ -132,7 +133,8 @@ def _check_count(entry: StateDict, worlds: Sequence[int], rank: int) -> None:
     count = entry.get("partition_count", list(worlds))
     if count != list(worlds):
         raise ValueError(
-            f"partition_count={shown(count)}, but should be {list(worlds)} [entry {rank}, {WHERE}]"
+            f"partition_count={in_words(count)}, but should be {list(worlds)} "
+            f"[entry {rank}, {WHERE}]"
         )
 
 

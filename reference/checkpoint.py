@@ -15,8 +15,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.reference.fragments import FragmentAddress
-from twinstep.reference.restore import check_dense_tensor
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.tensors import check_in_memory
 
 
 class SavedScaler:
@@ -163,7 +163,7 @@ def matching_tensors(
 
 
 def _fitting(tensor: Tensor, like: Tensor, name: str, where: str, least: int) -> Tensor:
-    check_dense_tensor(tensor, name, where)
+    check_in_memory(tensor, name, where)
     if tensor.dtype != like.dtype:
         raise ValueError(f"{name} is {tensor.dtype}, but should be {like.dtype} [{where}]")
     missing = like.numel() - tensor.numel()

@@ -14,11 +14,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.reference.errors import shown
+from twinstep.contract.errors import in_words
+from twinstep.contract.hyper import check_adam, check_lamb
+from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.tensors import check_in_memory
 from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.hyper import check_adam, check_ratio
-from twinstep.reference.restore import StateDict, check_dense_tensor, whole_steps
 
 ADAM = ("step", "exp_avg", "exp_avg_sq")
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
@@ -115,7 +116,7 @@ def _check_options(
     try:
         check_adam(group, where)
         if isinstance(optimizer, FusedLamb):
-            check_ratio(group, where)
+            check_lamb(group, where)
     except TypeError as error:
         raise ValueError(str(error)) from error
 
@@ -124,13 +125,15 @@ def _check_option(name: str, value: object, like: object, where: str) -> None:
     """Require a number where this class has a number, and as many where it has several."""
     if isinstance(like, tuple | list):
         if not isinstance(value, tuple | list) or len(value) != len(like):
-            raise ValueError(f"{name}={shown(value)}, but should be {len(like)} numbers [{where}]")
+            raise ValueError(
+                f"{name}={in_words(value)}, but should be {len(like)} numbers [{where}]"
+            )
         for index, (one, its) in enumerate(zip(value, like, strict=True)):
             _check_option(f"{name}[{index}]", one, its, where)
     elif isinstance(like, int | float | Tensor) and not isinstance(like, bool):
         number = _number(value)
         if number is None or number != number:
-            raise ValueError(f"{name}={shown(value)}, but should be a number [{where}]")
+            raise ValueError(f"{name}={in_words(value)}, but should be a number [{where}]")
 
 
 def _number(value: object) -> float | None:
@@ -156,7 +159,7 @@ def _check_state(
             raise ValueError(
                 f"{name} is a {type(value).__name__}, but should be a tensor [{where}]"
             )
-        check_dense_tensor(value, name, where)
+        check_in_memory(value, name, where)
         if value.shape != like.shape:
             # `where` begins with the parameter.
             raise ValueError(

@@ -26,19 +26,20 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import fp32
 from twinstep.reference.checkpoint import matching_tensors, require_keys
-from twinstep.reference.collectives import Engine, ModelParallelUnit
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.construction import initialize
 from twinstep.reference.fitting import inner_state
 from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.moe import ExpertGroups, is_moe_param
-from twinstep.reference.restore import StateDict, check_param
 from twinstep.reference.saved_scale import saved_scale
 from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
 from twinstep.reference.scalers import LossScale, wrapper_loss_scale
-from twinstep.reference.wrapper import check_dense, dropped
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -92,17 +93,17 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         if fused_lamb_legacy:
             _require_lamb(init_optimizer)
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
+        arguments = ScaleArguments(
+            scales=scales,
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args,
+            initial_scale=2.0**16,
+            min_scale=0.25,
+        )
         super().__init__(
             init_optimizer,
-            loss_scaler=loss_scale_config
-            or wrapper_loss_scale(
-                scales=scales,
-                static_loss_scale=static_loss_scale,
-                dynamic_loss_scale=dynamic_loss_scale,
-                dynamic_loss_args=dynamic_loss_args,
-                initial_scale=2.0**16,
-                min_scale=0.25,
-            ),
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -129,7 +130,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             self.initialize_optimizer_states()
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; see `reference.construction.initialize`."""
+        """Allocate the state of the optimizer inside; see `contract.wrapper.initialize`."""
         initialize(self.optimizer, self._masters(), self.compat)
 
     @overload
@@ -152,7 +153,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        check_dense(params, "FP16UnfusedOptimizer.step")
+        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
         worst = self._worst(params)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
@@ -164,7 +165,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._norm = scaled_norm if reports_scaled else unscaled(scaled_norm, scale)
         divisor = self._divisor(scaled_norm, scale)
         if found_inf:
-            dropped(params)
+            drop_gradients(params)
         elif self.fused_lamb_legacy:
             self._step_fused_lamb(divisor)
         else:
@@ -177,7 +178,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for param, master in self._pairs():
             master.grad = fp32(_gradient(param)) * factor
         self.optimizer.step()
-        dropped(self._masters())
+        drop_gradients(self._masters())
         self._publish()
 
     def _step_fused_lamb(self, divisor: Tensor) -> None:
@@ -190,7 +191,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        dropped(self._params(), set_to_none=set_to_none)
+        drop_gradients(self._params(), set_to_none=set_to_none)
 
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
@@ -199,7 +200,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
-        return self._report(
+        return self._bytes(
             model_weights=self._params(),
             master_weights=self._masters(),
             gradients=[param.grad for param in self._params()],

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.moments import StateDict
 from twinstep.reference.checkpoint import SavedScaler, read_checkpoint
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.restore import StateDict
 from twinstep.reference.saved_scale import saved_scale
 from twinstep.reference.scalers import LossScale
 from twinstep.reference.universal import (

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.reference.adam import adam_step, adamw_step
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.loss_scale import ScaleState, Transition
 from twinstep.reference.norm import l2_norm
 from twinstep.reference.overflow import any_nonfinite

@@ -8,24 +8,26 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.clip import combined_scale
-from twinstep.reference.collectives import (
+from twinstep.contract.compat import Compat
+from twinstep.contract.errors import in_words
+from twinstep.contract.loss_scale import checked_scale
+from twinstep.contract.parallel import (
     Engine,
+    ExpertGroups,
     ModelParallelUnit,
-    counted_once,
-    largest,
-    overflow_groups,
+    counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.reference.compat import Compat
-from twinstep.reference.errors import shown
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import Wrapper
+from twinstep.reference.arithmetic import float64, fp32, fp64
+from twinstep.reference.clip import combined_scale
+from twinstep.reference.collectives import largest, overflow_groups
 from twinstep.reference.loss_scale import ScaleState
-from twinstep.reference.moe import ExpertGroups, gradient_parts
+from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norm import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-from twinstep.reference.scalers import LossScale, checked_scale
-from twinstep.reference.wrapper import Timers, Wrapper
+from twinstep.reference.scalers import LossScale
 
 LOG = logging.getLogger(__name__)
 
@@ -148,7 +150,7 @@ class ScaledWrapper(Wrapper):
         Not finite where any gradient is not, even if it does not count.
         """
         rank = tensor_parallel_rank(self.mpu)
-        counted = [p for p in params if p.grad is not None and counted_once(p, rank)]
+        counted = [p for p in params if p.grad is not None and counts_in_norm(p, rank)]
         grads = [param.grad for param in counted if param.grad is not None]
         model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
         parts = gradient_parts(counted, grads, model, self.expert_groups, self.expert_data_groups)
@@ -157,13 +159,13 @@ class ScaledWrapper(Wrapper):
     def _scale_to_divide_by(self, after: ScaleState) -> Tensor:
         """The scale that multiplied the loss of these gradients; float64, shape ()."""
         if self.external_loss_scale is not None and not self.compat.external_scale_stays:
-            return _float64(self.external_loss_scale)
+            return float64(self.external_loss_scale)
         updated = self.compat.unscale_with_updated_scale
-        return _float64(after.scale if updated else self.loss_scaler.loss_scale)
+        return float64(after.scale if updated else self.loss_scaler.loss_scale)
 
     def _divisor(self, scaled_norm: Tensor, scale: Tensor) -> Tensor:
         """What scaled gradients are divided by, to unscale and clip at once; float64, shape ()."""
-        return combined_scale(norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad))
+        return combined_scale(norm=scaled_norm, scale=scale, max_norm=float64(self.clip_grad))
 
     def _finish(self, found_inf: bool, after: ScaleState) -> None:
         """Enter the new scale, after everything that used the old one."""
@@ -188,9 +190,5 @@ def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -
     """
     value = state_dict.get("clip_grad", default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"clip_grad={shown(value)}, but should be a number [{where}]")
+        raise ValueError(f"clip_grad={in_words(value)}, but should be a number [{where}]")
     return float(value)
-
-
-def _float64(x: float) -> Tensor:
-    return torch.tensor(x, dtype=torch.float64)

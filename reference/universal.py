@@ -18,12 +18,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.reference.agreement import on_all_ranks
+from twinstep.contract.agreement import on_all_ranks
+from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.tensors import check_in_memory
 from twinstep.reference.bf16_groups import PartitionedGroup
 from twinstep.reference.bf16_state import Loaded
 from twinstep.reference.checkpoint import read_checkpoint, read_number
 from twinstep.reference.fitting import fitting
-from twinstep.reference.restore import StateDict, check_dense_tensor, whole_steps
 
 WEIGHT = "fp32"
 
@@ -63,6 +64,7 @@ def read(
     return on_all_ranks(
         lambda: _read(groups, optimizer, folder, states),
         [group.process_group for group in groups],
+        groups[0].master.device,
     )
 
 
@@ -152,7 +154,7 @@ def _whole(file: Path, param: Tensor) -> Tensor:
         raise ValueError(f"{place} has shape {shape}, but should have {tuple(param.shape)}")
     if tensor.dtype != torch.float32:
         raise ValueError(f"{place} is {tensor.dtype}, but should be torch.float32")
-    check_dense_tensor(tensor, "param", place)
+    check_in_memory(tensor, "param", place)
     return tensor.detach().reshape(-1)
 
 

@@ -15,10 +15,10 @@ import twinstep.reference.adam
 import twinstep.reference.lamb
 import twinstep.reference.mixed_step
 import twinstep.reference.sgd
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.operations import arguments, combinations, controls
 from twinstep.parity.operations.operation import Operation, Option
 from twinstep.parity.operations.scales import scale_controls, scale_state
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.loss_scale import DynamicRule, TorchRule, Transition, WrapperRule
 
 ADAM_LINES = (

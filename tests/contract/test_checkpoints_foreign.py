@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 import twinstep.fast.checkpoint
-import twinstep.fast.compat
 import twinstep.fast.fp16_universal
 import twinstep.reference.checkpoint
-import twinstep.reference.compat
 import twinstep.reference.fp16_universal
 from tests.golden.test_golden_checkpoints import SHAPES, SPOILS, UNIVERSAL
 from tests.helpers.checkpoint_runs import CLASSES, SIDES, Run, plain
+from twinstep.contract.compat import Compat
 from twinstep.golden.record_checkpoints import FOLDER, SIZES, gradient
 from twinstep.golden.record_checkpoints import SCALING as THEIRS
 from twinstep.parity.cases.fixed_inputs import bits, moderate
@@ -33,10 +32,7 @@ LOADERS: dict[str, Any] = {
     "fast": twinstep.fast.fp16_universal,
     "reference": twinstep.reference.fp16_universal,
 }
-COMPATS: dict[str, Any] = {
-    "fast": twinstep.fast.compat.Compat,
-    "reference": twinstep.reference.compat.Compat,
-}
+COMPATS: dict[str, Any] = {"fast": Compat, "reference": Compat}
 KINDS = pytest.mark.parametrize("kind", ["flat", "unfused"])
 
 

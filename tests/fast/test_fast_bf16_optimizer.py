@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import twinstep.fast.bf16_optimizer
-import twinstep.fast.compat
 import twinstep.fast.fused_adam
 import twinstep.reference.bf16_optimizer
-import twinstep.reference.compat
 import twinstep.reference.fused_adam
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 
@@ -35,16 +34,8 @@ class Twins:
         self.params: list[list[torch.nn.Parameter]] = []
         both = []
         for side, adam, made in (
-            (
-                twinstep.fast.bf16_optimizer,
-                twinstep.fast.fused_adam.FusedAdam,
-                twinstep.fast.compat.Compat,
-            ),
-            (
-                twinstep.reference.bf16_optimizer,
-                twinstep.reference.fused_adam.FusedAdam,
-                twinstep.reference.compat.Compat,
-            ),
+            (twinstep.fast.bf16_optimizer, twinstep.fast.fused_adam.FusedAdam, Compat),
+            (twinstep.reference.bf16_optimizer, twinstep.reference.fused_adam.FusedAdam, Compat),
         ):
             groups = [
                 {"params": [self.param(shape, 7 * at + n, dtype) for n, shape in enumerate(row)]}

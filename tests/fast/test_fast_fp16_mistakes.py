@@ -78,7 +78,7 @@ def reports_its_part(self: Any, closure: None = None) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "world", "options"),
     [
-        ("counts_here", lambda param, rank: True, (1, 2), {}),
+        ("counts_in_norm", lambda param, rank: True, (1, 2), {}),
         ("expert_name", lambda param: "", (1, 2), {"cls": Experts, "given": experts}),
         ("gradients", without(model=()), (1, 2), {}),
         ("gradients", without(uncounted=()), (1, 2), {"slot": 0}),

@@ -21,7 +21,7 @@ import twinstep.reference.fused_adam
 import twinstep.reference.fused_lamb
 import twinstep.reference.scalers
 import twinstep.replay
-from twinstep.fast.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.runner.host_sync import watched

@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import twinstep.fast.compat
 import twinstep.fast.fp16_optimizer
 import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.compat
 import twinstep.reference.fp16_optimizer
 import twinstep.reference.fp16_unfused_optimizer
 import twinstep.reference.fused_adam
 import twinstep.reference.fused_lamb
 import twinstep.reference.scalers
 import twinstep.replay
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.runner.host_sync import watched
@@ -36,14 +35,14 @@ SIDES: dict[str, dict[str, Any]] = {
         "adam": twinstep.fast.fused_adam.FusedAdam,
         "lamb": twinstep.fast.fused_lamb.FusedLamb,
         "scaler": twinstep.fast.scalers.DynamicLossScale,
-        "compat": twinstep.fast.compat.Compat,
+        "compat": Compat,
     },
     "reference": {
         "wrapper": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
         "adam": twinstep.reference.fused_adam.FusedAdam,
         "lamb": twinstep.reference.fused_lamb.FusedLamb,
         "scaler": twinstep.reference.scalers.DynamicLossScale,
-        "compat": twinstep.reference.compat.Compat,
+        "compat": Compat,
     },
 }
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 10), (0,), (30,), (5,))

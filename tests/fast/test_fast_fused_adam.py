@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
-import twinstep.fast.compat
-import twinstep.reference.compat
 import twinstep.reference.fused_adam
+from twinstep.contract.compat import Compat
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
@@ -36,11 +35,9 @@ class Twins:
     def __init__(self, shapes: list[tuple[int, ...]], **options: Any) -> None:
         compat = options.pop("compat", {})
         self.params = [parameters(shapes), parameters(shapes)]
-        self.fast = FusedAdam(
-            self.params[0], **options, compat=twinstep.fast.compat.Compat(**compat)
-        )
+        self.fast = FusedAdam(self.params[0], **options, compat=Compat(**compat))
         self.reference = twinstep.reference.fused_adam.FusedAdam(
-            self.params[1], **options, compat=twinstep.reference.compat.Compat(**compat)
+            self.params[1], **options, compat=Compat(**compat)
         )
 
     def step(self, seed: int, missing: tuple[int, ...] = ()) -> None:
@@ -271,7 +268,7 @@ def test_zero_grad_drops_or_zeroes(constructed: bool, asked: bool | None, droppe
         ({"betas": 0.9}, TypeError, r"betas=0\.9, but should be two numbers"),
         ({"eps": float("nan")}, ValueError, r"eps=nan, but should be finite"),
         ({"weight_decay": "x"}, TypeError, r"weight_decay='x', but should be a number"),
-        ({"lr": torch.zeros(2)}, ValueError, r"lr has 2 elements"),
+        ({"lr": torch.zeros(2)}, ValueError, r"lr has shape \(2,\), but should have one element"),
         ({"bias_correction": 1.0}, TypeError, r"bias_correction=1\.0"),
     ],
 )

@@ -11,9 +11,8 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import twinstep.fast.compat
-import twinstep.reference.compat
-from twinstep.fast.errors import MinimumLossScale
+from twinstep.contract.compat import Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.kernels.finalise import CONTROLS
 from twinstep.fast.mixed_step import LossScaling, MixedStep, mixed_step_
 from twinstep.parity.cases.fixed_inputs import moderate
@@ -55,7 +54,7 @@ class Training:
             weight_decay=0.03,
             max_norm=2.0,
             loss_scaling=scaling,
-            compat=twinstep.fast.compat.Compat(**compat),
+            compat=Compat(**compat),
         )
         self.ours = ours
         self.lists = [self.params, *self.moments, self.copies, [torch.tensor(0) for _ in sizes]]
@@ -67,7 +66,7 @@ class Training:
             "consecutive_hysteresis": scaling.consecutive_hysteresis,
             "raise_error_at_min_scale": scaling.raise_error_at_min_scale,
         }
-        self.compat = twinstep.reference.compat.Compat(**compat)
+        self.compat = Compat(**compat)
 
     def grads(self, seed: int, bad: float | None = None) -> list[Tensor]:
         """Return gradients, the last of them with one element that is not finite."""

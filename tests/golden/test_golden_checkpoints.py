@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.moments import StateDict
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import FOLDER, SCALING, SIZES, gradient
 from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.reference.bf16_optimizer import BF16Optimizer
 from twinstep.reference.checkpoint import read_checkpoint
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.restore import StateDict
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 UNIVERSAL = FOLDER / "deepspeed_universal"
@@ -181,7 +181,7 @@ def test_ranks_that_own_only_padding_load_too(monkeypatch: pytest.MonkeyPatch) -
         params, optimizer = universal_optimizer(group)  # type: ignore[arg-type]
         optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
         (state,) = optimizer.state.values()
-        found[rank] = ([bits(param.detach()) for param in params], int(str(state["step"].item())))  # type: ignore[attr-defined]
+        found[rank] = ([bits(param.detach()) for param in params], int(str(state["step"].item())))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
     for thread in threads:

@@ -10,13 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-import twinstep.fast.compat
 import twinstep.fast.fp16_optimizer
 import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.compat
 import twinstep.reference.fp16_optimizer
 import twinstep.reference.fp16_unfused_optimizer
 import twinstep.reference.fused_adam
@@ -24,6 +22,7 @@ import twinstep.reference.fused_lamb
 import twinstep.reference.scalers
 from tests.fast.test_fast_bf16_ranks import Polite, in_turns
 from tests.reference.test_reference_bf16_ranks import Group, Meeting
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 HALF = torch.float16
@@ -149,7 +148,7 @@ class Training:
         self.optimizer = wrapper(
             made,
             verbose=False,
-            compat=home.compat.Compat(**(compat or {})),
+            compat=Compat(**(compat or {})),
             **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
         )
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.fragments import FragmentAddress
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.adam import adamw_step
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.parameters import Lists
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.compat import Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moments import StateDict
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.compat import Compat
-from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.restore import StateDict
 
 BRAIN = torch.bfloat16
 MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"

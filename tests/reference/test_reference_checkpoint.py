@@ -130,8 +130,11 @@ def inner_with(shape: tuple[int, ...]) -> Callable[[dict[str, object]], object]:
 WRONG: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "no dict": (lambda _: [1], "state is a list, but should be a dict"),
     "foreign": (lambda _: {"weights": 1}, "state lacks optimizer_state_dict"),
-    "no scale": (without("cur_scale"), "state lacks cur_scale"),
-    "static": (lambda s: {**s, "dynamic_loss_scale": False}, "state is of a static loss scale"),
+    "no scale": (without("cur_scale"), "state has no cur_scale, but should"),
+    "static": (
+        lambda s: {**s, "dynamic_loss_scale": False},
+        "dynamic_loss_scale=False, but should be True: the rule comes from",
+    ),
     "clip": (lambda s: {**s, "clip_grad": "much"}, "clip_grad='much', but should be a number"),
     "inner": (lambda s: {**s, "optimizer_state_dict": 3}, "should be the state dict of an optim"),
     "groups": (

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.errors import MinimumLossScale
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.mixed_step import MixedResult, mixed_step

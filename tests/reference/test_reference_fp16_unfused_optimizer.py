@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.reference.fused_adam import FusedAdam

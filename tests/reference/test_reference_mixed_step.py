@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
 from twinstep.parity.operations.scales import update_scale_dynamic
 from twinstep.parity.operations.steps import mixed_step
 from twinstep.reference.adam import adam_step, adamw_step
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.norm import l2_norm
 from twinstep.reference.parameters import Lists
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.golden.trace import Header, Step, Trace
 from twinstep.parity.proof.gates import golden_traces_wrappers
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.loss_scale import DynamicRule, Rule, ScaleState, TorchRule, WrapperRule
 from twinstep.reference.mixed_step import mixed_step
 

@@ -8,19 +8,20 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from twinstep.reference.collectives import largest
-
 T = TypeVar("T")
 
 
-def on_all_ranks(read: Callable[[], T], groups: Iterable[dist.ProcessGroup | None]) -> T:
-    """What `read` returns, if it does so on every rank.
+def on_all_ranks(
+    read: Callable[[], T], groups: Iterable[dist.ProcessGroup | None], device: torch.device
+) -> T:
+    """Return what `read` returns, if it does so on every rank; with groups, waits for the device.
 
     A rank that stopped alone would leave the others waiting in their next collective for ever.
 
     Args:
         read: changes nothing; may raise ValueError.
-        groups: whose ranks have to agree, each once; every rank names them in the same order.
+        groups: of the ranks that must agree; every rank names them in the same order.
+        device: that the groups communicate from.
 
     Raises:
         ValueError: that of `read`, or another rank has had one.
@@ -31,9 +32,11 @@ def on_all_ranks(read: Callable[[], T], groups: Iterable[dist.ProcessGroup | Non
     except ValueError as error:
         failure = error
     asked = [group for group in dict.fromkeys(groups) if group is not None]
-    anywhere = bool(largest(torch.tensor(float(failure is not None)), asked))
+    refusals = torch.full((), float(failure is not None), device=device)
+    for group in asked:
+        dist.all_reduce(refusals, op=dist.ReduceOp.MAX, group=group)
     if failure is not None:
         raise failure
-    if anywhere:
+    if asked and refusals.item():
         raise ValueError("state does not fit another rank, which says why; it should fit all")
     return result

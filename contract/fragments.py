@@ -1,4 +1,4 @@
-"""Where a parameter lies: in a flat buffer, and in the piece of it that this rank owns."""
+"""Places of a parameter: in a flat buffer, and in the piece of it that a rank owns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FragmentAddress:
-    """A run of elements: how many, and the first one."""
+    """A run of elements.
+
+    Attributes:
+        numel: its length.
+        start: the first one.
+    """
 
     numel: int
     start: int
@@ -19,8 +24,8 @@ class Fragment:
     """The part of a parameter that lies in a partition.
 
     Attributes:
-        in_param: where it lies in the flattened parameter.
-        in_partition: where it lies in the partition.
+        in_param: its place in the flattened parameter.
+        in_partition: its place in the partition.
     """
 
     in_param: FragmentAddress
@@ -28,7 +33,7 @@ class Fragment:
 
 
 def fragments_of(sizes: Iterable[tuple[str, int]], partition: range) -> dict[str, Fragment]:
-    """Return by name what of parameters laid end to end lies in a partition.
+    """Fragments by name, of parameters laid end to end; empty parameters lie nowhere.
 
     Args:
         sizes: name and number of elements, in order.

@@ -1,9 +1,11 @@
-"""Timers by phase of a step that make neither the device nor the host wait.
+"""Timers by phase of a step: what an optimizer asks of them, and some that never wait.
 
 On a GPU a span lies between two events in the current stream. Events are looked at later, and only
 those that the device has passed are counted: a mean is of the spans that are over by then. While a
 CUDA graph is captured nothing is timed, since its replays run no host code.
 """
+
+from __future__ import annotations
 
 import logging
 import time
@@ -15,16 +17,36 @@ import torch
 LOG = logging.getLogger(__name__)
 
 
+class Timer(Protocol):
+    """A timer of one phase."""
+
+    def start(self) -> None:
+        """Begin a phase."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Timers(Protocol):
+    """Timers by name, and a report of some of them."""
+
+    def __call__(self, name: str) -> Timer:
+        """The timer of that name."""
+
+    def log(self, names: list[str]) -> None:
+        """Report these."""
+
+
 class Event(Protocol):
-    """What is used of `torch.cuda.Event`."""
+    """The used part of `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Put the event behind what is in the current stream."""
+        """Put the event after what is in the current stream."""
 
     def query(self) -> bool:
-        """Whether the device has passed it; does not wait."""
+        """True once the device has passed it; does not wait."""
 
-    def elapsed_time(self, end_event: "Event") -> float:
+    def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from here to another event that has been passed, too."""
 
 
@@ -33,7 +55,7 @@ class PhaseTimer:
 
     Args:
         make_event: a new event that records times; None times on the clock of the host.
-        capturing: whether nothing is to be timed now.
+        capturing: True while nothing is to be timed.
 
     Attributes:
         total: milliseconds of all spans that are known to be over.
