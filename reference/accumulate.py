@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.lists import check_lengths
+from twinstep.reference.parameters import check_lengths
 
 
 def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from twinstep.reference.arithmetic import fp32
 
 
 def offsets(numels: Sequence[int], slot: int) -> list[int]:
-    """Where each tensor starts: the first multiple of slot at or after the end of the one before.
+    """Starts of tensors: each at the first multiple of slot at or after the end of the one before.
 
     Args:
         numels: number of elements of each tensor; 0 is allowed and takes no room.

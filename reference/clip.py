@@ -15,7 +15,7 @@ CLIP_EPSILON = 1e-6
 
 
 def clip_factor(*, norm: Tensor, scale: Tensor, max_norm: Tensor) -> Tensor:
-    """What scaled gradients are multiplied by: unscale and clip in one factor.
+    """Factor of scaled gradients: unscale and clip in one factor.
 
     c = (norm / scale + 1e-6) / max_norm;  factor = 1 / (scale * c) if c > 1, else 1 / scale.
 
@@ -31,7 +31,7 @@ def clip_factor(*, norm: Tensor, scale: Tensor, max_norm: Tensor) -> Tensor:
 
 
 def combined_scale(*, norm: Tensor, scale: Tensor, max_norm: Tensor) -> Tensor:
-    """What scaled gradients are divided by, to unscale and clip: scale c if c > 1, else scale.
+    """Divisor of scaled gradients, to unscale and clip: scale c if c > 1, else scale.
 
     Arguments are those of `clip_factor`; the result is float64, shape ().
     """
@@ -41,7 +41,7 @@ def combined_scale(*, norm: Tensor, scale: Tensor, max_norm: Tensor) -> Tensor:
 
 
 def clip_coefficient(*, norm: Tensor, max_norm: Tensor) -> Tensor:
-    """What unscaled gradients are multiplied by.
+    """Factor of unscaled gradients.
 
     k = max_norm / (norm + 1e-6);  factor = k if k < 1, else 1.
 

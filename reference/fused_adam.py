@@ -1,13 +1,13 @@
 """FusedAdam: Adam and AdamW as an ordinary `torch.optim.Optimizer`.
 
-The arithmetic is `reference.adam`, parameter by parameter. What the class adds is state: fp32
+The arithmetic is `reference.adam`, parameter by parameter. The class adds state: fp32
 moments whatever the parameter's dtype, and one integer counter per parameter, which advances only
 when that parameter had a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import cast, overload
 
@@ -20,7 +20,6 @@ from twinstep.contract.moments import StateDict, check_added_group, loading_as_s
 from twinstep.contract.tensors import check_dense_gradients
 from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
 from twinstep.reference.arithmetic import control, fp32
-from twinstep.reference.compat import counting
 
 ParamGroup = dict[str, object]
 
@@ -95,7 +94,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Drop or zero all gradients.
 
         Args:
-            set_to_none: True drops them, False zeroes them, None does what `set_grad_none` says.
+            set_to_none: True drops them, False zeroes them, None goes by `set_grad_none`.
         """
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
@@ -113,7 +112,7 @@ class FusedAdam(torch.optim.Optimizer):
             closure: evaluates the loss again, with gradients enabled.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             RuntimeError: a gradient is sparse. Nothing has been written.
@@ -133,10 +132,13 @@ class FusedAdam(torch.optim.Optimizer):
             if not self.state[param]:
                 self.state[param] = self._initial_state(param)
         steps = [int(self.state[param]["step"].item()) for param in params]
-        counts = counting(self.compat)(steps, [param.dtype for param in params])
-        for param, used, stored in zip(params, counts.used, counts.stored, strict=True):
-            self._step_param(param, group, used)
-            self.state[param]["step"].fill_(stored)
+        if self.compat.shared_step_counter:
+            used, stored = count_shared(steps, [param.dtype for param in params])
+        else:
+            used = stored = [step + 1 for step in steps]
+        for param, t, count in zip(params, used, stored, strict=True):
+            self._step_param(param, group, t)
+            self.state[param]["step"].fill_(count)
 
     def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
         """Step number t, counted from 1, of one parameter."""
@@ -191,3 +193,26 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 OPTIONS = ("adam_w_mode", "set_grad_none", "compat")
+
+
+def count_shared(
+    steps: Sequence[int], dtypes: Sequence[torch.dtype]
+) -> tuple[list[int], list[int]]:
+    """Counters that the last parameter keeps for all, once for each dtype (edges FA-1, FA-2).
+
+    Args:
+        steps: completed steps of the parameters of a group that have a gradient.
+        dtypes: of these.
+
+    Returns:
+        The number of this step for each bias correction, and the new counters. Dtypes take turns:
+        fp16, then bf16, then fp32.
+    """
+    used, stored = list(steps), list(steps)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        members = [index for index, of in enumerate(dtypes) if of is dtype]
+        if members:
+            stored[-1] += 1
+        for index in members:
+            used[index] = stored[-1]
+    return used, stored

@@ -1,6 +1,6 @@
 """FusedLamb: LAMB as an ordinary `torch.optim.Optimizer`.
 
-The arithmetic is `reference.lamb`, parameter by parameter. What the class adds is state: fp32
+The arithmetic is `reference.lamb`, parameter by parameter. The class adds state: fp32
 moments, one integer counter per parameter, the trust ratios of the last step, and gradients, copies
 and a scale that a wrapper can hand to `step`.
 """
@@ -150,7 +150,7 @@ class FusedLamb(torch.optim.Optimizer):
                 max_grad_norm is above 0. Without it the norm is computed.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             ValueError: a list is not as long as its group.
@@ -265,7 +265,7 @@ def _scalars(row: _Row, t: int, scale: Number) -> LambScalars:
 
 
 def _factor(row: _Row, scale: Tensor) -> Tensor:
-    """What the gradient is multiplied by: 1/scale, or less where max_grad_norm clips it."""
+    """Factor of the gradient: 1/scale, or less where max_grad_norm clips it."""
     max_norm = control(cast(Number, row.group["max_grad_norm"]), row.param.device)
     norm = torch.zeros(())
     if max_norm.item() > 0:

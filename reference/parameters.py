@@ -1,4 +1,7 @@
-"""The protocol of every optimizer step: read to fp32, update, round each result once; or skip."""
+"""Lists with one tensor per parameter, and what every optimizer step does to them.
+
+Read to fp32, update, round each result once; or skip the step.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.lists import check_lengths, check_steps
 
 Update = Callable[..., tuple[Tensor, ...]]
 Lists = tuple[list[Tensor], ...]
@@ -60,3 +62,47 @@ def for_each_parameter(
             new_copies.append(p.to(copy.dtype))
         new_steps.append(step + 1)
     return (new_params, *new_state, new_copies, new_steps)
+
+
+def check_lengths(
+    where: str,
+    required: dict[str, Sequence[Tensor]],
+    optional: dict[str, Sequence[Tensor]] | None = None,
+) -> None:
+    """Require lists of equal length and tensors of equal shape, index by index.
+
+    Args:
+        where: the operation, for the message.
+        required: lists by name; all have the length of the first.
+        optional: lists by name; each has that length or is empty.
+
+    Raises:
+        ValueError: a length or a shape differs.
+    """
+    first, *_ = required
+    lead = required[first]
+    given = {name: tensors for name, tensors in (optional or {}).items() if len(tensors)}
+    for name, tensors in {**required, **given}.items():
+        if len(tensors) != len(lead):
+            raise ValueError(
+                f"{name} has {len(tensors)} tensors, but should have {len(lead)} "
+                f"like {first} [{where}]"
+            )
+        for index, (tensor, like) in enumerate(zip(tensors, lead, strict=True)):
+            if tensor.shape != like.shape:
+                raise ValueError(
+                    f"{name}[{index}] has shape {tuple(tensor.shape)}, but should have "
+                    f"{tuple(like.shape)} like {first}[{index}] [{where}]"
+                )
+
+
+def check_steps(where: str, steps: Sequence[Tensor], params: Sequence[Tensor]) -> None:
+    """Require one step counter per parameter.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    if len(steps) != len(params):
+        raise ValueError(
+            f"steps has {len(steps)} tensors, but should have {len(params)} like params [{where}]"
+        )

@@ -1,6 +1,6 @@
 """Loss scalers as objects: the scale, the loss multiplied with it, and when the scale moves.
 
-The transitions are those of `reference.loss_scale`. What the classes add is the state between two
+The transitions are those of `reference.loss_scale`. The classes add the state between two
 steps, and a dict to save it. A scaler decides nothing about the optimizer step.
 """
 
@@ -34,12 +34,12 @@ from twinstep.reference.overflow import any_nonfinite
 
 
 class LossScale:
-    """What all scalers share; `StaticLossScale` and `DynamicLossScale` are the ones to use.
+    """A scaler; `StaticLossScale` and `DynamicLossScale` are the ones to use.
 
     Attributes:
         rule: moves the scale.
         state: an immutable record of what the rule remembers.
-        dynamic: whether the scale can move.
+        dynamic: True if the scale can move.
     """
 
     rule: Rule
@@ -106,12 +106,12 @@ class LossScale:
         return tuple(None if grad is None else self.loss_scale * grad for grad in grad_in)
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Whether any gradient of these parameters holds an infinity or a NaN."""
+        """True if a gradient of these parameters holds an infinity or a NaN."""
         grads = [param.grad for param in params if param.grad is not None]
         return bool(any_nonfinite(grads).item())
 
     def state_dict(self) -> Saved:
-        """What the rule remembers; constants belong to the constructor."""
+        """The memory of the rule; constants belong to the constructor."""
         kept = {name: getattr(self.state, name) for name in self.rule.remembers}
         return {"dynamic_loss_scale": self.dynamic, "cur_scale": self.state.scale, **kept}
 

@@ -14,10 +14,10 @@ from twinstep.parity.operations import arguments, combinations, controls
 from twinstep.parity.operations.operation import Bound, Operation
 from twinstep.reference import accumulate as accumulation
 from twinstep.reference import buffers
-from twinstep.reference.lists import check_lengths
 from twinstep.reference.norm import l2_norm
 from twinstep.reference.overflow import any_nonfinite
 from twinstep.reference.overflow import unscale as unscaled
+from twinstep.reference.parameters import check_lengths
 
 
 def unscale(

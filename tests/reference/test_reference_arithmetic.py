@@ -50,21 +50,20 @@ IN_PLACE = {
     "fp16_unfused_optimizer.py": {"copy_", "requires_grad_"},
     "fused_adam.py": {"copy_", "fill_"},
     "fused_lamb.py": {"add_", "copy_"},
-    "restore.py": {"copy_", "fill_"},
     "universal.py": {"copy_"},
-    "wrapper.py": {"detach_", "zero_"},
 }
 ROOTS = {"sqrt_rn": "torch", "root_of_squares": "math", "step_size_of": "math"}
 ROOTS |= {"norm_of_parts": "math"}
 READS = {"found_inf", "step"}
 READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 # Sums of whole numbers, and norms that are made of them.
-READERS |= {"collectives.py", "norm.py", "scaled_wrapper.py", "bf16_optimizer.py"}
+READERS |= {"collectives.py", "model_norm.py", "parallelism.py"}
+READERS |= {"scaled_wrapper.py", "bf16_optimizer.py"}
 SCALAR_ROOT = ("lamb.py", "step_size_of")
-SUMS = {"norm.py", "wrapper.py", "flat_groups.py", "bf16_groups.py"}
+SUMS = {"model_norm.py", "flat_groups.py", "bf16_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
-POWERS = {("norm.py", "_sum_of_powers")}
-LISTED = {("norm.py", "_values")}
+POWERS = {("model_norm.py", "_sum_of_powers")}
+LISTED = {("norm.py", "elements")}
 
 
 def called(node: ast.Call) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import twinstep.fast.fused_adam
 import twinstep.reference.fused_adam
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.upstream.edge_rows import ROWS
-from twinstep.reference.compat import count_each, count_shared
+from twinstep.reference.fused_adam import count_shared
 
 FIELDS = [field.name for field in fields(Compat)]
 
@@ -56,13 +56,8 @@ def test_the_record_is_frozen_and_keyword_only() -> None:
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
-def test_counting_each_advances_everyone() -> None:
-    counts = count_each([4, 0], [HALF, SINGLE])
-    assert (counts.used, counts.stored) == ([5, 1], [5, 1])
-
-
 def test_counting_shared_advances_the_last_once_for_each_dtype_in_order() -> None:
-    counts = count_shared([7, 7, 7, 2], [SINGLE, HALF, BRAIN, HALF])
-    assert counts.stored == [7, 7, 7, 5]
-    assert counts.used == [5, 3, 4, 3]
-    assert count_shared([], []).used == []
+    used, stored = count_shared([7, 7, 7, 2], [SINGLE, HALF, BRAIN, HALF])
+    assert stored == [7, 7, 7, 5]
+    assert used == [5, 3, 4, 3]
+    assert count_shared([], []) == ([], [])
