@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,54 @@ def fragments_of(sizes: Iterable[tuple[str, int]], partition: range) -> dict[str
             )
         begin = end
     return found
+
+
+class Partition(Protocol):
+    """One rank's part of a parameter group that is split over ranks.
+
+    All parameters of the group lie end to end, padded with zeros to `partition_size * world`.
+    """
+
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The trained parameters, in order."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names."""
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share the group; None for one rank."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among them."""
+
+    @property
+    def world(self) -> int:
+        """Their number."""
+
+    @property
+    def master(self) -> Tensor:
+        """This rank's fp32 weights, 1-D."""
+
+    @property
+    def fragments(self) -> Mapping[str, Fragment]:
+        """By name, what of the parameters lies in the partition."""
+
+    @property
+    def expert(self) -> str | None:
+        """Name of the expert group, or None."""
+
+    @property
+    def partition_size(self) -> int:
+        """Elements of the partition."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of the parameters, without padding."""
+
+    @property
+    def padding(self) -> int:
+        """Elements of the partition that belong to no parameter."""

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import expert_name, is_moe_param
@@ -30,7 +31,6 @@ from twinstep.contract.parallel import (
     tensor_parallel_rank,
 )
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
-from twinstep.fast import bf16_state, bf16_universal
 from twinstep.fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -339,8 +339,8 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `fast.bf16_state`. Waits for the device."""
-        return bf16_state.entry_of(self.groups, self.optimizer, self.clip_grad)
+        """What this rank owns; see `contract.checkpoint.partitions`. Waits for the device."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -363,9 +363,9 @@ class BF16Optimizer(Wrapper):
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is not None:
-            loaded = bf16_universal.read(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
         else:
-            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
         if loaded.inner is not None:
             self._load_inner(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad

@@ -6,27 +6,25 @@ The host decides nothing and waits for nothing.
 """
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from itertools import chain
 from typing import overload
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.fast.fitting import state_inside
 from twinstep.fast.flat_groups import lay_out
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, wrapper_loss_scale
+from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -264,12 +262,8 @@ class FP16Optimizer(ScaledWrapper):
         The format is the reference's: either loads what the other has saved.
         """
         self._settle()
-        return {
-            **(scale_to_save(self.loss_scaler) if self.scales else {}),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": deepcopy(self._held().state_dict()),
-            "fp32_groups_flat": [group.master.detach().clone() for group in self._groups],
-        }
+        scale = saved_scale(self.loss_scaler) if self.scales else {}
+        return fp16.saved(self._held(), self.fp32_groups_flat, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
@@ -285,17 +279,15 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._settle()
         where = "FP16Optimizer.load_state_dict"
-        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
-        scaling = self.loss_scaler.restored(saved) if self.scales else {}
-        clip_grad = clip_of(saved, self.clip_grad, where)
-        own = self.fp32_groups_flat
-        masters = tensors_like(saved["fp32_groups_flat"], own, "fp32_groups_flat", where)
-        if load_optimizer_states:
-            # Everything fits once this returns.
-            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inner(inside)
+        loaded = fp16.checked(
+            self._held(), state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        )
+        scaling = self.loss_scaler.restored(state_dict) if self.scales else {}
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self._load_inner(loaded.inner)
         self.loss_scaler.enter(scaling)
-        self.clip_grad = clip_grad
-        for group, master in zip(self._groups, masters, strict=True):
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for group, master in zip(self._groups, loaded.masters, strict=True):
             group.master.copy_(master)
             group.publish()

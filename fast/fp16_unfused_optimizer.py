@@ -8,28 +8,26 @@ before a backward pass that comes earlier.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from itertools import chain
 from typing import cast, overload
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.fast.collectives import Gradients
-from twinstep.fast.fitting import state_inside
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, wrapper_loss_scale
+from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.strides import aligned_layouts, contiguous, write_back
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
@@ -312,10 +310,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         The format is the reference's: either loads what the other has saved.
         """
         self._settle()
-        masters = [[master.detach().clone() for master in group] for group in self.fp32_groups]
-        inside = deepcopy(self._held().state_dict())
-        own = {"clip_grad": self.clip_grad, "optimizer_state_dict": inside, "fp32_groups": masters}
-        return {**scale_to_save(self.loss_scaler), **own}
+        scale = saved_scale(self.loss_scaler)
+        return fp16.saved(self._held(), self.fp32_groups, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
@@ -332,18 +328,17 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._settle()
         where = "FP16UnfusedOptimizer.load_state_dict"
-        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
-        scaling = self.loss_scaler.restored(saved)
-        clip_grad = clip_of(saved, self.clip_grad, where)
-        masters = _saved_masters(saved["fp32_groups"], self.fp32_groups, where)
-        if load_optimizer_states:
-            # Everything fits once this returns.
-            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inner(inside)
+        loaded = fp16.checked(
+            self._held(), state_dict, self.fp32_groups, where, states=load_optimizer_states
+        )
+        scaling = self.loss_scaler.restored(state_dict)
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self._load_inner(loaded.inner)
         self.loss_scaler.enter(scaling)
-        self.clip_grad = clip_grad
-        for master, given in zip(self._masters(), masters, strict=True):
-            master.copy_(given)
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for master, saved in zip(self._masters(), loaded.masters, strict=True):
+            master.copy_(saved)
         self._publish()
 
 
@@ -364,21 +359,3 @@ def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__}.step takes no {', '.join(missing)}, but should for "
             f"fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
         )
-
-
-def _saved_masters(saved: object, own: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
-    """Saved masters in one list.
-
-    Raises:
-        ValueError: groups or numels do not fit.
-    """
-    if not isinstance(saved, list | tuple):
-        raise ValueError(f"fp32_groups is a {type(saved).__name__}, but should be a list [{where}]")
-    if len(saved) != len(own):
-        raise ValueError(
-            f"fp32_groups has {len(saved)} groups, but should have {len(own)} [{where}]"
-        )
-    found: list[Tensor] = []
-    for index, (group, like) in enumerate(zip(saved, own, strict=True)):
-        found += tensors_like(group, like, f"fp32_groups[{index}]", where)
-    return found

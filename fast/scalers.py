@@ -237,6 +237,17 @@ class DynamicLossScale(LossScale):
         super().__init__(scaling, rule, compat)
 
 
+def saved_scale(scaler: LossScale) -> Saved:
+    """Return the dict of a scaler, and the two constants that DeepSpeed reads with it.
+
+    They are written for DeepSpeed alone: loading here keeps those of the constructor.
+    """
+    known = isinstance(scaler, DynamicLossScale) and scaler.scaling.rule != "torch"
+    window = int(scaler.scaling.scale_window)
+    constants: Saved = {"scale_factor": scaler.scaling.scale_factor, "scale_window": window}
+    return {**scaler.state_dict(), **(constants if known else {})}
+
+
 def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
     """The scaler that the arguments of an FP16 optimizer stand for."""
     static = arguments.static_scale()

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import is_moe_param
@@ -32,7 +33,7 @@ from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.wrapper import Wrapper, initialize
-from twinstep.reference import bf16_state, universal, whole
+from twinstep.reference import whole
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.bf16_groups import (
     PartitionedGroup,
@@ -319,8 +320,8 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """The entry of this rank; see `reference.bf16_state`."""
-        return bf16_state.saved(self.groups, self.optimizer, self.clip_grad)
+        """The entry of this rank; see `contract.checkpoint.partitions`."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -345,9 +346,9 @@ class BF16Optimizer(Wrapper):
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is None:
-            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
         else:
-            loaded = universal.read(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
         if loaded.inner is not None:
             inside.load_state_dict(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad

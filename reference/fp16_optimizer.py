@@ -14,7 +14,6 @@ One step, in order:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import overload
@@ -22,6 +21,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import StateDict
@@ -30,9 +30,7 @@ from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.checkpoint import matching_tensors, require_keys
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.fitting import inner_state
 from twinstep.reference.flat_groups import (
     copy_masters_to_model,
     copy_model_to_masters,
@@ -40,9 +38,8 @@ from twinstep.reference.flat_groups import (
     flat_group,
 )
 from twinstep.reference.parallelism import Parallelism, with_gradients
-from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
-from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 STEP_TIMERS = [
     "compute_norm",
@@ -236,12 +233,8 @@ class FP16Optimizer(ScaledWrapper):
 
     def state_dict(self) -> StateDict:
         """Loss scale (fp16 only), clip norm, masters and the inner dict; copies, not views."""
-        return {
-            **(saved_scale(self.loss_scaler) if self.scales else {}),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
-            "fp32_groups_flat": [master.detach().clone() for master in self.fp32_groups_flat],
-        }
+        scale = saved_scale(self.loss_scaler) if self.scales else {}
+        return fp16.saved(self.optimizer, self.fp32_groups_flat, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and write its masters to the model.
@@ -255,17 +248,16 @@ class FP16Optimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16Optimizer.load_state_dict"
-        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
+        loaded = fp16.checked(
+            self.optimizer, state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        )
         scaling = self.loss_scaler.restored(state_dict) if self.scales else self.loss_scaler.state
-        clip_grad = checked_clip(state_dict, self.clip_grad, where)
-        saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
-        masters = matching_tensors(saved, own, "fp32_groups_flat", where)
-        if load_optimizer_states:
-            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
-            # Everything fits from here on.
-            self.optimizer.load_state_dict(inner)
-        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.loss_scaler.state = scaling
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         with torch.no_grad():
-            for group, master in zip(self.groups, masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.copy_(master)
                 copy_masters_to_model(group)

@@ -17,15 +17,15 @@ a step that was taken: whoever runs backward next drops them.
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import cast, overload
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moe import is_moe_param
@@ -34,14 +34,11 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64, fp32
-from twinstep.reference.checkpoint import matching_tensors, require_keys
 from twinstep.reference.clip import combined_scale
-from twinstep.reference.fitting import inner_state
 from twinstep.reference.fused_lamb import FusedLamb
 from twinstep.reference.parallelism import Parallelism, with_gradients
-from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
-from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -212,14 +209,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def state_dict(self) -> StateDict:
         """Loss scale, clip norm, masters by group and the inner dict; copies, not views."""
-        return {
-            **saved_scale(self.loss_scaler),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
-            "fp32_groups": [
-                [master.detach().clone() for master in group] for group in self.fp32_groups
-            ],
-        }
+        scale = saved_scale(self.loss_scaler)
+        return fp16.saved(self.optimizer, self.fp32_groups, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and write its masters to the model.
@@ -234,16 +225,16 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16UnfusedOptimizer.load_state_dict"
-        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
+        loaded = fp16.checked(
+            self.optimizer, state_dict, self.fp32_groups, where, states=load_optimizer_states
+        )
         scaling = self.loss_scaler.restored(state_dict)
-        clip_grad = checked_clip(state_dict, self.clip_grad, where)
-        masters = _matching_groups(state_dict["fp32_groups"], self.fp32_groups, where)
-        if load_optimizer_states:
-            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
-            # Everything fits from here on.
-            self.optimizer.load_state_dict(inner)
-        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
-        for master, saved in zip(self._masters(), masters, strict=True):
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.loss_scaler.state = scaling
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.detach().copy_(saved)
         self._copy_masters_to_model()
 
@@ -274,16 +265,3 @@ def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__}.step takes no {', '.join(sorted(missing))}, but should "
             f"for fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
         )
-
-
-def _matching_groups(saved: object, wanted: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
-    """Saved masters in one list, as long as groups and numels fit."""
-    if not isinstance(saved, list | tuple) or len(saved) != len(wanted):
-        got = len(saved) if isinstance(saved, list | tuple) else type(saved).__name__
-        raise ValueError(f"fp32_groups has {got} groups, but should have {len(wanted)} [{where}]")
-    rows = zip(saved, wanted, strict=True)
-    checked = [
-        matching_tensors(group, like, f"fp32_groups[{i}]", where)
-        for i, (group, like) in enumerate(rows)
-    ]
-    return list(chain.from_iterable(checked))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.compat import Compat
-from twinstep.contract.errors import in_words
 from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import Wrapper
@@ -143,15 +141,3 @@ class ScaledWrapper(Wrapper):
 def unscaled(scaled_norm: Tensor, scale: Tensor) -> Tensor:
     """The norm divided by the scale in float64, rounded once to fp32."""
     return fp32(fp64(scaled_norm) / scale)
-
-
-def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -> float:
-    """The clip norm of a dict, or the default where there is none.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    value = state_dict.get("clip_grad", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"clip_grad={in_words(value)}, but should be a number [{where}]")
-    return float(value)

@@ -211,3 +211,15 @@ def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
         return StaticLossScale(scale=static)
     scale, window, floor = arguments.constants()
     return DynamicLossScale(rule="wrapper", init_scale=scale, scale_window=window, min_scale=floor)
+
+
+def saved_scale(scaler: LossScale) -> Saved:
+    """The dict of a scaler, with the factor and the window that DeepSpeed reads.
+
+    They are written for DeepSpeed alone: whoever loads the dict here keeps the constants of its own
+    constructor. Rules that DeepSpeed does not have get none.
+    """
+    saved, rule = scaler.state_dict(), scaler.rule
+    if isinstance(rule, DynamicRule | WrapperRule):
+        saved |= {"scale_factor": rule.scale_factor, "scale_window": rule.scale_window}
+    return saved

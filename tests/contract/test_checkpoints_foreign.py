@@ -11,12 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-import twinstep.fast.checkpoint
-import twinstep.fast.fp16_universal
-import twinstep.reference.checkpoint
-import twinstep.reference.fp16_universal
 from tests.golden.test_golden_checkpoints import SHAPES, SPOILS, UNIVERSAL
 from tests.helpers.checkpoint_runs import CLASSES, SIDES, Run, plain
+from twinstep.contract.checkpoint import load_universal_checkpoint, read_checkpoint
 from twinstep.contract.compat import Compat
 from twinstep.golden.record_checkpoints import FOLDER, SIZES, gradient
 from twinstep.golden.record_checkpoints import SCALING as THEIRS
@@ -24,15 +21,6 @@ from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")
-READERS: dict[str, Any] = {
-    "fast": twinstep.fast.checkpoint,
-    "reference": twinstep.reference.checkpoint,
-}
-LOADERS: dict[str, Any] = {
-    "fast": twinstep.fast.fp16_universal,
-    "reference": twinstep.reference.fp16_universal,
-}
-COMPATS: dict[str, Any] = {"fast": Compat, "reference": Compat}
 KINDS = pytest.mark.parametrize("kind", ["flat", "unfused"])
 
 
@@ -60,8 +48,8 @@ def continued(run: Run, steps: range) -> None:
         run.optimizer.zero_grad()
 
 
-def theirs(side: str, kind: str) -> Any:
-    return READERS[side].read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")["optimizer"]
+def theirs(kind: str) -> Any:
+    return read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")["optimizer"]
 
 
 @KINDS
@@ -69,9 +57,9 @@ def theirs(side: str, kind: str) -> Any:
 def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) -> None:
     runs = []
     for side in SIDES:
-        chosen = COMPATS[side].deepspeed() if compat else COMPATS[side]()
+        chosen = Compat.deepspeed() if compat else Compat()
         run = started(side, kind, compat=chosen)
-        run.load(theirs(side, kind))
+        run.load(theirs(kind))
         assert run.optimizer.loss_scale == 16.0
         assert run.optimizer.param_groups[0]["lr"] == 0.25
         continued(run, range(2, 4))
@@ -88,9 +76,9 @@ def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) ->
 def test_the_fast_side_goes_on_as_deepspeed_did(kind: str) -> None:
     """Around torch's AdamW, whose arithmetic DeepSpeed recorded."""
     run = started("fast", kind, inside=torch.optim.AdamW)
-    run.load(theirs("fast", kind))
+    run.load(theirs(kind))
     continued(run, range(2, 4))
-    after = READERS["fast"].read_checkpoint(FOLDER / f"deepspeed_{kind}_after.pt")["weights"]
+    after: Any = read_checkpoint(FOLDER / f"deepspeed_{kind}_after.pt")["weights"]
     assert [bits(param.detach()) for param in run.params] == [bits(weight) for weight in after]
 
 
@@ -102,7 +90,7 @@ def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: s
     files = [*FOLDER.glob("*.pt"), UNIVERSAL / "zero" / "optimizer_state.pt"]
     assert len(files) == 7
     for file in files:
-        held = READERS[side].read_checkpoint(file)
+        held = read_checkpoint(file)
         own = f"deepspeed_{kind}.pt" == file.name
         for state in (
             held,
@@ -117,7 +105,7 @@ def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: s
 def universal(side: str, kind: str, folder: Path = UNIVERSAL, **options: Any) -> Run:
     run = started(side, kind, SHAPES.values(), clip_grad=0.5)
     names = dict(zip(run.params, SHAPES, strict=True))
-    LOADERS[side].load_universal_checkpoint(run.optimizer, folder, names, **options)
+    load_universal_checkpoint(run.optimizer, folder, names, **options)
     return run
 
 
@@ -152,7 +140,7 @@ def test_a_spoiled_universal_checkpoint_changes_nothing(
     run = universal(side, kind)
     before = run.seen()
     names = dict(zip(run.params, SHAPES, strict=True))
-    load = LOADERS[side].load_universal_checkpoint
+    load = load_universal_checkpoint
     for at, spoil in enumerate([*(spoil for spoil, _ in SPOILS), *MORE]):
         folder = tmp_path / str(at)
         shutil.copytree(UNIVERSAL, folder)
@@ -176,12 +164,12 @@ def test_a_universal_checkpoint_of_zero_on_fp16_brings_its_scale(kind: str) -> N
         run = started(side, kind, SHAPES.values(), inside=torch.optim.AdamW)
         run.optimizer.loss_scale = 2.0
         names = dict(zip(run.params, SHAPES, strict=True))
-        LOADERS[side].load_universal_checkpoint(run.optimizer, folder, names)
+        load_universal_checkpoint(run.optimizer, folder, names)
         saved = run.optimizer.state_dict()
         assert (saved["cur_scale"], saved["cur_iter"], saved["last_overflow_iter"]) == (16.0, 3, -1)
         static = started(side, kind, SHAPES.values(), dynamic_loss_scale=False)
         names = dict(zip(static.params, SHAPES, strict=True))
-        LOADERS[side].load_universal_checkpoint(static.optimizer, folder, names)
+        load_universal_checkpoint(static.optimizer, folder, names)
         assert static.optimizer.loss_scale == 1.0
         for one, other in zip(run.params, static.params, strict=True):
             assert bits(one.detach()) == bits(other.detach())

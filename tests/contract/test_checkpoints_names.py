@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import twinstep.fast.bf16_universal
+import twinstep.contract.checkpoint.universal
 from tests.fast.test_fast_bf16_ranks import BRAIN, SIDES
 from twinstep.parity.cases.fixed_inputs import moderate
 
 pytestmark = pytest.mark.usefixtures("replay")
 NAMES = ("a.weight", "aa.weight", "a.weight.a", "b.a.weight")
 KINDS = ("fp32", "exp_avg", "exp_avg_sq")
-READ = twinstep.fast.bf16_universal.read_group
+READ = twinstep.contract.checkpoint.universal.read_group
 
 
 def written(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -69,5 +69,5 @@ def test_a_name_found_inside_another_is_noticed(
 ) -> None:
     """H07 of docs/reference/bugs.md."""
     wanted = written(tmp_path)
-    monkeypatch.setattr(twinstep.fast.bf16_universal, "read_group", by_part_of_a_name)
+    monkeypatch.setattr(twinstep.contract.checkpoint.universal, "read_group", by_part_of_a_name)
     assert not same(loaded("fast", tmp_path), wanted)

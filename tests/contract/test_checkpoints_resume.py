@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import twinstep.fast.checkpoint
-import twinstep.reference.checkpoint
 from tests.helpers.checkpoint_runs import KINDS, SIDES, plain, started
+from twinstep.contract.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("replay")
 # The second step overflows; the fourth is the second clean one, so that the scale grows again.
@@ -84,10 +83,8 @@ def test_state_of_another_optimizer_inside_may_be_left_out(side: str, kind: str)
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("module", [twinstep.fast.checkpoint, twinstep.reference.checkpoint])
-def test_whatever_happens_to_a_file_is_one_short_sentence(module: object, tmp_path: Path) -> None:
+def test_whatever_happens_to_a_file_is_one_short_sentence(tmp_path: Path) -> None:
     """Bytes changed, lost and put in, in both formats of torch; some leave a file that reads."""
-    read = module.read_checkpoint  # type: ignore[attr-defined]
     dice = random.Random(5)
     state = started("reference", "flat").optimizer.state_dict()
     contents = []
@@ -104,32 +101,30 @@ def test_whatever_happens_to_a_file_is_one_short_sentence(module: object, tmp_pa
             changed[at : at + (0 if number % 3 == 1 else by)] = part
         (tmp_path / "state.pt").write_bytes(changed)
         try:
-            read(tmp_path / "state.pt")
+            read_checkpoint(tmp_path / "state.pt")
         except ValueError as error:
             said.append(str(error))
     assert len(said) > 60
     assert [one for one in said if "\n" in one or len(one) > 260] == []
 
 
-@pytest.mark.parametrize("module", [twinstep.fast.checkpoint, twinstep.reference.checkpoint])
-def test_a_file_is_read_whole_or_refused(module: object, tmp_path: Path) -> None:
+def test_a_file_is_read_whole_or_refused(tmp_path: Path) -> None:
     """Truncated anywhere, foreign, holding code, or something else than a dict."""
-    read = module.read_checkpoint  # type: ignore[attr-defined]
     file = tmp_path / "state.pt"
     run = started("reference", "flat")
     torch.save(run.optimizer.state_dict(), file)
-    assert plain(read(file)) == plain(run.optimizer.state_dict())
+    assert plain(read_checkpoint(file)) == plain(run.optimizer.state_dict())
     content = file.read_bytes()
     bad = [content[:at] for at in (0, 1, 10, 100, len(content) // 2, len(content) - 1)]
     bad += [b"no checkpoint at all", content[::-1], content[:200] + bytes(300) + content[500:]]
     for broken in bad:
         file.write_bytes(broken)
         with pytest.raises(ValueError, match="state.pt should be a whole") as caught:
-            read(file)
+            read_checkpoint(file)
         assert "\n" not in str(caught.value)
     torch.save({"scaler": Path("x")}, file)
     with pytest.raises(ValueError, match="names code.* pathlib"):
-        read(file)
+        read_checkpoint(file)
     torch.save([1], file)
     with pytest.raises(ValueError, match="holds a list, but should hold a dict"):
-        read(file)
+        read_checkpoint(file)

@@ -15,9 +15,9 @@ import twinstep.fast.fused_adam
 import twinstep.reference.bf16_optimizer
 import twinstep.reference.fused_adam
 from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
+from twinstep.contract.checkpoint import read_checkpoint
 from twinstep.golden.record_checkpoints import FOLDER, SIZES
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -101,7 +101,7 @@ def spoil(folder: Path, what: str) -> None:
     [
         ("common", "optimizer_state.pt does not exist"),
         ("weight", "fp32.pt does not exist"),
-        ("cut", "exp_avg.pt should be a whole file"),
+        ("cut", "exp_avg.pt should be a whole checkpoint"),
         ("size", "exp_avg.pt of 0.bias has 9 elements, but should have 2"),
         ("steps", "have steps 3, 7, but should agree"),
         ("no number", "step.pt holds a dict, but should hold a number"),

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import twinstep.contract.checkpoint.partitions
 import twinstep.fast.bf16_groups
 import twinstep.fast.bf16_optimizer
-import twinstep.fast.bf16_state
 from tests.fast.test_fast_bf16_ranks import BRAIN, Polite, built, in_turns, seen, trained
 from tests.helpers.mesh import Mesh, on_mesh
 from tests.reference.test_reference_bf16_ranks import simulated
@@ -173,7 +173,7 @@ def cut_at_the_world(group: PartitionedGroup, pieces: list[Tensor]) -> Tensor:
         (BF16Optimizer, "_laid_out", outer_rank, "crossed"),
         (BF16Optimizer, "clear_hp_grads", own_part_cleared, "resumed"),
         (twinstep.fast.bf16_groups, "UNIT", 1, "resumed"),
-        (twinstep.fast.bf16_state, "_cut", cut_at_the_world, "resumed"),
+        (twinstep.contract.checkpoint.partitions, "recut", cut_at_the_world, "resumed"),
         (BF16Optimizer, "load_state_dict", gathered_first, "followed"),
     ],
     ids=[
@@ -190,5 +190,6 @@ def test_a_mistake_about_partitions_is_noticed(
     home: Any, name: str, wrong: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G04, G07, G17, G19, G28, H02 and H20 of docs/reference/bugs.md."""
+    right = wanted(run)
     monkeypatch.setattr(home, name, wrong)
-    assert RUNS[run]("fast") != wanted(run)
+    assert RUNS[run]("fast") != right

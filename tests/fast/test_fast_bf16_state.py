@@ -123,7 +123,7 @@ def damaged(entry: dict[str, Any], what: str) -> object:
     ("what", "says"),
     [
         ("no dict", "state is a int, but should be a dict"),
-        ("keys", "state has no ds_version, but should have one"),
+        ("keys", "state has no ds_version, but should"),
         ("masters", "has 0 tensors, but should have 2"),
         ("longer", "has 9999 elements, but should have 216"),
         ("clip", "clip_grad='a lot', but should be a number"),

@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
     "nothing": (lambda e: [], "states should be a list with one entry per rank"),
     "no dict": (lambda e: [None], "state is a NoneType, but should be a dict"),
     "no version": (lambda e: [{**e, "ds_version": ""}], "ds_version is empty"),
-    "foreign": (lambda e: [{"ds_version": "1"}], "state lacks base_optimizer_state"),
+    "foreign": (lambda e: [{"ds_version": "1"}], "state has no base_optimizer_state"),
     "groups": (
         lambda e: [{**e, "single_partition_of_fp32_groups": []}],
         "has 0 tensors, but should have 1",
@@ -290,7 +290,7 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
         lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
         "should be the state dict",
     ),
-    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has zero_stage, as that of a ZeRO opti"),
+    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has a zero_stage, but only a ZeRO opti"),
     "cut": (lambda e: [{**e, MASTERS: [first_master(e)[:-3]]}], "elements, but should have"),
     "half": (lambda e: [{**e, MASTERS: [first_master(e).half()]}], "is torch.float16, but should"),
     "moved": (

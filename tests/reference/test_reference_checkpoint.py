@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.checkpoint import read_checkpoint
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.checkpoint import read_checkpoint
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.reference.fused_adam import FusedAdam
@@ -129,7 +129,7 @@ def inner_with(shape: tuple[int, ...]) -> Callable[[dict[str, object]], object]:
 
 WRONG: dict[str, tuple[Callable[[dict[str, object]], object], str]] = {
     "no dict": (lambda _: [1], "state is a list, but should be a dict"),
-    "foreign": (lambda _: {"weights": 1}, "state lacks optimizer_state_dict"),
+    "foreign": (lambda _: {"weights": 1}, "state has no optimizer_state_dict, fp32"),
     "no scale": (without("cur_scale"), "state has no cur_scale, but should"),
     "static": (
         lambda s: {**s, "dynamic_loss_scale": False},

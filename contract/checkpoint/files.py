@@ -4,11 +4,12 @@
 DeepSpeed's files name are allowed besides, and something harmless is made instead of them.
 """
 
+from __future__ import annotations
+
 import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,15 +17,17 @@ from torch import Tensor
 from twinstep.contract.fragments import FragmentAddress
 
 
-class ScalerRecord:
-    """Attributes of a scaler that DeepSpeed has saved as an object; it does nothing."""
+class SavedScaler:
+    """What stands for a scaler of DeepSpeed's: its attributes, and nothing that can be called."""
 
 
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"
-ALLOWED: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
+# What is made instead of a class in DeepSpeed's files, and its name there.
+FOREIGN: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
     (FragmentAddress, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (SavedScaler, f"{SCALERS}.DynamicLossScaler"),
+    (SavedScaler, f"{SCALERS}.LossScaler"),
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    *((ScalerRecord, f"{SCALERS}.{name}") for name in ("LossScaler", "DynamicLossScaler")),
 ]
 BROKEN = (
     *(RuntimeError, ValueError, TypeError, LookupError),
@@ -41,10 +44,10 @@ def read_checkpoint(path: Path) -> dict[str, object]:
         ValueError: it is cut off, no such file at all, or holds more than tensors and plain values.
         OSError: it cannot be opened.
     """
-    whole = _loaded(path)
-    if isinstance(whole, dict):
-        return whole
-    raise ValueError(f"{path.name} holds a {type(whole).__name__}, but should hold a dict")
+    loaded = _read(path)
+    if not isinstance(loaded, dict):
+        raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a dict")
+    return loaded
 
 
 def read_number(path: Path) -> float:
@@ -54,30 +57,31 @@ def read_number(path: Path) -> float:
         ValueError: it does not, or is broken.
         OSError: it cannot be opened.
     """
-    value = _loaded(path)
-    one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta
-    if one or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return float(cast(float, value))
-    raise ValueError(f"{path.name} holds a {type(value).__name__}, but should hold a number")
+    loaded = _read(path)
+    if isinstance(loaded, Tensor) and loaded.numel() == 1 and not loaded.is_meta:
+        return float(loaded)
+    if isinstance(loaded, int | float) and not isinstance(loaded, bool):
+        return float(loaded)
+    raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a number")
 
 
-def _loaded(path: Path) -> object:
+def _read(path: Path) -> object:
     try:
-        with torch.serialization.safe_globals(list(ALLOWED)):
-            whole: object = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(list(FOREIGN)):
+            loaded: object = torch.load(path, map_location="cpu", weights_only=True)
     except BROKEN as error:
-        reason = _reason(str(error).strip() or type(error).__name__)
         raise ValueError(
-            f"{path.name} should be a whole file of tensors and plain values, but {reason}"
+            f"{path.name} should be a whole checkpoint of tensors and plain values, "
+            f"but {_reason(str(error).strip() or type(error).__name__)}"
         ) from error
-    return whole
+    return loaded
 
 
 def _reason(text: str) -> str:
-    """What torch says, without its advice to trust the file."""
+    """Torch's own words without its advice, which is to trust the file."""
     code = re.search(r"GLOBAL (\S+)", text)
     if code is not None:
-        return f"it names code, {code.group(1)}"
+        return f"it names code: {code[1]}"
     _, _, unpickler = text.partition("WeightsUnpickler error: ")
     first, *_ = re.split(r"\. |\n", unpickler or text, maxsplit=1)
     return f"reading it failed: {first.strip()[:150]}"
