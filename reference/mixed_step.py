@@ -22,8 +22,8 @@ from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.clip import clip_factor
 from twinstep.reference.loss_scale import ScaleState, Transition
 from twinstep.reference.norm import l2_norm
-from twinstep.reference.overflow import any_nonfinite
 from twinstep.reference.parameters import Lists
+from twinstep.reference.unscale import any_nonfinite
 
 
 @dataclass(frozen=True, kw_only=True)

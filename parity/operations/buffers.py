@@ -15,15 +15,15 @@ from twinstep.parity.operations.operation import Bound, Operation
 from twinstep.reference import accumulate as accumulation
 from twinstep.reference import buffers
 from twinstep.reference.norm import l2_norm
-from twinstep.reference.overflow import any_nonfinite
-from twinstep.reference.overflow import unscale as unscaled
 from twinstep.reference.parameters import check_lengths
+from twinstep.reference.unscale import any_nonfinite
+from twinstep.reference.unscale import unscale as unscaled
 
 
 def unscale(
     grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor
 ) -> tuple[list[Tensor], Tensor]:
-    """`reference.overflow.unscale`, and found_inf: 1.0 if a stored gradient is non-finite."""
+    """`reference.unscale.unscale`, and found_inf: 1.0 if a stored gradient is non-finite."""
     return unscaled(grads, inv_scale=inv_scale), torch.maximum(found_inf, any_nonfinite(grads))
 
 

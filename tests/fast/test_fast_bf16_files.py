@@ -12,8 +12,8 @@ from torch import nn
 
 import twinstep.fast.bf16_optimizer
 import twinstep.fast.fused_adam
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fused_adam
+import twinstep.reference.optimizers.bf16
+import twinstep.reference.optimizers.fused_adam
 from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
 from twinstep.contract.checkpoint import read_checkpoint
 from twinstep.golden.record_checkpoints import FOLDER, SIZES
@@ -23,7 +23,10 @@ pytestmark = pytest.mark.usefixtures("replay")
 
 SIDES: list[tuple[Any, Any]] = [
     (twinstep.fast.bf16_optimizer.BF16Optimizer, twinstep.fast.fused_adam.FusedAdam),
-    (twinstep.reference.bf16_optimizer.BF16Optimizer, twinstep.reference.fused_adam.FusedAdam),
+    (
+        twinstep.reference.optimizers.bf16.BF16Optimizer,
+        twinstep.reference.optimizers.fused_adam.FusedAdam,
+    ),
 ]
 
 

@@ -9,8 +9,8 @@ import torch
 
 import twinstep.fast.bf16_optimizer
 import twinstep.fast.fused_adam
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fused_adam
+import twinstep.reference.optimizers.bf16
+import twinstep.reference.optimizers.fused_adam
 from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
@@ -35,7 +35,11 @@ class Twins:
         both = []
         for side, adam, made in (
             (twinstep.fast.bf16_optimizer, twinstep.fast.fused_adam.FusedAdam, Compat),
-            (twinstep.reference.bf16_optimizer, twinstep.reference.fused_adam.FusedAdam, Compat),
+            (
+                twinstep.reference.optimizers.bf16,
+                twinstep.reference.optimizers.fused_adam.FusedAdam,
+                Compat,
+            ),
         ):
             groups = [
                 {"params": [self.param(shape, 7 * at + n, dtype) for n, shape in enumerate(row)]}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import twinstep.fast.bf16_optimizer
 import twinstep.fast.fused_adam
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fused_adam
+import twinstep.reference.optimizers.bf16
+import twinstep.reference.optimizers.fused_adam
 from tests.reference.test_reference_bf16_ranks import Group, on_ranks, simulated
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
@@ -26,8 +26,8 @@ BRAIN = torch.bfloat16
 SIDES: dict[str, tuple[Any, Any]] = {
     "fast": (twinstep.fast.bf16_optimizer.BF16Optimizer, twinstep.fast.fused_adam.FusedAdam),
     "reference": (
-        twinstep.reference.bf16_optimizer.BF16Optimizer,
-        twinstep.reference.fused_adam.FusedAdam,
+        twinstep.reference.optimizers.bf16.BF16Optimizer,
+        twinstep.reference.optimizers.fused_adam.FusedAdam,
     ),
 }
 T = TypeVar("T")

@@ -16,10 +16,10 @@ import twinstep.fast.fp16_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
-import twinstep.reference.scalers
+import twinstep.reference.optimizers.fp16
+import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
+import twinstep.reference.optimizers.scalers
 import twinstep.replay
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import moderate
@@ -37,10 +37,10 @@ SIDES: dict[str, dict[str, Any]] = {
         "scaler": twinstep.fast.scalers.DynamicLossScale,
     },
     "reference": {
-        "wrapper": twinstep.reference.fp16_optimizer.FP16Optimizer,
-        "adam": twinstep.reference.fused_adam.FusedAdam,
-        "lamb": twinstep.reference.fused_lamb.FusedLamb,
-        "scaler": twinstep.reference.scalers.DynamicLossScale,
+        "wrapper": twinstep.reference.optimizers.fp16.FP16Optimizer,
+        "adam": twinstep.reference.optimizers.fused_adam.FusedAdam,
+        "lamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
+        "scaler": twinstep.reference.optimizers.scalers.DynamicLossScale,
     },
 }
 SIZES = (70, 0, 300, 5)

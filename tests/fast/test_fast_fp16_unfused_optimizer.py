@@ -15,11 +15,11 @@ import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
-import twinstep.reference.scalers
+import twinstep.reference.optimizers.fp16
+import twinstep.reference.optimizers.fp16_unfused
+import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
+import twinstep.reference.optimizers.scalers
 import twinstep.replay
 from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import moderate
@@ -38,10 +38,10 @@ SIDES: dict[str, dict[str, Any]] = {
         "compat": Compat,
     },
     "reference": {
-        "wrapper": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "adam": twinstep.reference.fused_adam.FusedAdam,
-        "lamb": twinstep.reference.fused_lamb.FusedLamb,
-        "scaler": twinstep.reference.scalers.DynamicLossScale,
+        "wrapper": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+        "adam": twinstep.reference.optimizers.fused_adam.FusedAdam,
+        "lamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
+        "scaler": twinstep.reference.optimizers.scalers.DynamicLossScale,
         "compat": Compat,
     },
 }
@@ -226,14 +226,20 @@ def test_a_step_that_takes_no_gradients_is_refused_for_the_legacy_path() -> None
     [
         (
             twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-            twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
+            twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         ),
         (
             twinstep.fast.fp16_optimizer.FP16Optimizer,
-            twinstep.reference.fp16_optimizer.FP16Optimizer,
+            twinstep.reference.optimizers.fp16.FP16Optimizer,
         ),
-        (twinstep.fast.scalers.StaticLossScale, twinstep.reference.scalers.StaticLossScale),
-        (twinstep.fast.scalers.DynamicLossScale, twinstep.reference.scalers.DynamicLossScale),
+        (
+            twinstep.fast.scalers.StaticLossScale,
+            twinstep.reference.optimizers.scalers.StaticLossScale,
+        ),
+        (
+            twinstep.fast.scalers.DynamicLossScale,
+            twinstep.reference.optimizers.scalers.DynamicLossScale,
+        ),
     ],
 )
 def test_both_sides_take_the_same_arguments_and_have_the_same_methods(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
-import twinstep.reference.fused_adam
+import twinstep.reference.optimizers.fused_adam
 from twinstep.contract.compat import Compat
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.parity.cases.fixed_inputs import moderate
@@ -36,7 +36,7 @@ class Twins:
         compat = options.pop("compat", {})
         self.params = [parameters(shapes), parameters(shapes)]
         self.fast = FusedAdam(self.params[0], **options, compat=Compat(**compat))
-        self.reference = twinstep.reference.fused_adam.FusedAdam(
+        self.reference = twinstep.reference.optimizers.fused_adam.FusedAdam(
             self.params[1], **options, compat=Compat(**compat)
         )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import twinstep.reference.fused_lamb
+import twinstep.reference.optimizers.fused_lamb
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-6, "weigh
 def both(**options: Any) -> list[tuple[Any, list[Tensor]]]:
     """The two optimizers over equal parameters, each with its list of them."""
     made = []
-    for kind in (FusedLamb, twinstep.reference.fused_lamb.FusedLamb):
+    for kind in (FusedLamb, twinstep.reference.optimizers.fused_lamb.FusedLamb):
         params = [
             moderate(torch.Size(shape).numel(), slot, MIXED[slot % 3]).reshape(shape)
             for slot, shape in enumerate(SHAPES)
@@ -69,7 +69,7 @@ def test_tensors_as_limit_and_scale_reach_the_same_bits() -> None:
 
 def test_transposed_parameters_are_stepped_in_place() -> None:
     results = []
-    for kind in (FusedLamb, twinstep.reference.fused_lamb.FusedLamb):
+    for kind in (FusedLamb, twinstep.reference.optimizers.fused_lamb.FusedLamb):
         make: Any = kind
         param = moderate(12, 1, torch.float32).reshape(3, 4).t().requires_grad_()
         copy = torch.zeros(4, 3, dtype=torch.float16)
@@ -134,7 +134,7 @@ def test_impossible_bounds_are_refused(option: dict[str, float], sentence: str) 
 def test_both_take_the_same_arguments() -> None:
     ours, theirs = (
         inspect.signature(kind.__init__).parameters
-        for kind in (FusedLamb, twinstep.reference.fused_lamb.FusedLamb)
+        for kind in (FusedLamb, twinstep.reference.optimizers.fused_lamb.FusedLamb)
     )
     assert list(ours) == list(theirs)
     for name in set(ours) - {"self", "params", "compat"}:

@@ -14,11 +14,11 @@ import twinstep.fast.fp16_optimizer
 import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
+import twinstep.reference.optimizers.bf16
+import twinstep.reference.optimizers.fp16
+import twinstep.reference.optimizers.fp16_unfused
+import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.sequences.observe import Observation, Walk
 
@@ -35,12 +35,12 @@ CLASSES: dict[str, dict[str, Callable[..., Any]]] = {
         "Lamb": twinstep.fast.fused_lamb.FusedLamb,
     },
     "reference": {
-        "flat": twinstep.reference.fp16_optimizer.FP16Optimizer,
-        "unfused": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "lamb": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "bf16": twinstep.reference.bf16_optimizer.BF16Optimizer,
-        "Adam": twinstep.reference.fused_adam.FusedAdam,
-        "Lamb": twinstep.reference.fused_lamb.FusedLamb,
+        "flat": twinstep.reference.optimizers.fp16.FP16Optimizer,
+        "unfused": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+        "lamb": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+        "bf16": twinstep.reference.optimizers.bf16.BF16Optimizer,
+        "Adam": twinstep.reference.optimizers.fused_adam.FusedAdam,
+        "Lamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
     },
 }
 SCALING = {"init_scale": 16.0, "scale_window": 2, "min_scale": 0.25}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -15,11 +16,11 @@ import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
-import twinstep.reference.scalers
+import twinstep.reference.optimizers.fp16
+import twinstep.reference.optimizers.fp16_unfused
+import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
+import twinstep.reference.optimizers.scalers
 from tests.fast.test_fast_bf16_ranks import Polite, in_turns
 from tests.reference.test_reference_bf16_ranks import Group, Meeting
 from twinstep.contract.compat import Compat
@@ -27,7 +28,14 @@ from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 HALF = torch.float16
 T = TypeVar("T")
-SIDES: dict[str, Any] = {"fast": twinstep.fast, "reference": twinstep.reference}
+REFERENCE = SimpleNamespace(
+    fp16_optimizer=twinstep.reference.optimizers.fp16,
+    fp16_unfused_optimizer=twinstep.reference.optimizers.fp16_unfused,
+    fused_adam=twinstep.reference.optimizers.fused_adam,
+    fused_lamb=twinstep.reference.optimizers.fused_lamb,
+    scalers=twinstep.reference.optimizers.scalers,
+)
+SIDES: dict[str, Any] = {"fast": twinstep.fast, "reference": REFERENCE}
 SIZES = (20, 5, 70, 33)
 BADS = (None, math.inf, None, math.nan)
 

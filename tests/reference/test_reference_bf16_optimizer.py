@@ -13,8 +13,8 @@ from twinstep.contract.fragments import FragmentAddress
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.adam import adamw_step
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.parameters import Lists
 
 BRAIN = torch.bfloat16

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from twinstep.contract.checkpoint import read_checkpoint
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 Wrapper = FP16Optimizer | FP16UnfusedOptimizer

@@ -13,11 +13,11 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.mixed_step import MixedResult, mixed_step
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.scalers import DynamicLossScale
 from twinstep.reference.parameters import Lists
-from twinstep.reference.scalers import DynamicLossScale
 
 UPSTREAM = Compat.deepspeed()
 HALF, BRAIN = torch.float16, torch.bfloat16

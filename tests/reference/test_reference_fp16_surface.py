@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.scalers import StaticLossScale
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.scalers import StaticLossScale
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 WINDOW_OF_TWO = {"init_scale": 4.0, "scale_window": 2, "min_scale": 1.0}

@@ -12,11 +12,11 @@ from torch import Tensor
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.fused_lamb import FusedLamb
 from twinstep.reference.lamb import lamb_step
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.parameters import Lists
 
 UPSTREAM = Compat.deepspeed()

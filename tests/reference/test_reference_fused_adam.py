@@ -13,7 +13,7 @@ from twinstep.contract.compat import Compat, moment_dtype
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.adam import adam_step, adamw_step
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 HYPER = {"lr": 0.0123, "beta1": 0.87, "beta2": 0.993, "eps": 3e-7, "weight_decay": 0.07}

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 StateDict = dict[str, object]

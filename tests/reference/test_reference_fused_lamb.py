@@ -11,8 +11,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
-from twinstep.reference.fused_lamb import FusedLamb
 from twinstep.reference.lamb import lamb_step
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
 
 OPTIONS = {"lr": 0.02, "betas": (0.87, 0.993), "eps": 3e-4, "weight_decay": 0.07}
 

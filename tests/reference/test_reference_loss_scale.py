@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
     ScaleState,
@@ -15,6 +16,7 @@ from twinstep.reference.loss_scale import (
     TorchRule,
     WrapperRule,
 )
+from twinstep.reference.optimizers.scalers import DynamicLossScale
 
 
 def dynamic_trace(rule: DynamicRule, scale: float, steps: str) -> list[tuple[float, int]]:
@@ -103,6 +105,12 @@ def test_overflow_at_the_floor_is_an_error_and_changes_nothing() -> None:
     once = rule.after(state, True)
     assert once == replace(state, exhausted=1)
     assert rule.after(once, True) == once
+
+
+def test_the_error_shows_a_fractional_scale() -> None:
+    scaler = DynamicLossScale(init_scale=0.5, min_scale=0.5, delayed_shift=1)
+    with pytest.raises(MinimumLossScale, match="at loss scale 0.5,"):
+        scaler.update_scale(True)
 
 
 def test_without_the_error_the_scale_stays_at_the_floor() -> None:

@@ -16,12 +16,12 @@ from torch import Tensor
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.contract.parallel import counts_in_norm, tensor_parallel_rank
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.model_norm import Part, check_norm_type, norm_of_parts
 from twinstep.reference.norm import l2_norm
-from twinstep.reference.parallelism import overflow_groups
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.model_norm import Part, check_norm_type, norm_of_parts
+from twinstep.reference.optimizers.parallelism import overflow_groups
 
 TYPES = [1.0, 2.0, math.inf, 3.0, 0.5]
 

@@ -13,7 +13,7 @@ import torch
 
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.golden.trace import Trace, read_all
-from twinstep.reference.scalers import DynamicLossScale, LossScale, StaticLossScale
+from twinstep.reference.optimizers.scalers import DynamicLossScale, LossScale, StaticLossScale
 
 RULES = ("dynamic", "wrapper", "torch")
 TRACES = [trace for trace in read_all() if trace.header.rule in RULES]

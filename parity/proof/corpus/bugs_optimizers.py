@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twinstep.parity.proof.corpus import wrong_optimizers as shelf
 from twinstep.parity.proof.corpus.optimizers import Optimizer
-from twinstep.reference.fused_adam import FusedAdam, ParamGroup
+from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 
 
 class OneLearningRateForAll(FusedAdam):

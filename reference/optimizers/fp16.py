@@ -31,15 +31,15 @@ from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.flat_groups import (
+from twinstep.reference.optimizers.flat_groups import (
     copy_masters_to_model,
     copy_model_to_masters,
     flat_gradient,
     flat_group,
 )
-from twinstep.reference.parallelism import Parallelism, with_gradients
-from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
-from twinstep.reference.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.reference.optimizers.parallelism import with_gradients
+from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 STEP_TIMERS = [
     "compute_norm",
@@ -123,12 +123,10 @@ class FP16Optimizer(ScaledWrapper):
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
-            parallelism=Parallelism(
-                mpu=mpu,
-                engine=deepspeed,
-                expert_groups=dict(expert_groups or {}),
-                expert_data_groups=dict(expert_data_groups or {}),
-            ),
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=timers,
             compat=compat,
@@ -184,12 +182,12 @@ class FP16Optimizer(ScaledWrapper):
         check_dense_gradients(params, "FP16Optimizer.step")
         held = with_gradients(params)
         with self._timed("overflow_check"):
-            worst = self.parallelism.worst(held)
+            worst = self._parallelism.worst(held)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_of_step(after)
         with self._timed("compute_norm"):
-            scaled_norm = self.parallelism.global_norm(held, self.norm_type, worst)
+            scaled_norm = self._parallelism.global_norm(held, self.norm_type, worst)
             self._norm = unscaled(scaled_norm, scale)
         if found_inf:
             drop_gradients(params)

@@ -21,9 +21,9 @@ from twinstep.contract.moments import StateDict, check_added_group, loading_as_s
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.reference.arithmetic import control, fp32
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.fused_adam import ParamGroup
 from twinstep.reference.lamb import LambScalars, lamb_scalars, lamb_update
 from twinstep.reference.norm import l2_norm
+from twinstep.reference.optimizers.fused_adam import ParamGroup
 
 PerParam = Sequence[Tensor | None]
 TensorLists = PerParam | Sequence[PerParam]

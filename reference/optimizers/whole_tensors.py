@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinstep.reference.bf16_groups import PartitionedGroup
-from twinstep.reference.collectives import summed
+from twinstep.reference.optimizers.collectives import summed
+from twinstep.reference.optimizers.partitioned_groups import PartitionedGroup
 
 
 def gathered(

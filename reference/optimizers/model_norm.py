@@ -26,9 +26,9 @@ from torch import Tensor
 
 from twinstep.contract.parallel import Groups
 from twinstep.reference.arithmetic import float64, fp32
-from twinstep.reference.collectives import largest, summed
 from twinstep.reference.norm import elements
-from twinstep.reference.overflow import worst_of
+from twinstep.reference.optimizers.collectives import largest, summed
+from twinstep.reference.unscale import worst_of
 
 # Squares of fp32 numbers are multiples of 2^-298 below 2^256; below that there is room to divide.
 UNITS = 2**352
@@ -74,7 +74,7 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     Args:
         parts: in the same order on all ranks.
         norm_type: positive.
-        worst: what is known of other gradients, as `reference.overflow.worst_of` reports it.
+        worst: what is known of other gradients, as `reference.unscale.worst_of` reports it.
 
     Specials: any NaN gives NaN, otherwise any infinity gives +inf; nothing at all gives 0.
     """

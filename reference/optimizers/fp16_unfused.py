@@ -35,10 +35,10 @@ from twinstep.contract.tensors import check_dense_gradients, check_param, drop_g
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64, fp32
 from twinstep.reference.clip import combined_scale
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.parallelism import Parallelism, with_gradients
-from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
-from twinstep.reference.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.parallelism import with_gradients
+from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -106,12 +106,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
-            parallelism=Parallelism(
-                mpu=mpu,
-                engine=deepspeed,
-                expert_groups=dict(expert_groups or {}),
-                expert_data_groups=dict(expert_data_groups or {}),
-            ),
+            mpu=mpu,
+            deepspeed=deepspeed,
+            expert_groups=expert_groups,
+            expert_data_groups=expert_data_groups,
             verbose=verbose,
             timers=None,
             compat=compat,
@@ -156,13 +154,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         params = self._params()
         check_dense_gradients(params, "FP16UnfusedOptimizer.step")
         held = with_gradients(params)
-        worst = self.parallelism.worst(held)
+        worst = self._parallelism.worst(held)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_of_step(after)
         if self.compat.clip_without_experts:
             held = [(param, grad) for param, grad in held if not is_moe_param(param)]
-        norm = self.parallelism.global_norm(held, self.norm_type, worst)
+        norm = self._parallelism.global_norm(held, self.norm_type, worst)
         self._norm = norm if self.compat.report_scaled_norm else unscaled(norm, scale)
         divisor = combined_scale(norm=norm, scale=scale, max_norm=float64(self.clip_grad))
         if found_inf:

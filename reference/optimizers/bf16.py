@@ -33,9 +33,12 @@ from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.wrapper import Wrapper, initialize
-from twinstep.reference import whole
 from twinstep.reference.arithmetic import float64, fp32, fp64
-from twinstep.reference.bf16_groups import (
+from twinstep.reference.clip import clip_coefficient
+from twinstep.reference.optimizers import whole_tensors as whole
+from twinstep.reference.optimizers.model_norm import check_norm_type
+from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.partitioned_groups import (
     PartitionedGroup,
     accumulate_gradient,
     copy_masters_to_model,
@@ -43,9 +46,6 @@ from twinstep.reference.bf16_groups import (
     immediate_hooks,
     partitioned_group,
 )
-from twinstep.reference.clip import clip_coefficient
-from twinstep.reference.model_norm import check_norm_type
-from twinstep.reference.parallelism import Parallelism
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
@@ -103,7 +103,9 @@ class BF16Optimizer(Wrapper):
         self.grad_acc_dtype = grad_acc_dtype
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
-        self.parallelism = Parallelism(mpu=mpu, expert_groups=dict(expert_groups or {}))
+        self.mpu = mpu
+        self.expert_groups = dict(expert_groups or {})
+        self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         self.compat = compat
         self.overflow = False
         self._norm = torch.zeros(())
@@ -200,7 +202,7 @@ class BF16Optimizer(Wrapper):
         if for_clipping:
             return [grad for _, grad in pairs]
         shared, experts = [], dict[str, list[Tensor]]()
-        for param, grad in self.parallelism.counted(pairs):
+        for param, grad in self._parallelism.counted(pairs):
             if is_moe_param(param):
                 experts.setdefault(str(getattr(param, "group_name", "")), []).append(grad)
             else:
@@ -235,9 +237,9 @@ class BF16Optimizer(Wrapper):
             RuntimeError: a closure was given. Nothing has changed.
         """
         self._refuse(closure)
-        counted = self.parallelism.counted(self._accumulated())
-        worst = self.parallelism.worst(counted)
-        self._norm = self.parallelism.global_norm(counted, self.norm_type, worst)
+        counted = self._parallelism.counted(self._accumulated())
+        worst = self._parallelism.worst(counted)
+        self._norm = self._parallelism.global_norm(counted, self.norm_type, worst)
         self.overflow = not bool(torch.isfinite(self._norm).item())
         if not self.overflow:
             factor = clip_coefficient(norm=self._norm, max_norm=float64(self.clip_grad))

@@ -17,9 +17,9 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.reference.collectives import largest
-from twinstep.reference.model_norm import Part, norm_of_parts
-from twinstep.reference.overflow import worst_of
+from twinstep.reference.optimizers.collectives import largest
+from twinstep.reference.optimizers.model_norm import Part, norm_of_parts
+from twinstep.reference.unscale import worst_of
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
@@ -46,7 +46,7 @@ class Parallelism:
         return [(param, grad) for param, grad in pairs if counts_in_norm(param, rank)]
 
     def worst(self, pairs: Pairs) -> float:
-        """The worst of all gradients on all ranks, as `reference.overflow.worst_of` reports it."""
+        """The worst of all gradients on all ranks, as `reference.unscale.worst_of` reports it."""
         experts = [*self.expert_groups.values(), *self.expert_data_groups.values()]
         own = worst_of([grad for _, grad in pairs])
         return largest(own, overflow_groups(self.mpu, self.engine, experts)).item()

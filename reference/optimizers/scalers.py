@@ -30,7 +30,7 @@ from twinstep.reference.loss_scale import (
     TorchRule,
     WrapperRule,
 )
-from twinstep.reference.overflow import any_nonfinite
+from twinstep.reference.unscale import any_nonfinite
 
 
 class LossScale:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from twinstep.contract.compat import Compat
 from twinstep.contract.loss_scale import checked_scale
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import Wrapper
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.loss_scale import ScaleState
-from twinstep.reference.model_norm import check_norm_type
-from twinstep.reference.parallelism import Parallelism
-from twinstep.reference.scalers import LossScale
+from twinstep.reference.optimizers.model_norm import check_norm_type
+from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.scalers import LossScale
 
 LOG = logging.getLogger(__name__)
 
@@ -25,7 +26,6 @@ class ScaledWrapper(Wrapper):
 
     Attributes:
         loss_scaler: whose rule moves the scale after every step.
-        parallelism: the ranks that agree on overflows and norms.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         overflow: True if the last step was skipped.
@@ -41,7 +41,10 @@ class ScaledWrapper(Wrapper):
         scales: bool,
         clip_grad: float,
         norm_type: float,
-        parallelism: Parallelism,
+        mpu: ModelParallelUnit | None,
+        deepspeed: Engine | None,
+        expert_groups: ExpertGroups | None,
+        expert_data_groups: ExpertGroups | None,
         verbose: bool,
         timers: Timers | None,
         compat: Compat,
@@ -51,7 +54,16 @@ class ScaledWrapper(Wrapper):
         self.scales = scales
         self.clip_grad = float(clip_grad)
         self.norm_type = check_norm_type(norm_type, type(self).__name__)
-        self.parallelism = parallelism
+        self.mpu = mpu
+        self.deepspeed = deepspeed
+        self.expert_groups = dict(expert_groups or {})
+        self.expert_data_groups = dict(expert_data_groups or {})
+        self._parallelism = Parallelism(
+            mpu=mpu,
+            engine=deepspeed,
+            expert_groups=self.expert_groups,
+            expert_data_groups=self.expert_data_groups,
+        )
         self.verbose = verbose
         self.compat = compat
         self.overflow = False
