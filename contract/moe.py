@@ -6,7 +6,7 @@ group that it is split over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from torch import Tensor
@@ -32,6 +32,32 @@ def split_shared_and_expert(params: Iterable[Tensor]) -> tuple[list[Tensor], lis
     for param in params:
         (experts if is_moe_param(param) else shared).append(param)
     return shared, experts
+
+
+def expert_of_group(options: Mapping[str, object], has_moe_layers: bool, where: str) -> str | None:
+    """Name of the experts that a group marked `moe` holds; None of a shared group.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    if not (has_moe_layers and options.get("moe")):
+        return None
+    if not all(map(is_moe_param, cast(Iterable[Tensor], options["params"]))):
+        raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+    return str(options.get("name", ""))
+
+
+def check_has_experts(experts: Iterable[str | None], where: str) -> None:
+    """Require a group of experts.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not any(experts):
+        raise ValueError(
+            "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
+            f"[{where}]"
+        )
 
 
 def split_moe_groups(

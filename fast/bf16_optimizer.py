@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
-from twinstep.contract.moe import expert_name, is_moe_param
+from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import (
     ExpertGroups,
@@ -30,7 +30,9 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
+from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.whole import WholeTensors
 from twinstep.fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -41,12 +43,9 @@ from twinstep.fast.bf16_groups import (
     refresh,
 )
 from twinstep.fast.bf16_step import PartitionedStep, kind_of
-from twinstep.fast.bf16_whole import WholeTensors
 from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.wrapper import Wrapper
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
 class BF16Optimizer(Wrapper):
@@ -91,9 +90,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            said = f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16"
-            raise ValueError(f"{said} [BF16Optimizer]")
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         kind = kind_of(norm_type, "BF16Optimizer")
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
@@ -114,9 +111,8 @@ class BF16Optimizer(Wrapper):
         self.groups = self._laid_out(dict(param_names.items()), splits)
         for options, group in zip(self.param_groups, self.groups, strict=True):
             options["params"] = [group.master]
-        if has_moe_layers and all(group.expert is None for group in self.groups):
-            what = "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them"
-            raise ValueError(f"{what} [BF16Optimizer]")
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
         self._step = PartitionedStep(self.groups, kind)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
@@ -143,10 +139,7 @@ class BF16Optimizer(Wrapper):
         groups = []
         for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
             where = f"group {index}, BF16Optimizer"
-            moe = self.has_moe_layers and bool(options.get("moe"))
-            if moe and not all(is_moe_param(param) for param in params):
-                raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
-            expert = str(options.get("name", "")) if moe else None
+            expert = expert_of_group(options, self.has_moe_layers, where)
             split = splits.get(expert)
             dtype = self.grad_acc_dtype
             groups.append(lay_out(params, names, split, dtype, device, where, expert=expert))

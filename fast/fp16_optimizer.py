@@ -17,6 +17,7 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.fast.flat_groups import lay_out
@@ -92,11 +93,7 @@ class FP16Optimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         del has_moe_layers
-        if fused_adam_legacy:
-            raise RuntimeError(
-                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
-                "and a scale the old way of apex [FP16Optimizer]"
-            )
+        refuse_legacy_adam(fused_adam_legacy, "FP16Optimizer")
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
         arguments = ScaleArguments(
             scales=scales,

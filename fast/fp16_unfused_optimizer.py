@@ -6,7 +6,6 @@ a skipped step are dropped as soon as something tells the host of it, and are ze
 before a backward pass that comes earlier.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import cast, overload
@@ -19,6 +18,7 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.fast.collectives import Gradients
 from twinstep.fast.fused_adam import FusedAdam
@@ -85,7 +85,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
-            _require_lamb(init_optimizer)
+            check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         groups = init_optimizer.param_groups
         everything = [param for group in groups for param in group["params"]]
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
@@ -344,18 +344,3 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
 def _master(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32, copy=True).requires_grad_()
-
-
-def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
-    """Require an optimizer that takes gradients, copies and a divisor.
-
-    Raises:
-        TypeError: its step does not.
-    """
-    taken = inspect.signature(optimizer.step).parameters
-    missing = [name for name in ("grads", "output_params", "scale") if name not in taken]
-    if missing:
-        raise TypeError(
-            f"{type(optimizer).__name__}.step takes no {', '.join(missing)}, but should for "
-            f"fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
-        )

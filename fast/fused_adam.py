@@ -21,6 +21,7 @@ from twinstep.contract.moments import (
     loading_as_stored,
     new_state,
 )
+from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.fast.control import ControlBlock
 from twinstep.fast.kernels.adam import CONTROLS, prepare_adam, update_adam
@@ -69,8 +70,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("amsgrad=True, but should be False: no kernel does it [FusedAdam]")
+        refuse_amsgrad(amsgrad, "FusedAdam")
         self.adam_w_mode, self.set_grad_none = bool(adam_w_mode), bool(set_grad_none)
         self.compat = compat
         self._forget_device()

@@ -20,6 +20,7 @@ from twinstep.contract.moments import (
     loading_as_stored,
     new_state,
 )
+from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.fast.control import ControlBlock
 from twinstep.fast.kernels.clip import clip_factor_
@@ -76,8 +77,7 @@ class FusedLamb(torch.optim.Optimizer):
         amsgrad: bool = False,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("amsgrad=True, but should be False: no kernel does it [FusedLamb]")
+        refuse_amsgrad(amsgrad, "FusedLamb")
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
         self._ratios: list[Tensor] = []
         self._forget_device()

@@ -67,7 +67,7 @@ def checked(
     *,
     states: bool,
 ) -> Loaded:
-    """What a wrapper takes from a state dict, the loss scale excepted.
+    """Contents of a state dict that a wrapper takes, the loss scale excepted.
 
     Args:
         optimizer: the inner one; not changed.
@@ -92,13 +92,12 @@ def _matching(found: object, masters: Masters, key: str, where: str) -> list[Ten
     """Saved masters in one list."""
     if key == FLAT:
         return matching_tensors(found, [m for m in masters if isinstance(m, Tensor)], key, where)
-    count = len(found) if isinstance(found, list | tuple) else type(found).__name__
-    if count != len(masters):
-        raise ValueError(f"{key} has {count} groups, but should have {len(masters)} [{where}]")
-    rows = zip(found, masters, strict=True)  # type: ignore[call-overload]
-    return list(
-        chain.from_iterable(
-            matching_tensors(group, own, f"{key}[{index}]", where)
-            for index, (group, own) in enumerate(rows)
-        )
-    )
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{key} is a {type(found).__name__}, but should be a list [{where}]")
+    if len(found) != len(masters):
+        raise ValueError(f"{key} has {len(found)} groups, but should have {len(masters)} [{where}]")
+    rows = [
+        matching_tensors(group, list(own), f"{key}[{index}]", where)
+        for index, (group, own) in enumerate(zip(found, masters, strict=True))
+    ]
+    return list(chain.from_iterable(rows))

@@ -28,14 +28,15 @@ from torch import Tensor, nn
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
-from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.whole import WholeTensors
 from twinstep.contract.wrapper import Wrapper, initialize
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.clip import clip_coefficient
-from twinstep.reference.optimizers import whole_tensors as whole
 from twinstep.reference.optimizers.model_norm import check_norm_type
 from twinstep.reference.optimizers.parallelism import Parallelism
 from twinstep.reference.optimizers.partitioned_groups import (
@@ -46,8 +47,6 @@ from twinstep.reference.optimizers.partitioned_groups import (
     immediate_hooks,
     partitioned_group,
 )
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
 class BF16Optimizer(Wrapper):
@@ -91,11 +90,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            raise ValueError(
-                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
-                f"[BF16Optimizer]"
-            )
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         super().__init__(init_optimizer, None)
         self.clip_grad = float(clip_grad)
         self.norm_type = check_norm_type(norm_type, "BF16Optimizer")
@@ -117,11 +112,8 @@ class BF16Optimizer(Wrapper):
         ]
         for group, laid_out in zip(init_optimizer.param_groups, self.groups, strict=True):
             group["params"] = [laid_out.master]
-        if has_moe_layers and not any(group.expert for group in self.groups):
-            raise ValueError(
-                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
-                "[BF16Optimizer]"
-            )
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -139,9 +131,7 @@ class BF16Optimizer(Wrapper):
         """Lay out one group over its own ranks."""
         where = f"group {index}, BF16Optimizer"
         params = cast(list[Tensor], group["params"])
-        expert = str(group.get("name", "")) if self.has_moe_layers and group.get("moe") else None
-        if expert is not None and not all(map(is_moe_param, params)):
-            raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+        expert = expert_of_group(group, self.has_moe_layers, where)
         split = data_group if expert is None else expert_data_groups.get(expert)
         return partitioned_group(params, names, split, self.grad_acc_dtype, where, expert=expert)
 
@@ -363,15 +353,15 @@ class BF16Optimizer(Wrapper):
 
     def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
         """The whole fp32 weight of a parameter, or a state of it; all ranks must call it."""
-        return whole.gathered(self.groups, self.optimizer, name, key)
+        return WholeTensors(self.groups).read(self.optimizer, name, key)
 
     def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
         """Write this rank's part of a whole fp32 weight or state; model weights stay."""
-        whole.scatter(self.groups, self.optimizer, name, value, key)
+        WholeTensors(self.groups).write(self.optimizer, name, value, key)
 
     def get_full_hp_grad(self, name: str) -> Tensor:
         """The accumulated gradient of a parameter, neither averaged nor clipped."""
-        return whole.gradient(self.groups, name)
+        return WholeTensors(self.groups).gradient(name)
 
     def _params(self) -> list[Tensor]:
         return list(chain.from_iterable(self.bf16_groups))

@@ -17,7 +17,6 @@ a step that was taken: whoever runs backward next drops them.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import cast, overload
@@ -31,6 +30,7 @@ from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moe import is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64, fp32
@@ -90,7 +90,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
-            _require_lamb(init_optimizer)
+            check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
         arguments = ScaleArguments(
             scales=scales,
@@ -252,14 +252,3 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
 def _gradient(param: Tensor) -> Tensor:
     return torch.zeros_like(param) if param.grad is None else param.grad
-
-
-def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
-    """Require an optimizer that takes gradients, copies and a divisor."""
-    needed = {"grads", "output_params", "scale"}
-    missing = needed - inspect.signature(optimizer.step).parameters.keys()
-    if missing:
-        raise TypeError(
-            f"{type(optimizer).__name__}.step takes no {', '.join(sorted(missing))}, but should "
-            f"for fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
-        )

@@ -17,6 +17,7 @@ from torch import Tensor
 from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
 from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
+from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradients
 from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
 from twinstep.reference.arithmetic import control, fp32
@@ -61,11 +62,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError(
-                "amsgrad=True, but should be False: no kernel keeps a running maximum of the "
-                "second moment [FusedAdam]"
-            )
+        refuse_amsgrad(amsgrad, "FusedAdam")
         self.adam_w_mode = bool(adam_w_mode)
         self.set_grad_none = bool(set_grad_none)
         self.compat = compat

@@ -18,6 +18,7 @@ from torch import Tensor
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number, check_lamb
 from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
+from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.reference.arithmetic import control, fp32
 from twinstep.reference.clip import clip_factor
@@ -70,11 +71,7 @@ class FusedLamb(torch.optim.Optimizer):
         amsgrad: bool = False,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError(
-                "amsgrad=True, but should be False: LAMB keeps no running maximum of the second "
-                "moment [FusedLamb]"
-            )
+        refuse_amsgrad(amsgrad, "FusedLamb")
         self.eps_inside_sqrt = bool(eps_inside_sqrt)
         self.compat = compat
         self._ratios: list[Tensor] = []

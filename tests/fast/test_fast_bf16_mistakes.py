@@ -13,16 +13,15 @@ from torch import Tensor
 import twinstep.contract.checkpoint.partitions
 import twinstep.fast.bf16_groups
 import twinstep.fast.bf16_optimizer
-from tests.fast.test_fast_bf16_ranks import BRAIN, Polite, built, in_turns, seen, trained
 from tests.helpers.mesh import Mesh, on_mesh
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.partitions import BRAIN, built, seen, trained
+from tests.helpers.ranks import Polite, in_turns
 from twinstep.fast.bf16_groups import PartitionedGroup
 from twinstep.fast.bf16_optimizer import BF16Optimizer
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
 # The first group is smaller than the world: the second and the third rank own nothing of it.
 SIZES = (1, 0, 3, 6)
 OPTIONS: dict[str, Any] = {"sizes": SIZES, "clip_grad": 0.5, "allgather_bucket_size": 4}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.helpers.ranks import Group, on_ranks
 from twinstep.contract.compat import Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moments import StateDict
@@ -19,78 +16,11 @@ from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 
+pytestmark = pytest.mark.usefixtures("simulated")
+
 BRAIN = torch.bfloat16
 MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"
 SIZES = (4, 0, 3, 5)
-T = TypeVar("T")
-
-
-class Meeting:
-    """Where the threads that stand for ranks bring their tensors."""
-
-    def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=20)
-        self.brought: dict[int, Tensor] = {}
-
-
-class Group:
-    """One rank's handle of a process group."""
-
-    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
-        self.meeting, self.rank, self.world = meeting, rank, world
-
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """What all ranks brought, in order."""
-        self.meeting.brought[self.rank] = tensor.clone()
-        self.meeting.barrier.wait()
-        found = [self.meeting.brought[rank] for rank in range(self.world)]
-        self.meeting.barrier.wait()
-        return found
-
-    def all_reduce(self, tensor: Tensor, op: object) -> None:
-        """Sum or maximum."""
-        stacked = torch.stack(self.exchange(tensor))
-        tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
-
-    def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
-        """One output per rank."""
-        for output, found in zip(outputs, self.exchange(tensor), strict=True):
-            output.copy_(found)
-
-    def all_gather_object(self, outputs: list[object], own: object) -> None:
-        """One output per rank, of any kind."""
-        sent = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
-        outputs[:] = [pickle.loads(bytes(found.tolist())) for found in self.exchange(sent)]
-
-
-@pytest.fixture(autouse=True)
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send collectives to the handle they are given."""
-    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
-    monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
-    monkeypatch.setattr(
-        dist, "all_gather_object", lambda o, x, group: group.all_gather_object(o, x)
-    )
-    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
-
-
-def on_ranks(world: int, run: Callable[[Group | None], T]) -> list[T]:
-    """Run a function on every rank at once; a world of one has no group."""
-    if world == 1:
-        return [run(None)]
-    meeting = Meeting(world)
-    results: dict[int, T] = {}
-
-    def one(rank: int) -> None:
-        results[rank] = run(Group(meeting, rank, world))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[rank] for rank in range(world)]
 
 
 def built(
