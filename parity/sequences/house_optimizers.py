@@ -8,8 +8,8 @@ from twinstep.parity.sequences.rules import TensorAdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_groups", "_inner", "_kind", "_norm", "_pending", "_stale", "_step", "_stepped", "_zeros"),
-    *("groups", "loss_scaler", "optimizer", "overflow"),
+    *("_groups", "_inner", "_kind", "_norm", "_parallelism", "_pending", "_stale", "_step"),
+    *("_stepped", "_zeros", "groups", "loss_scaler", "optimizer", "overflow"),
 )
 
 
@@ -47,8 +47,8 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         private=(
-            *("_inner", "_pending", "_ranks", "_step", "_whole", "_hooks", "_norm"),
-            *("optimizer", "overflow", "timers"),
+            *("_inner", "_parallelism", "_pending", "_ranks", "_step", "_whole", "_hooks"),
+            *("_norm", "optimizer", "overflow", "timers"),
         ),
         engines=("cuda", "replay"),
     )(BF16Optimizer)

@@ -11,7 +11,6 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import twinstep.reference.mixed_step
 from twinstep.contract.compat import Compat
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.kernels.finalise import CONTROLS
@@ -81,7 +80,7 @@ class Training:
     def both(self, grads: list[Tensor]) -> None:
         """Step both sides and compare everything that a step writes."""
         params, exp_avgs, exp_avg_sqs, copies, steps = self.lists
-        results: Any = twinstep.reference.mixed_step.mixed_step(
+        results: Any = steps.mixed_step(
             params,
             grads,
             exp_avgs,
@@ -224,7 +223,7 @@ def test_the_function_over_loose_controls_equals_the_reference() -> None:
     training = Training([700, 3], BF16, LossScaling(init_scale=8.0))
     params, exp_avgs, exp_avg_sqs, copies, steps = training.lists
     grads = training.grads(3)
-    twin = twinstep.reference.mixed_step.mixed_step
+    twin = steps.mixed_step
     options = training.controls | training.options
     want: Any = twin(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)
     mixed_step_(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)

@@ -10,12 +10,12 @@ import twinstep.fast.fp16_unfused_optimizer
 import twinstep.fast.fused_adam
 import twinstep.fast.fused_lamb
 import twinstep.fast.scalers
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
-import twinstep.reference.scalers
+import twinstep.reference.optimizers.bf16
+import twinstep.reference.optimizers.fp16
+import twinstep.reference.optimizers.fp16_unfused
+import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
+import twinstep.reference.optimizers.scalers
 
 SIDES = ("fast", "reference")
 PLAIN = ("FusedAdam", "FusedLamb")
@@ -31,12 +31,12 @@ CLASSES: dict[str, dict[str, Any]] = {
         "DynamicLossScale": twinstep.fast.scalers.DynamicLossScale,
     },
     "reference": {
-        "FusedAdam": twinstep.reference.fused_adam.FusedAdam,
-        "FusedLamb": twinstep.reference.fused_lamb.FusedLamb,
-        "FP16Optimizer": twinstep.reference.fp16_optimizer.FP16Optimizer,
-        "FP16UnfusedOptimizer": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "BF16Optimizer": twinstep.reference.bf16_optimizer.BF16Optimizer,
-        "StaticLossScale": twinstep.reference.scalers.StaticLossScale,
-        "DynamicLossScale": twinstep.reference.scalers.DynamicLossScale,
+        "FusedAdam": twinstep.reference.optimizers.fused_adam.FusedAdam,
+        "FusedLamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
+        "FP16Optimizer": twinstep.reference.optimizers.fp16.FP16Optimizer,
+        "FP16UnfusedOptimizer": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+        "BF16Optimizer": twinstep.reference.optimizers.bf16.BF16Optimizer,
+        "StaticLossScale": twinstep.reference.optimizers.scalers.StaticLossScale,
+        "DynamicLossScale": twinstep.reference.optimizers.scalers.DynamicLossScale,
     },
 }

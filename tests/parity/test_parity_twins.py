@@ -28,7 +28,7 @@ from twinstep.parity.sequences.observe import Walk, differences
 from twinstep.parity.sequences.registry import REFERENCES, RULES, borrowed_twins, undriven
 from twinstep.parity.sequences.rules import AdamRules
 from twinstep.parity.sequences.world import read
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

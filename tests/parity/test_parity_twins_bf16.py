@@ -20,7 +20,7 @@ from twinstep.parity.sequences.drive import Side, run, sequence
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer, twins
-from twinstep.reference.bf16_optimizer import BF16Optimizer as Reference
+from twinstep.reference.optimizers.bf16 import BF16Optimizer as Reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

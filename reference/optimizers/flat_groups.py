@@ -80,13 +80,13 @@ def flat_gradient(group: FlatGroup) -> Tensor:
     return flat
 
 
-def publish(group: FlatGroup) -> None:
+def copy_masters_to_model(group: FlatGroup) -> None:
     """Write the masters into the model weights, each rounded once."""
     for param, place in group.slices():
         param.detach().copy_(group.master.detach()[place].view(param.shape))
 
 
-def refresh(group: FlatGroup) -> None:
+def copy_model_to_masters(group: FlatGroup) -> None:
     """Write the model weights into the masters."""
     for param, place in group.slices():
         group.master.detach()[place] = fp32(param.detach()).reshape(-1)

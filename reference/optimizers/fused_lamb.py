@@ -1,6 +1,6 @@
 """FusedLamb: LAMB as an ordinary `torch.optim.Optimizer`.
 
-The arithmetic is `reference.lamb`, parameter by parameter. What the class adds is state: fp32
+The arithmetic is `reference.lamb`, parameter by parameter. The class adds state: fp32
 moments, one integer counter per parameter, the trust ratios of the last step, and gradients, copies
 and a scale that a wrapper can hand to `step`.
 """
@@ -21,9 +21,10 @@ from twinstep.contract.moments import StateDict, check_added_group, loading_as_s
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.reference.arithmetic import control, fp32
-from twinstep.reference.clip import clip_factor, l2_norm
-from twinstep.reference.fused_adam import ParamGroup
-from twinstep.reference.lamb import LambControls, lamb_update
+from twinstep.reference.clip import clip_factor
+from twinstep.reference.lamb import LambScalars, lamb_scalars, lamb_update
+from twinstep.reference.norm import l2_norm
+from twinstep.reference.optimizers.fused_adam import ParamGroup
 
 PerParam = Sequence[Tensor | None]
 TensorLists = PerParam | Sequence[PerParam]
@@ -146,7 +147,7 @@ class FusedLamb(torch.optim.Optimizer):
                 max_grad_norm is above 0. Without it the norm is computed.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             ValueError: a list is not as long as its group.
@@ -187,7 +188,7 @@ class FusedLamb(torch.optim.Optimizer):
         if not self.state[param]:
             self.state[param] = self._initial_state(param)
         state = self.state[param]
-        s = _controls(row, scale).at(int(state["step"].item()) + 1)
+        s = _scalars(row, int(state["step"].item()) + 1, scale)
         p, m, v, ratio = lamb_update(
             fp32(param),
             fp32(row.grad),
@@ -239,14 +240,15 @@ class _Row:
     group: ParamGroup
 
 
-def _controls(row: _Row, scale: Number) -> LambControls:
+def _scalars(row: _Row, t: int, scale: Number) -> LambScalars:
     group, device = row.group, row.param.device
     beta1, beta2 = cast(tuple[Number, Number], group["betas"])
 
     def named(name: str) -> Tensor:
         return control(cast(Number, group[name]), device)
 
-    return LambControls(
+    return lamb_scalars(
+        t,
         lr=named("lr"),
         beta1=control(beta1, device),
         beta2=control(beta2, device),
@@ -260,16 +262,13 @@ def _controls(row: _Row, scale: Number) -> LambControls:
 
 
 def _factor(row: _Row, scale: Tensor) -> Tensor:
-    """What the gradient is multiplied by: 1/scale, or less where max_grad_norm clips it."""
+    """Factor of the gradient: 1/scale, or less where max_grad_norm clips it."""
     max_norm = control(cast(Number, row.group["max_grad_norm"]), row.param.device)
-    zero = torch.zeros((), dtype=torch.float32, device=row.param.device)
-    clips = max_norm.item() > 0
-    norm = zero
-    if clips:
+    norm = torch.zeros(())
+    if max_norm.item() > 0:
         given = row.norm
         norm = l2_norm([row.grad]) if given is None else fp32(control(given, row.param.device))
-    (factor,) = clip_factor(norm=norm, scale=scale, max_norm=max_norm, factor=zero)
-    return factor
+    return clip_factor(norm=norm, scale=scale, max_norm=max_norm)
 
 
 def _per_group(name: str, given: TensorLists | None, lengths: list[int]) -> list[PerParam]:

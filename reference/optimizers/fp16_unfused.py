@@ -6,11 +6,11 @@ One step, in order:
     2. norm        of the gradients as stored, each element of the model once
     3. skip        on overflow drop the gradients and change nothing else
     4. unscale     gradients to fp32, and clip, in one multiplication; a missing one is zero
-    5. step        of the optimizer inside, on the masters
-    6. publish     masters to model weights, each rounded once
+    5. step        of the inner optimizer, on the masters
+    6. copy        masters to model weights, each rounded once
     7. loss scale  moves, after everything that used it
 
-With `fused_lamb_legacy` the optimizer inside is given the gradients as they are stored and what to
+With `fused_lamb_legacy` the inner optimizer is given the gradients as they are stored and what to
 divide them by, and does 4, 5 and 6 itself. Gradients of the model weights stay where they are after
 a step that was taken: whoever runs backward next drops them.
 """
@@ -33,11 +33,12 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.contract.wrapper import initialize
-from twinstep.reference.arithmetic import fp32
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
-from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.arithmetic import float64, fp32
+from twinstep.reference.clip import combined_scale
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.parallelism import with_gradients
+from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -57,14 +58,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         mpu: the model-parallel unit; norms and overflows are then those of the whole model.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
-        fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
-            to take them, as `FusedLamb` does.
+        fused_lamb_legacy: hand gradients, copies and a divisor to the inner optimizer, which must
+            take them, as `FusedLamb` does.
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
         compat: upstream behaviour to reproduce; the default is correct.
 
-    Writes model weights, masters and the state of the optimizer inside.
+    Writes model weights, masters and the state of the inner optimizer.
 
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
     """
@@ -128,7 +129,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             self.initialize_optimizer_states()
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; see `contract.wrapper.initialize`."""
+        """Allocate the state of the inner optimizer; see `contract.wrapper.initialize`."""
         initialize(self.optimizer, self._masters(), self.compat)
 
     @overload
@@ -139,7 +140,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+        """Take one step, or skip it; `overflow` and `get_global_norm()` report on it afterwards.
 
         Args:
             closure: refused.
@@ -152,23 +153,23 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._refuse(closure)
         params = self._params()
         check_dense_gradients(params, "FP16UnfusedOptimizer.step")
-        worst = self._worst(params)
+        held = with_gradients(params)
+        worst = self._parallelism.worst(held)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
-        scale = self._scale_to_divide_by(after)
-        without_experts = self.compat.clip_without_experts
-        counted = [p for p in params if not (without_experts and is_moe_param(p))]
-        scaled_norm = self._scaled_norm(counted, worst)
-        reports_scaled = self.compat.report_scaled_norm
-        self._norm = scaled_norm if reports_scaled else unscaled(scaled_norm, scale)
-        divisor = self._divisor(scaled_norm, scale)
+        scale = self._scale_of_step(after)
+        if self.compat.clip_without_experts:
+            held = [(param, grad) for param, grad in held if not is_moe_param(param)]
+        norm = self._parallelism.global_norm(held, self.norm_type, worst)
+        self._norm = norm if self.compat.report_scaled_norm else unscaled(norm, scale)
+        divisor = combined_scale(norm=norm, scale=scale, max_norm=float64(self.clip_grad))
         if found_inf:
             drop_gradients(params)
         elif self.fused_lamb_legacy:
             self._step_fused_lamb(divisor)
         else:
             self._update(fp32(1.0 / divisor))
-        self._finish(found_inf, after)
+        self._enter(found_inf, after)
         return None
 
     def _update(self, factor: Tensor) -> None:
@@ -177,10 +178,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             master.grad = fp32(_gradient(param)) * factor
         self.optimizer.step()
         drop_gradients(self._masters())
-        self._publish()
+        self._copy_masters_to_model()
 
     def _step_fused_lamb(self, divisor: Tensor) -> None:
-        """Let the optimizer inside unscale, step and publish."""
+        """Let the inner optimizer unscale, step and write the copies."""
         cast(FusedLamb, self.optimizer).step(
             grads=[[_gradient(param) for param in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
@@ -192,12 +193,12 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         drop_gradients(self._params(), set_to_none=set_to_none)
 
     def refresh_fp32_params(self) -> None:
-        """Masters := model weights, after somebody has loaded or changed these."""
+        """Masters := model weights, after these were loaded or changed."""
         for param, master in self._pairs():
             master.detach().copy_(param.detach())
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        """Bytes of model weights, masters, gradients and the state of the inner optimizer."""
         return self._bytes(
             model_weights=self._params(),
             master_weights=self._masters(),
@@ -205,21 +206,21 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """Loss scale, clip norm, masters by group and the dict inside; copies, not views."""
+        """Loss scale, clip norm, masters by group and the inner dict; copies, not views."""
         scale = saved_scale(self.loss_scaler)
         return fp16.saved(self.optimizer, self.fp32_groups, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class or of DeepSpeed's, and publish its masters.
+        """Load a state of this class or of DeepSpeed's, and write its masters to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
-                come from the constructor, whatever the dict says. Without `clip_grad`, which
+                come from the constructor, whatever the dict holds. Without `clip_grad`, which
                 DeepSpeed does not save, the constructor's stays.
-            load_optimizer_states: False leaves the state of the optimizer inside.
+            load_optimizer_states: False leaves the state of the inner optimizer.
 
         Raises:
-            ValueError: something does not fit; the sentence says what. Nothing has changed.
+            ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16UnfusedOptimizer.load_state_dict"
         loaded = fp16.checked(
@@ -233,7 +234,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.detach().copy_(saved)
-        self._publish()
+        self._copy_masters_to_model()
 
     def _params(self) -> list[Tensor]:
         return list(chain.from_iterable(self.fp16_groups))
@@ -244,7 +245,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         return list(zip(self._params(), self._masters(), strict=True))
 
-    def _publish(self) -> None:
+    def _copy_masters_to_model(self) -> None:
         for param, master in self._pairs():
             param.detach().copy_(master.detach())
 

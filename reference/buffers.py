@@ -1,4 +1,4 @@
-"""Flat buffers: tensors laid end to end, each starting at a multiple of `slot` elements."""
+"""Buffers: tensors laid end to end, each starting at a multiple of `slot`; and narrower copies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twinstep.reference.arithmetic import fp32
+
 
 def offsets(numels: Sequence[int], slot: int) -> list[int]:
-    """Where each tensor starts: the first multiple of slot at or after the end of the one before.
+    """Starts of tensors: each at the first multiple of slot at or after the end of the one before.
 
     Args:
         numels: number of elements of each tensor; 0 is allowed and takes no room.
@@ -31,45 +33,38 @@ def offsets(numels: Sequence[int], slot: int) -> list[int]:
     return [*starts, end]
 
 
-def flatten(tensors: Sequence[Tensor], flat: Sequence[Tensor], *, slot: int) -> tuple[list[Tensor]]:
-    """Lay tensors into a flat buffer; every element between and behind them becomes +0.
+def flatten(tensors: Sequence[Tensor], like: Tensor, *, slot: int) -> Tensor:
+    """Lay tensors into a flat buffer; every element between and after them is +0.
 
     Args:
         tensors: any shapes, one dtype.
-        flat: the buffer, a list of one, 1-D, the same dtype, at least as long as the end of the
-            last tensor; its contents are written, never read.
+        like: 1-D, the same dtype, at least as long as the end of the last tensor; gives the length.
         slot: alignment in elements, at least 1.
 
     Returns:
-        The new buffer, a list of one.
+        A new buffer.
     """
-    (buffer,) = flat
-    *starts, end = _fitting("flatten", buffer, tensors, slot)
-    pieces, at = [], 0
+    *starts, _end = _fitting("flatten", like, tensors, slot)
+    flat = torch.zeros_like(like)
     for tensor, start in zip(tensors, starts, strict=True):
-        pieces += [torch.zeros(start - at, dtype=buffer.dtype), tensor.reshape(-1)]
-        at = start + tensor.numel()
-    pieces.append(torch.zeros(buffer.numel() - end, dtype=buffer.dtype))
-    return ([torch.cat(pieces)],)
+        flat[start : start + tensor.numel()] = tensor.reshape(-1)
+    return flat
 
 
-def unflatten(
-    flat: Sequence[Tensor], tensors: Sequence[Tensor], *, slot: int
-) -> tuple[list[Tensor]]:
+def unflatten(flat: Tensor, like: Sequence[Tensor], *, slot: int) -> list[Tensor]:
     """Read tensors back from a flat buffer: the inverse of `flatten`.
 
     Args:
-        flat: the buffer, a list of one, 1-D.
-        tensors: give the shapes; their contents are written, never read.
+        flat: 1-D.
+        like: tensors that give the shapes.
         slot: alignment in elements, at least 1.
 
     Returns:
-        New tensors, shaped like the given ones.
+        New tensors.
     """
-    (buffer,) = flat
-    *starts, _end = _fitting("unflatten", buffer, tensors, slot)
-    rows = zip(tensors, starts, strict=True)
-    return ([buffer[at : at + like.numel()].reshape(like.shape).clone() for like, at in rows],)
+    *starts, _end = _fitting("unflatten", flat, like, slot)
+    rows = zip(like, starts, strict=True)
+    return [flat[at : at + one.numel()].reshape(one.shape).clone() for one, at in rows]
 
 
 def _fitting(where: str, buffer: Tensor, tensors: Sequence[Tensor], slot: int) -> list[int]:
@@ -87,3 +82,16 @@ def _fitting(where: str, buffer: Tensor, tensors: Sequence[Tensor], slot: int) -
                 f"like flat [{where}]"
             )
     return places
+
+
+def cast_copy(sources: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Round each source to a dtype, to nearest, ties to even.
+
+    Args:
+        sources: fp32 (or narrower), any shapes.
+        dtypes: one per source.
+
+    Returns:
+        New tensors. Values past the range of the dtype become infinite; -0.0 stays -0.0.
+    """
+    return [fp32(source).to(dtype) for source, dtype in zip(sources, dtypes, strict=True)]

@@ -1,11 +1,11 @@
-"""Norms of all gradients of a model, for every norm type and over ranks.
+"""The norm of all gradients of a model, for every norm type and over ranks.
 
     p = 2, 1:  (sum |g|^p)^(1/p) from the real sum, rounded once to float64, the root once to fp32
     p = inf:   max |g|
     other p:   the same in float64, each power rounded; not exact, and infinite where that is
 
 All gradients enter one sum before the root. Parts that lie on several ranks are added over their
-process groups as integers, so that the number and order of ranks cannot matter.
+process groups as Python integers, so that the number and order of ranks cannot matter.
 
 Ranks that hold the same experts should hold the same gradients of them, but may reduce these in
 another order. Their sums of |g|^p are averaged (rounded down to a multiple of 2^-352), and their
@@ -15,22 +15,24 @@ maxima compared, so that all ranks clip alike; of equal sums the average is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.contract.parallel import Groups
-from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.collectives import largest, summed
-from twinstep.reference.overflow import worst_of
+from twinstep.reference.arithmetic import float64, fp32
+from twinstep.reference.norm import elements
+from twinstep.reference.optimizers.collectives import largest, summed
+from twinstep.reference.unscale import worst_of
 
 # Squares of fp32 numbers are multiples of 2^-298 below 2^256; below that there is room to divide.
-UNIT = 352
-LIMB = 32
-LIMBS = 24
+UNITS = 2**352
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     Args:
         parts: in the same order on all ranks.
         norm_type: positive.
-        worst: what is known of other gradients, as `reference.overflow.worst_of` says it.
+        worst: what is known of other gradients, as `reference.unscale.worst_of` reports it.
 
     Specials: any NaN gives NaN, otherwise any infinity gives +inf; nothing at all gives 0.
     """
@@ -83,14 +85,14 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     if norm_type == math.inf:
         return _largest(parts)
     if norm_type in (1.0, 2.0):
-        total = sum(_exact(part, int(norm_type)) for part in parts) / 2**UNIT
-        return _rounded(math.sqrt(total) if norm_type == 2.0 else total)
-    total = _sum_of_powers([_powers(part, norm_type) for part in parts], 1.0)
-    return _rounded(_sum_of_powers([total], 1.0 / norm_type))
+        total = sum(_exact_sum(part, norm_type) for part in parts) / UNITS
+        return _to_fp32(math.sqrt(total) if norm_type == 2.0 else total)
+    total = _sum_of_powers([_float_sum(part, norm_type) for part in parts], 1.0)
+    return _to_fp32(_sum_of_powers([total], 1.0 / norm_type))
 
 
-def _rounded(x: float) -> Tensor:
-    return fp32(torch.tensor(x, dtype=torch.float64))
+def _to_fp32(x: float) -> Tensor:
+    return fp32(float64(x))
 
 
 def _largest(parts: Sequence[Part]) -> Tensor:
@@ -104,36 +106,43 @@ def _largest(parts: Sequence[Part]) -> Tensor:
     return worst
 
 
-def _exact(part: Part, power: int) -> int:
-    """The real sum of |g|^power over the part and its groups, as a multiple of 2^-352."""
-    total = 0
-    for value in _magnitudes(part):
-        term = value * value if power == 2 else value
-        numerator, denominator = term.as_integer_ratio()
-        total += numerator * (2**UNIT // denominator)
-    total = _number(summed(_limbs(total), part.experts))
+def _exact_sum(part: Part, norm_type: float) -> int:
+    """The real sum of |g| or g^2 over the part and its groups, as a multiple of 2^-352."""
+    terms = (x * x if norm_type == 2.0 else abs(x) for x in elements(part.tensors))
+    own = sum(int(term * UNITS) for term in terms)
+    return _over_ranks(own, part, _gathered, operator.floordiv)
+
+
+def _float_sum(part: Part, norm_type: float) -> float:
+    own = _sum_of_powers([abs(x) for x in elements(part.tensors)], norm_type)
+    return _over_ranks(own, part, _reduced, operator.truediv)
+
+
+def _over_ranks(
+    own: Number,
+    part: Part,
+    added: Callable[[Number, Groups], Number],
+    divided: Callable[[Number, int], Number],
+) -> Number:
+    """The sum over the part's groups, averaged over those that hold the same gradients."""
+    total = added(own, part.experts)
     if part.replicas is not None:
-        total = _number(summed(_limbs(total), [part.replicas]))
-        total //= dist.get_world_size(part.replicas)
-    return _number(summed(_limbs(total), part.groups))
+        total = divided(added(total, [part.replicas]), dist.get_world_size(part.replicas))
+    return added(total, part.groups)
 
 
-def _limbs(total: int) -> Tensor:
-    """A whole number as 32-bit digits in 64-bit integers, lowest first; sums of them carry late."""
-    digits = [(total >> (LIMB * place)) & (2**LIMB - 1) for place in range(LIMBS)]
-    return torch.tensor(digits, dtype=torch.int64)
+def _gathered(total: int, groups: Groups) -> int:
+    """The sum over each group in turn, exact."""
+    for group in groups:
+        numbers = [0] * dist.get_world_size(group)
+        dist.all_gather_object(numbers, total, group=group)
+        total = sum(numbers)
+    return total
 
 
-def _number(limbs: Tensor) -> int:
-    return sum(digit << (LIMB * place) for place, digit in enumerate(limbs.tolist()))
-
-
-def _powers(part: Part, power: float) -> float:
-    own = _sum_of_powers(list(_magnitudes(part)), power)
-    total = summed(torch.tensor(own, dtype=torch.float64), part.experts)
-    if part.replicas is not None:
-        total = summed(total, [part.replicas]) / dist.get_world_size(part.replicas)
-    return summed(total, part.groups).item()
+def _reduced(total: float, groups: Groups) -> float:
+    """The sum over each group in turn, in float64."""
+    return summed(float64(total), groups).item()
 
 
 def _sum_of_powers(values: Sequence[float], power: float) -> float:
@@ -144,8 +153,3 @@ def _sum_of_powers(values: Sequence[float], power: float) -> float:
         return math.fsum(powers)
     except OverflowError:
         return math.inf
-
-
-def _magnitudes(part: Part) -> Iterator[float]:
-    for tensor in part.tensors:
-        yield from fp64(tensor).abs().reshape(-1).tolist()

@@ -1,18 +1,18 @@
 """Loss scalers as objects: the scale, the loss multiplied with it, and when the scale moves.
 
-The transitions are those of `reference.loss_scale`. What the classes add is the state between two
+The transitions are those of `reference.loss_scale`. The classes add the state between two
 steps, and a dict to save it. A scaler decides nothing about the optimizer step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import cast
+from dataclasses import replace
 
 from torch import Tensor, nn
 
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.contract.loss_scale import (
     RULES,
     Saved,
@@ -22,41 +22,28 @@ from twinstep.contract.loss_scale import (
     checked_state,
 )
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.compat import growth_test
 from twinstep.reference.loss_scale import (
     DynamicRule,
-    DynamicState,
+    Rule,
+    ScaleState,
+    StaticRule,
     TorchRule,
-    TorchState,
     WrapperRule,
-    WrapperState,
-    update_dynamic,
-    update_torch,
-    update_wrapper,
 )
-from twinstep.reference.overflow import any_nonfinite
-
-
-@dataclass(frozen=True, kw_only=True)
-class StaticState:
-    """What a static scale remembers: itself, and how many steps it has seen."""
-
-    scale: float
-    cur_iter: int = 0
-
-
-State = StaticState | DynamicState | WrapperState | TorchState
+from twinstep.reference.unscale import any_nonfinite
 
 
 class LossScale:
-    """What all scalers share; `StaticLossScale` and `DynamicLossScale` are the ones to use.
+    """A scaler; `StaticLossScale` and `DynamicLossScale` are the ones to use.
 
     Attributes:
+        rule: moves the scale.
         state: an immutable record of what the rule remembers.
-        dynamic: whether the scale can move.
+        dynamic: True if the scale can move.
     """
 
-    state: State
+    rule: Rule
+    state: ScaleState
     dynamic: bool
 
     @property
@@ -68,15 +55,21 @@ class LossScale:
     def loss_scale(self, scale: float) -> None:
         self.state = replace(self.state, scale=checked_scale(scale, type(self).__name__))
 
-    def after(self, found_inf: bool) -> State:
+    def after(self, found_inf: bool) -> ScaleState:
         """The state after a step, without entering it.
 
         Raises:
-            MinimumLossScale: see `reference.loss_scale.update_dynamic`.
+            MinimumLossScale: an overflow at the floor of a rule that makes this an error. No state
+                changes, so calling again raises again.
         """
-        if not isinstance(self.state, StaticState):
-            raise TypeError(f"state is {self.state}, but should be that of a static scale")
-        return replace(self.state, cur_iter=self.state.cur_iter + 1)
+        after = self.rule.after(self.state, found_inf)
+        if after.exhausted:
+            scale = self.state.scale
+            raise MinimumLossScale(
+                f"gradients overflow at loss scale {scale}, which should be above its floor "
+                f"min_scale={scale} to shrink again [step {self.state.cur_iter}]"
+            )
+        return after
 
     def update_scale(self, overflow: bool) -> None:
         """Enter the state after a step that overflowed or did not.
@@ -113,15 +106,14 @@ class LossScale:
         return tuple(None if grad is None else self.loss_scale * grad for grad in grad_in)
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Whether any gradient of these parameters holds an infinity or a NaN."""
+        """True if a gradient of these parameters holds an infinity or a NaN."""
         grads = [param.grad for param in params if param.grad is not None]
         return bool(any_nonfinite(grads).item())
 
     def state_dict(self) -> Saved:
-        """What the rule remembers; constants belong to the constructor."""
-        kept = {field.name: getattr(self.state, field.name) for field in fields(self.state)}
-        scale = kept.pop("scale")
-        return {"dynamic_loss_scale": self.dynamic, "cur_scale": scale, **kept}
+        """The memory of the rule; constants belong to the constructor."""
+        kept = {name: getattr(self.state, name) for name in self.rule.remembers}
+        return {"dynamic_loss_scale": self.dynamic, "cur_scale": self.state.scale, **kept}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Take over a saved state; keys of the constants are ignored.
@@ -132,13 +124,12 @@ class LossScale:
         """
         self.state = self.restored(state_dict)
 
-    def restored(self, state_dict: Mapping[str, object]) -> State:
+    def restored(self, state_dict: Mapping[str, object]) -> ScaleState:
         """The state that a dict holds, without entering it; raises as `load_state_dict` does."""
-        counters = tuple(field.name for field in fields(self.state) if field.name != "scale")
         where = f"{type(self).__name__}.load_state_dict"
-        scale, counts = checked_state(state_dict, counters, self.dynamic, where)
-        restored: Callable[..., State] = replace
-        return restored(self.state, scale=scale, **counts)
+        scale, counters = checked_state(state_dict, self.rule.remembers, self.dynamic, where)
+        restored: Callable[..., ScaleState] = replace
+        return restored(self.state, scale=scale, **counters)
 
 
 class StaticLossScale(LossScale):
@@ -151,7 +142,8 @@ class StaticLossScale(LossScale):
     dynamic = False
 
     def __init__(self, *, scale: float = 1.0) -> None:
-        self.state: State = StaticState(scale=checked_scale(scale, "StaticLossScale"))
+        self.rule = StaticRule()
+        self.state = ScaleState(scale=checked_scale(scale, "StaticLossScale"))
 
 
 class DynamicLossScale(LossScale):
@@ -189,7 +181,7 @@ class DynamicLossScale(LossScale):
     ) -> None:
         check_rule(rule, "DynamicLossScale", RULES[1:])
         scale = checked_scale(init_scale, "DynamicLossScale")
-        self.rule: DynamicRule | WrapperRule | TorchRule
+        self.state = ScaleState(scale=scale, cur_hysteresis=delayed_shift)
         if rule == "dynamic":
             self.rule = DynamicRule(
                 scale_factor=scale_factor,
@@ -198,33 +190,18 @@ class DynamicLossScale(LossScale):
                 delayed_shift=delayed_shift,
                 consecutive_hysteresis=consecutive_hysteresis,
                 raise_error_at_min_scale=raise_error_at_min_scale,
-                growth_test=growth_test(compat),
+                growth_counts_this_step=compat.growth_counts_this_step,
             )
-            self.state = DynamicState(scale=scale, cur_hysteresis=delayed_shift)
         elif rule == "wrapper":
             self.rule = WrapperRule(
                 scale_factor=scale_factor, scale_window=scale_window, min_scale=min_scale
             )
-            self.state = WrapperState(scale=scale)
         else:
             self.rule = TorchRule(
                 growth_factor=scale_factor,
                 backoff_factor=backoff_factor,
                 growth_interval=scale_window,
             )
-            self.state = TorchState(scale=scale)
-
-    def after(self, found_inf: bool) -> State:
-        """The state after a step, without entering it.
-
-        Raises:
-            MinimumLossScale: see `reference.loss_scale.update_dynamic`.
-        """
-        if isinstance(self.rule, DynamicRule):
-            return update_dynamic(cast(DynamicState, self.state), found_inf, self.rule)
-        if isinstance(self.rule, WrapperRule):
-            return update_wrapper(cast(WrapperState, self.state), found_inf, self.rule)
-        return update_torch(cast(TorchState, self.state), found_inf, self.rule)
 
 
 def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
@@ -234,3 +211,15 @@ def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
         return StaticLossScale(scale=static)
     scale, window, floor = arguments.constants()
     return DynamicLossScale(rule="wrapper", init_scale=scale, scale_window=window, min_scale=floor)
+
+
+def saved_scale(scaler: LossScale) -> Saved:
+    """The dict of a scaler, with the factor and the window that DeepSpeed reads.
+
+    They are written for DeepSpeed alone: whoever loads the dict here keeps the constants of its own
+    constructor. Rules that DeepSpeed does not have get none.
+    """
+    saved, rule = scaler.state_dict(), scaler.rule
+    if isinstance(rule, DynamicRule | WrapperRule):
+        saved |= {"scale_factor": rule.scale_factor, "scale_window": rule.scale_window}
+    return saved

@@ -7,8 +7,8 @@ One step, in order:
     3. skip        on overflow drop the gradients and change nothing else
     4. flatten     gradients to fp32, in the layout of the master; a missing one is zero
     5. unscale     and clip, in one multiplication
-    6. step        of the optimizer inside, on the masters
-    7. publish     masters to model weights, each rounded once
+    6. step        of the inner optimizer, on the masters
+    7. copy        masters to model weights, each rounded once
     8. loss scale  moves, after everything that used it
 """
 
@@ -30,11 +30,17 @@ from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
-from twinstep.reference.arithmetic import fp32
-from twinstep.reference.flat_groups import flat_gradient, flat_group, publish, refresh
-from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
-from twinstep.reference.scalers import LossScale, wrapper_loss_scale
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.clip import clip_factor
+from twinstep.reference.optimizers.flat_groups import (
+    copy_masters_to_model,
+    copy_model_to_masters,
+    flat_gradient,
+    flat_group,
+)
+from twinstep.reference.optimizers.parallelism import with_gradients
+from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
+from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
 STEP_TIMERS = [
     "compute_norm",
@@ -63,14 +69,14 @@ class FP16Optimizer(ScaledWrapper):
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         fused_adam_legacy: refused, the argument exists for callers that pass False.
-        has_moe_layers: accepted; parameters say themselves who is an expert.
+        has_moe_layers: accepted; parameters carry marks of their own.
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
         timers: called by phase; `contract.timers` has some.
         compat: upstream behaviour to reproduce; the default is correct.
 
-    Writes model weights, masters, the state of the optimizer inside, and drops gradients.
+    Writes model weights, masters, the state of the inner optimizer, and drops gradients.
 
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_Optimizer`.
     """
@@ -147,7 +153,7 @@ class FP16Optimizer(ScaledWrapper):
         return [group.master for group in self.groups]
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; see `contract.wrapper.initialize`."""
+        """Allocate the state of the inner optimizer; see `contract.wrapper.initialize`."""
         initialize(self.optimizer, self.fp32_groups_flat, self.compat)
 
     @overload
@@ -158,7 +164,7 @@ class FP16Optimizer(ScaledWrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+        """Take one step, or skip it; `overflow` and `get_global_norm()` report on it afterwards.
 
         Args:
             closure: refused.
@@ -171,25 +177,27 @@ class FP16Optimizer(ScaledWrapper):
         self._refuse(closure)
         params = list(chain.from_iterable(self.fp16_groups))
         check_dense_gradients(params, "FP16Optimizer.step")
+        held = with_gradients(params)
         with self._timed("overflow_check"):
-            worst = self._worst(params)
-            found_inf = worst > 0.0
+            worst = self._parallelism.worst(held)
+        found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
-        scale = self._scale_to_divide_by(after)
+        scale = self._scale_of_step(after)
         with self._timed("compute_norm"):
-            scaled_norm = self._scaled_norm(params, worst)
+            scaled_norm = self._parallelism.global_norm(held, self.norm_type, worst)
             self._norm = unscaled(scaled_norm, scale)
         if found_inf:
             drop_gradients(params)
         else:
-            self._update(fp32(1.0 / self._divisor(scaled_norm, scale)))
-        self._finish(found_inf, after)
+            limit = float64(self.clip_grad)
+            self._update(clip_factor(norm=scaled_norm, scale=scale, max_norm=limit))
+        self._enter(found_inf, after)
         if self.timers is not None:
             self.timers.log(STEP_TIMERS[:2] if found_inf else STEP_TIMERS)
         return None
 
     def _update(self, factor: Tensor) -> None:
-        """Gradients to masters to model weights."""
+        """Gradients to masters, a step, masters to model weights."""
         with self._timed("unscale_and_clip"):
             for group in self.groups:
                 group.master.grad = flat_gradient(group) * factor
@@ -199,19 +207,19 @@ class FP16Optimizer(ScaledWrapper):
         drop_gradients(self.fp32_groups_flat)
         with self._timed("update_fp16"):
             for group in self.groups:
-                publish(group)
+                copy_masters_to_model(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
         drop_gradients(chain.from_iterable(self.fp16_groups), set_to_none=set_to_none)
 
     def refresh_fp32_params(self) -> None:
-        """Masters := model weights, after somebody has loaded or changed these."""
+        """Masters := model weights, after these were loaded or changed."""
         for group in self.groups:
-            refresh(group)
+            copy_model_to_masters(group)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
+        """Bytes of model weights, masters, gradients and the state of the inner optimizer."""
         return self._bytes(
             model_weights=self.fp16_groups_flat,
             master_weights=self.fp32_groups_flat,
@@ -219,20 +227,20 @@ class FP16Optimizer(ScaledWrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views."""
+        """Loss scale (fp16 only), clip norm, masters and the inner dict; copies, not views."""
         scale = saved_scale(self.loss_scaler) if self.scales else {}
         return fp16.saved(self.optimizer, self.fp32_groups_flat, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class or of DeepSpeed's, and publish its masters.
+        """Load a state of this class or of DeepSpeed's, and write its masters to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
-                come from the constructor, whatever the dict says.
-            load_optimizer_states: False leaves the state of the optimizer inside.
+                come from the constructor, whatever the dict holds.
+            load_optimizer_states: False leaves the state of the inner optimizer.
 
         Raises:
-            ValueError: something does not fit; the sentence says what. Nothing has changed.
+            ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16Optimizer.load_state_dict"
         loaded = fp16.checked(
@@ -247,4 +255,4 @@ class FP16Optimizer(ScaledWrapper):
         with torch.no_grad():
             for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.copy_(master)
-                publish(group)
+                copy_masters_to_model(group)

@@ -164,7 +164,7 @@ def accumulate_gradient(group: PartitionedGroup, index: int) -> None:
     if grad is None:
         return
     view = group.gradients()[index]
-    ((total,),) = accumulate([view], [grad.detach().reshape(-1)])
+    (total,) = accumulate([view], [grad.detach().reshape(-1)])
     view.copy_(total)
     group.has_gradient[index] = True
 
@@ -189,7 +189,7 @@ def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]
     ]
 
 
-def publish(group: PartitionedGroup, bucket: int) -> None:
+def copy_masters_to_model(group: PartitionedGroup, bucket: int) -> None:
     """Write the masters of all ranks into the model weights, each rounded once.
 
     Args:
@@ -209,6 +209,6 @@ def publish(group: PartitionedGroup, bucket: int) -> None:
             view.copy_(received)
 
 
-def refresh(group: PartitionedGroup) -> None:
+def copy_model_to_masters(group: PartitionedGroup) -> None:
     """Write the model weights into the master of this rank."""
     group.master.detach().copy_(group.own(group.flat))

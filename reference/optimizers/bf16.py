@@ -6,11 +6,11 @@ end of backward or at once. One step, in order:
     1. norm        of the accumulators, each element of the model once
     2. skip        if it is infinite or NaN: clear the accumulators and change nothing else
     3. clip        the accumulators
-    4. step        of the optimizer inside, on the master of this rank
-    5. publish     masters to model weights, each rounded once, and gather those of all ranks
+    4. step        of the inner optimizer, on the master of this rank
+    5. copy        masters to model weights, each rounded once, and gather those of all ranks
     6. clear       the accumulators
 
-Ranks that share a group have to hold the same accumulators when a step begins: reducing what
+Ranks that share a group must hold the same accumulators when a step begins: reducing what
 `get_grads_for_reduction` gives is the caller's.
 """
 
@@ -30,30 +30,23 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
-from twinstep.contract.parallel import (
-    ExpertGroups,
-    ModelParallelUnit,
-    counts_in_norm,
-    tensor_parallel_rank,
-)
+from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
 from twinstep.contract.wrapper import Wrapper, initialize
-from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.bf16_groups import (
+from twinstep.reference.arithmetic import float64, fp32, fp64
+from twinstep.reference.clip import clip_coefficient
+from twinstep.reference.optimizers.model_norm import check_norm_type
+from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.partitioned_groups import (
     PartitionedGroup,
     accumulate_gradient,
+    copy_masters_to_model,
+    copy_model_to_masters,
     immediate_hooks,
     partitioned_group,
-    publish,
-    refresh,
 )
-from twinstep.reference.clip import clip_coefficient
-from twinstep.reference.collectives import largest, overflow_groups
-from twinstep.reference.moe import gradient_parts
-from twinstep.reference.norms import check_norm_type, norm_of_parts
-from twinstep.reference.overflow import worst_of
 
 
 class BF16Optimizer(Wrapper):
@@ -75,7 +68,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: over which the masters of experts are split, by name.
         compat: upstream behaviour to reproduce; the default is correct.
 
-    Writes model weights, masters, accumulators and the state of the optimizer inside.
+    Writes model weights, masters, accumulators and the state of the inner optimizer.
 
     Source: names as in DeepSpeed's `BF16_Optimizer`.
     """
@@ -99,14 +92,15 @@ class BF16Optimizer(Wrapper):
     ) -> None:
         check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         super().__init__(init_optimizer, None)
-        self.mpu = mpu
         self.clip_grad = float(clip_grad)
         self.norm_type = check_norm_type(norm_type, "BF16Optimizer")
         self.allgather_bucket_size = allgather_bucket_size
         self.grad_acc_dtype = grad_acc_dtype
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
+        self.mpu = mpu
         self.expert_groups = dict(expert_groups or {})
+        self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         self.compat = compat
         self.overflow = False
         self._norm = torch.zeros(())
@@ -123,7 +117,7 @@ class BF16Optimizer(Wrapper):
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; no value changes, on no Compat."""
+        """Allocate the state of the inner optimizer; no value changes, on no Compat."""
         initialize(self.optimizer, self.fp32_groups_flat_partition, CORRECT)
 
     def _laid_out(
@@ -198,7 +192,7 @@ class BF16Optimizer(Wrapper):
         if for_clipping:
             return [grad for _, grad in pairs]
         shared, experts = [], dict[str, list[Tensor]]()
-        for param, grad in self._counted(pairs):
+        for param, grad in self._parallelism.counted(pairs):
             if is_moe_param(param):
                 experts.setdefault(str(getattr(param, "group_name", "")), []).append(grad)
             else:
@@ -216,11 +210,6 @@ class BF16Optimizer(Wrapper):
             if has
         ]
 
-    def _counted(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Those that count on this rank."""
-        rank = tensor_parallel_rank(self.mpu)
-        return [(param, grad) for param, grad in pairs if counts_in_norm(param, rank)]
-
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -229,7 +218,7 @@ class BF16Optimizer(Wrapper):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step, or skip it; `overflow` and `get_global_norm()` tell about it afterwards.
+        """Take one step, or skip it; `overflow` and `get_global_norm()` report on it afterwards.
 
         Args:
             closure: refused.
@@ -238,35 +227,21 @@ class BF16Optimizer(Wrapper):
             RuntimeError: a closure was given. Nothing has changed.
         """
         self._refuse(closure)
-        self._norm = self._global_norm()
+        counted = self._parallelism.counted(self._accumulated())
+        worst = self._parallelism.worst(counted)
+        self._norm = self._parallelism.global_norm(counted, self.norm_type, worst)
         self.overflow = not bool(torch.isfinite(self._norm).item())
         if not self.overflow:
-            self._clip()
-            self._step_masters()
+            factor = clip_coefficient(norm=self._norm, max_norm=float64(self.clip_grad))
+            for group in self.groups:
+                for grad in group.gradients():
+                    grad.copy_(fp32(grad) * factor)
+                group.master.grad = fp32(group.own(group.accumulator)).clone()
+            self.optimizer.step()
+            drop_gradients(self.fp32_groups_flat_partition)
             self.update_lp_params()
         self.clear_hp_grads()
         return None
-
-    def _global_norm(self) -> Tensor:
-        counted = self._counted(self._accumulated())
-        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
-        params, grads = [param for param, _ in counted], [grad for _, grad in counted]
-        parts = gradient_parts(params, grads, model, self.expert_groups, {})
-        everyone = overflow_groups(self.mpu, None, list(self.expert_groups.values()))
-        worst = largest(worst_of(grads), everyone).item()
-        return norm_of_parts(parts, self.norm_type, worst=worst)
-
-    def _clip(self) -> None:
-        limit = torch.tensor(self.clip_grad, dtype=torch.float64)
-        (factor,) = clip_coefficient(norm=self._norm, max_norm=limit, factor=self._norm)
-        for grad in chain.from_iterable(group.gradients() for group in self.groups):
-            grad.copy_(fp32(grad) * factor)
-
-    def _step_masters(self) -> None:
-        for group in self.groups:
-            group.master.grad = fp32(group.own(group.accumulator)).clone()
-        self.optimizer.step()
-        drop_gradients(group.master for group in self.groups)
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step."""
@@ -276,12 +251,12 @@ class BF16Optimizer(Wrapper):
         """Model weights := masters of all ranks."""
         with torch.no_grad():
             for group in self.groups:
-                publish(group, self.allgather_bucket_size)
+                copy_masters_to_model(group, self.allgather_bucket_size)
 
     def refresh_fp32_params(self) -> None:
-        """Masters := model weights, after somebody has loaded or changed these."""
+        """Masters := model weights, after these were loaded or changed."""
         for group in self.groups:
-            refresh(group)
+            copy_model_to_masters(group)
 
     def clear_hp_grads(self) -> None:
         """Zero the accumulators and forget which parameters have a gradient."""
@@ -328,7 +303,7 @@ class BF16Optimizer(Wrapper):
         ]
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients, accumulators and the state inside."""
+        """Bytes of model weights, masters, gradients, accumulators and inner state."""
         return self._bytes(
             model_weights=self.bf16_groups_flat,
             master_weights=self.fp32_groups_flat_partition,
@@ -337,7 +312,7 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `contract.checkpoint.partitions`."""
+        """The entry of this rank; see `contract.checkpoint.partitions`."""
         return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
@@ -347,19 +322,19 @@ class BF16Optimizer(Wrapper):
         load_optimizer_states: bool = True,
         load_from_fp32_weights: bool = False,
     ) -> None:
-        """Load states of this class or of DeepSpeed's; every rank has to call it.
+        """Load states of this class or of DeepSpeed's; every rank must call it.
 
         Args:
             state_dict_list: one per rank that saved. If as many ranks load, each takes its own
                 entry; otherwise all entries are joined and cut anew.
             checkpoint_folder: read a universal checkpoint from there instead.
-            load_optimizer_states: False leaves the state of the optimizer inside.
-            load_from_fp32_weights: take the saved masters, and publish them; otherwise masters
-                come from the model weights, which the caller has loaded. A universal checkpoint
-                always brings its masters.
+            load_optimizer_states: False leaves the state of the inner optimizer.
+            load_from_fp32_weights: take the saved masters, and write them to the model; otherwise
+                masters come from the model weights, which the caller has loaded. A universal
+                checkpoint always brings its masters.
 
         Raises:
-            ValueError: something does not fit; the sentence says what. Nothing has changed.
+            ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is None:
@@ -377,11 +352,11 @@ class BF16Optimizer(Wrapper):
             self.refresh_fp32_params()
 
     def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
-        """The whole fp32 weight of a parameter, or a state of it; all ranks have to call it."""
+        """The whole fp32 weight of a parameter, or a state of it; all ranks must call it."""
         return WholeTensors(self.groups).read(self.optimizer, name, key)
 
     def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
-        """Write this rank's part of a whole fp32 weight or state; nothing is published."""
+        """Write this rank's part of a whole fp32 weight or state; model weights stay."""
         WholeTensors(self.groups).write(self.optimizer, name, value, key)
 
     def get_full_hp_grad(self, name: str) -> Tensor:

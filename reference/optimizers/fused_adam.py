@@ -1,13 +1,13 @@
 """FusedAdam: Adam and AdamW as an ordinary `torch.optim.Optimizer`.
 
-The arithmetic is `reference.adam`, parameter by parameter. What the class adds is state: fp32
+The arithmetic is `reference.adam`, parameter by parameter. The class adds state: fp32
 moments whatever the parameter's dtype, and one integer counter per parameter, which advances only
 when that parameter had a gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import cast, overload
 
@@ -19,9 +19,8 @@ from twinstep.contract.hyper import Number, check_adam
 from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradients
-from twinstep.reference.adam import adam_step, adamw_step
-from twinstep.reference.arithmetic import control
-from twinstep.reference.compat import counting
+from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
+from twinstep.reference.arithmetic import control, fp32
 
 ParamGroup = dict[str, object]
 
@@ -92,7 +91,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Drop or zero all gradients.
 
         Args:
-            set_to_none: True drops them, False zeroes them, None does what `set_grad_none` says.
+            set_to_none: True drops them, False zeroes them, None goes by `set_grad_none`.
         """
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
@@ -110,7 +109,7 @@ class FusedAdam(torch.optim.Optimizer):
             closure: evaluates the loss again, with gradients enabled.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             RuntimeError: a gradient is sparse. Nothing has been written.
@@ -130,32 +129,32 @@ class FusedAdam(torch.optim.Optimizer):
             if not self.state[param]:
                 self.state[param] = self._initial_state(param)
         steps = [int(self.state[param]["step"].item()) for param in params]
-        counts = counting(self.compat)(steps, [param.dtype for param in params])
-        for param, used, stored in zip(params, counts.used, counts.stored, strict=True):
-            self._step_param(param, group, used)
-            self.state[param]["step"].fill_(stored)
+        if self.compat.shared_step_counter:
+            used, stored = count_shared(steps, [param.dtype for param in params])
+        else:
+            used = stored = [step + 1 for step in steps]
+        for param, t, count in zip(params, used, stored, strict=True):
+            self._step_param(param, group, t)
+            self.state[param]["step"].fill_(count)
 
     def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
         """Step number t, counted from 1, of one parameter."""
         state, device = self.state[param], param.device
         beta1, beta2 = cast(tuple[Number, Number], group["betas"])
-        step = adamw_step if self.adam_w_mode else adam_step
-        (p,), (m,), (v,), _, _ = step(
-            [param],
-            [cast(Tensor, param.grad)],
-            [state["exp_avg"]],
-            [state["exp_avg_sq"]],
-            [],
-            [torch.tensor(t - 1)],
+        s = adam_scalars(
+            t,
             lr=control(cast(Number, group["lr"]), device),
             beta1=control(beta1, device),
             beta2=control(beta2, device),
             eps=control(cast(Number, group["eps"]), device),
             weight_decay=control(cast(Number, group["weight_decay"]), device),
-            factor=torch.ones((), dtype=torch.float32, device=device),
-            found_inf=torch.zeros((), dtype=torch.float32),
+            factor=torch.ones((), device=device),
             bias_correction=bool(group["bias_correction"]),
         )
+        update = adamw_update if self.adam_w_mode else adam_update
+        grad = cast(Tensor, param.grad)
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        p, m, v = update(fp32(param), fp32(grad), fp32(m), fp32(v), s)
         param.copy_(p)
         state["exp_avg"].copy_(m)
         state["exp_avg_sq"].copy_(v)
@@ -191,3 +190,26 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 OPTIONS = ("adam_w_mode", "set_grad_none", "compat")
+
+
+def count_shared(
+    steps: Sequence[int], dtypes: Sequence[torch.dtype]
+) -> tuple[list[int], list[int]]:
+    """Counters that the last parameter keeps for all, once for each dtype (edges FA-1, FA-2).
+
+    Args:
+        steps: completed steps of the parameters of a group that have a gradient.
+        dtypes: of these.
+
+    Returns:
+        The number of this step for each bias correction, and the new counters. Dtypes take turns:
+        fp16, then bf16, then fp32.
+    """
+    used, stored = list(steps), list(steps)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        members = [index for index, of in enumerate(dtypes) if of is dtype]
+        if members:
+            stored[-1] += 1
+        for index in members:
+            used[index] = stored[-1]
+    return used, stored

@@ -37,21 +37,17 @@ def worst_of(tensors: Sequence[Tensor]) -> Tensor:
     return torch.full((), 2.0) if nan else any_nonfinite(tensors)
 
 
-def unscale(
-    grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Multiply gradients by inv_scale and report overflow.
+def unscale(grads: Sequence[Tensor], *, inv_scale: Tensor) -> list[Tensor]:
+    """Multiply gradients by inv_scale: round(fp32(g) * inv_scale), non-finite ones too.
+
+    A finite gradient that overflows only by unscaling is not an overflow of the backward pass:
+    `any_nonfinite` is asked before.
 
     Args:
         grads: fp32, fp16 or bf16, any shapes.
         inv_scale: 1 / loss scale, fp32, shape ().
-        found_inf: what is known so far, 0.0 or 1.0, fp32, shape ().
 
     Returns:
-        New gradients, each fp32(g) * inv_scale rounded once to its dtype, non-finite ones too; and
-        the new found_inf: 1.0 if a gradient was non-finite *before* the multiplication, otherwise
-        the incoming value. A finite gradient that overflows only by unscaling is not an overflow
-        of the backward pass and does not count.
+        New gradients, each rounded once to its dtype.
     """
-    unscaled = [(fp32(grad) * inv_scale).to(grad.dtype) for grad in grads]
-    return unscaled, torch.maximum(found_inf, any_nonfinite(grads))
+    return [(fp32(grad) * inv_scale).to(grad.dtype) for grad in grads]

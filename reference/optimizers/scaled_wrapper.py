@@ -1,31 +1,22 @@
-"""What both FP16 optimizers share: the scaled loss, the scale to divide by, and the norm."""
+"""The loss scale of both FP16 optimizers, from outside."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.compat import Compat
 from twinstep.contract.loss_scale import checked_scale
-from twinstep.contract.parallel import (
-    Engine,
-    ExpertGroups,
-    ModelParallelUnit,
-    counts_in_norm,
-    tensor_parallel_rank,
-)
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import Wrapper
-from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.clip import combined_scale
-from twinstep.reference.collectives import largest, overflow_groups
-from twinstep.reference.moe import gradient_parts
-from twinstep.reference.norms import check_norm_type, norm_of_parts
-from twinstep.reference.overflow import worst_of
-from twinstep.reference.scalers import LossScale, State
+from twinstep.reference.arithmetic import float64, fp32, fp64
+from twinstep.reference.loss_scale import ScaleState
+from twinstep.reference.optimizers.model_norm import check_norm_type
+from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.scalers import LossScale
 
 LOG = logging.getLogger(__name__)
 
@@ -37,8 +28,8 @@ class ScaledWrapper(Wrapper):
         loss_scaler: whose rule moves the scale after every step.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
-        overflow: whether the last step was skipped.
-        custom_loss_scaler: whether an external scale is in force.
+        overflow: True if the last step was skipped.
+        custom_loss_scaler: True while an external scale is in force.
         external_loss_scale: that scale, or None.
     """
 
@@ -67,6 +58,12 @@ class ScaledWrapper(Wrapper):
         self.deepspeed = deepspeed
         self.expert_groups = dict(expert_groups or {})
         self.expert_data_groups = dict(expert_data_groups or {})
+        self._parallelism = Parallelism(
+            mpu=mpu,
+            engine=deepspeed,
+            expert_groups=self.expert_groups,
+            expert_data_groups=self.expert_data_groups,
+        )
         self.verbose = verbose
         self.compat = compat
         self.overflow = False
@@ -75,12 +72,12 @@ class ScaledWrapper(Wrapper):
 
     @property
     def custom_loss_scaler(self) -> bool:
-        """Whether an external scale is in force."""
+        """True while an external scale is in force."""
         return self.external_loss_scale is not None
 
     @property
     def loss_scale(self) -> float:
-        """What multiplies the loss. Assigning sets the scaler's own scale."""
+        """The multiplier of the loss. Assigning sets the scaler's own scale."""
         if self.external_loss_scale is not None:
             return self.external_loss_scale
         return self.loss_scaler.loss_scale
@@ -92,7 +89,7 @@ class ScaledWrapper(Wrapper):
 
     @property
     def dynamic_loss_scale(self) -> bool:
-        """Whether the scaler can move its scale."""
+        """True if the scaler can move its scale."""
         return self.loss_scaler.dynamic
 
     def override_loss_scale(self, loss_scale: float | None) -> None:
@@ -136,37 +133,15 @@ class ScaledWrapper(Wrapper):
                 f"low_precision_dtype is not float16 [{type(self).__name__}]"
             )
 
-    def _worst(self, params: Sequence[Tensor]) -> float:
-        """The worst of all gradients on all ranks, as `reference.overflow.worst_of` says it."""
-        own = worst_of([param.grad for param in params if param.grad is not None])
-        experts = [*self.expert_groups.values(), *self.expert_data_groups.values()]
-        return largest(own, overflow_groups(self.mpu, self.deepspeed, experts)).item()
-
-    def _scaled_norm(self, params: Sequence[Tensor], worst: float) -> Tensor:
-        """Norm of the gradients as stored, every element of the model once; fp32, shape ().
-
-        Not finite where any gradient is not, even if it does not count.
-        """
-        rank = tensor_parallel_rank(self.mpu)
-        counted = [p for p in params if p.grad is not None and counts_in_norm(p, rank)]
-        grads = [param.grad for param in counted if param.grad is not None]
-        model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
-        parts = gradient_parts(counted, grads, model, self.expert_groups, self.expert_data_groups)
-        return norm_of_parts(parts, self.norm_type, worst=worst)
-
-    def _scale_to_divide_by(self, after: State) -> Tensor:
+    def _scale_of_step(self, after: ScaleState) -> Tensor:
         """The scale that multiplied the loss of these gradients; float64, shape ()."""
         if self.external_loss_scale is not None and not self.compat.external_scale_stays:
-            return _float64(self.external_loss_scale)
+            return float64(self.external_loss_scale)
         updated = self.compat.unscale_with_updated_scale
-        return _float64(after.scale if updated else self.loss_scaler.loss_scale)
+        return float64(after.scale if updated else self.loss_scaler.loss_scale)
 
-    def _divisor(self, scaled_norm: Tensor, scale: Tensor) -> Tensor:
-        """What scaled gradients are divided by, to unscale and clip at once; float64, shape ()."""
-        return combined_scale(norm=scaled_norm, scale=scale, max_norm=_float64(self.clip_grad))
-
-    def _finish(self, found_inf: bool, after: State) -> None:
-        """Enter the new scale, after everything that used the old one."""
+    def _enter(self, found_inf: bool, after: ScaleState) -> None:
+        """Move the scale, after everything that used the old one."""
         before = self.loss_scaler.loss_scale
         self.overflow = found_inf
         self.loss_scaler.state = after
@@ -178,7 +153,3 @@ class ScaledWrapper(Wrapper):
 def unscaled(scaled_norm: Tensor, scale: Tensor) -> Tensor:
     """The norm divided by the scale in float64, rounded once to fp32."""
     return fp32(fp64(scaled_norm) / scale)
-
-
-def _float64(x: float) -> Tensor:
-    return torch.tensor(x, dtype=torch.float64)
