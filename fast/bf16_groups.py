@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from twinstep.fast.accumulate import accumulate_
-from twinstep.fast.cast import cast_copy_
 from twinstep.fast.checks import names_of
 from twinstep.fast.fragments import Fragment, fragments_of
+from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.cast import cast_copy_
 from twinstep.fast.moments import require_param
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
@@ -86,6 +86,11 @@ class PartitionedGroup:
     def gradients(self) -> list[Tensor]:
         """The accumulator cut into parameters: 1-D views, in order."""
         return list(torch.split(self.accumulator[: self.numel], self.sizes)) if self.params else []
+
+    def lists(self, moments: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Master, accumulator, moments and model weights of this rank, each in a list of one."""
+        row = [self.master.detach(), self.own(self.accumulator), *moments, self.own(self.flat)]
+        return [[tensor] for tensor in row]
 
     def runs(self, chosen: Sequence[bool]) -> list[Tensor]:
         """Views of the accumulator that together hold the chosen parameters, as few as can be."""

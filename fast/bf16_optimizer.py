@@ -11,6 +11,7 @@ Ranks of a group have to hold equal accumulators when a step begins; their calle
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import cast, overload
@@ -29,7 +30,6 @@ from twinstep.fast.bf16_groups import (
     publish,
     refresh,
 )
-from twinstep.fast.bf16_step import PartitionedStep, kind_of
 from twinstep.fast.bf16_whole import WholeTensors
 from twinstep.fast.collectives import (
     NOWHERE,
@@ -46,7 +46,9 @@ from twinstep.fast.collectives import (
 from twinstep.fast.compat import CORRECT, Compat
 from twinstep.fast.fragments import FragmentAddress
 from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.moments import StateDict, require_dense
+from twinstep.fast.moments import MOMENTS, StateDict, require_dense
+from twinstep.fast.norms import exact_kind_of_norm
+from twinstep.fast.step_driver import GroupTensors, StepDriver
 from twinstep.fast.wrapper import Wrapper, drop_gradients
 
 ACCUMULATION = (torch.float32, torch.bfloat16)
@@ -97,7 +99,7 @@ class BF16Optimizer(Wrapper):
         if grad_acc_dtype not in ACCUMULATION:
             said = f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16"
             raise ValueError(f"{said} [BF16Optimizer]")
-        kind = kind_of(norm_type, "BF16Optimizer")
+        exact_kind_of_norm(norm_type, "BF16Optimizer")
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
                 f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
@@ -121,7 +123,9 @@ class BF16Optimizer(Wrapper):
             what = "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them"
             raise ValueError(f"{what} [BF16Optimizer]")
         self._whole = WholeTensors(self.groups)
-        self._step = PartitionedStep(self.groups, kind)
+        self._ranks = Ranks(mpu=mpu, experts=self.expert_groups)
+        device = self.groups[0].flat.device
+        self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -241,46 +245,60 @@ class BF16Optimizer(Wrapper):
                 device. Nothing has changed.
         """
         self._refuse(closure)
-        inside = cast(FusedAdam, self._held())
+        self.sync_hyperparameters()
         self._step.run(
             self._gradients(),
-            [self._state_to_step(group.master) for group in self.groups],
-            self.param_groups,
-            max_norm=self.clip_grad,
-            decoupled=inside.adam_w_mode,
+            [self._group_tensors(index) for index in range(len(self.groups))],
+            cast(FusedAdam, self._held()),
+            clip_apart=self._clipped_apart(),
         )
         for group in self.groups:
             gather(group, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
 
+    def _group_tensors(self, index: int) -> GroupTensors:
+        group = self.groups[index]
+        state = self._state_to_step(group.master)
+        moments = [state[name] for name in MOMENTS]
+        row = [group.master, group.accumulator, *moments, group.flat]
+        fixed = self._fixed[index].of(row, partial(group.lists, moments))
+        bias_correction = bool(self.param_groups[index]["bias_correction"])
+        return GroupTensors(lists=fixed, steps=[state["step"]], bias_correction=bias_correction)
+
+    def _clipped_apart(self) -> list[Tensor]:
+        """Accumulators that are rounded when they are clipped, because they have 16 bits."""
+        if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
+            return []
+        everything = [group.runs([True] * len(group.params)) for group in self.groups]
+        return list(chain(*everything))
+
     def _gradients(self) -> Gradients:
         """Accumulated gradients by what they count for, in as few views as can be."""
-        ranks = Ranks(mpu=self.mpu, experts=self.expert_groups)
         at: dict[Place, list[Tensor]] = {}
         for group in self.groups:
-            places = ranks.places(group.params)
+            places = self._ranks.places(group.params)
             # Only the norm decides whether a step is skipped: what does not count is left out.
             for place in {*places} - {NOWHERE}:
                 rows = zip(places, group.has_gradient, strict=True)
                 at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-        return ranks.gradients(at)
+        return self._ranks.gradients(at)
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""
-        self._step.sync_hyperparameters(self.param_groups, self.clip_grad)
+        self._step.sync_hyperparameters(self._held(), self.clip_grad)
 
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped; waits for the device."""
-        return bool(self._step.found_inf.item())
+        return bool(self._step.control["found_inf"].item())
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step.
 
         Waits for the device.
         """
-        return float(self._step.norm.item())
+        return float(self._step.control["norm"].item())
 
     @torch.no_grad()
     def update_lp_params(self) -> None:

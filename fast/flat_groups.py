@@ -33,6 +33,10 @@ class FlatGroup:
         """Return the part of each parameter in a tensor laid out like the master, as views."""
         return list(torch.split(flat.detach(), [param.numel() for param in self.params]))
 
+    def lists(self, flat: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the pieces of tensors laid out like the master, and the model weights."""
+        return [*map(self.pieces, flat), [param.detach() for param in self.params]]
+
     def publish(self) -> None:
         """Write the master into the model weights, each rounded once."""
         for param, piece in zip(self.params, self.pieces(self.master), strict=True):

@@ -5,8 +5,9 @@ autograd left them, and masters, moments and model weights are written in one pa
 The host decides nothing and waits for nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from itertools import chain
 from typing import overload
 
@@ -18,12 +19,12 @@ from twinstep.fast.compat import CORRECT, Compat
 from twinstep.fast.fitting import state_inside
 from twinstep.fast.flat_groups import lay_out
 from twinstep.fast.gradients import ZeroGradients
-from twinstep.fast.kernels._arith import FACTOR
+from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.moments import MOMENTS, StateDict
 from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
-from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
 from twinstep.fast.scalers import LossScale, scaler_of
+from twinstep.fast.step_driver import GroupTensors
 from twinstep.fast.wrapper import Timers, drop_gradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
@@ -44,7 +45,7 @@ class FP16Optimizer(ScaledWrapper):
         loss_scale_config: a scaler, which then decides instead of the five arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
-        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.kernels.loss_scale`.
         initial_dynamic_scale: the first scale without dynamic_loss_args.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`.
         verbose: log skipped steps, when something is read after them.
@@ -177,18 +178,20 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        self._require_dense(params)
+        grads = self._dense(params)
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
-            self._step_by_torch(params)
+            self._step_by_torch(params, grads)
         else:
+            # Copied at most once: the norm and the update read the same memory.
+            grads = [None if grad is None else grad.contiguous() for grad in grads]
             self._step.run(
-                self._gradients(params),
-                [self._batch(index) for index in range(len(self._groups))],
+                self._gradients(params, grads),
+                self._group_tensors(iter(grads)),
                 inside,
-                self._applied_external(),
-                self._timed,
+                external=self._external_scale() is not None,
+                timed=self._timed,
             )
             self._stepped = True
         drop_gradients(params, set_to_none=True)
@@ -196,34 +199,40 @@ class FP16Optimizer(ScaledWrapper):
             self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
-    def _batch(self, index: int) -> Batch:
-        """A group as the kernels take it: pieces of its master, in the order of its parameters."""
-        group = self._groups[index]
-        state = self._state_to_step(group.master)
-        grads = [
-            self._zeros.like(param) if param.grad is None else param.grad.contiguous()
-            for param in group.params
-        ]
-        moments = [group.pieces(state[name]) for name in MOMENTS]
-        masters, copies = group.pieces(group.master), [param.detach() for param in group.params]
-        return Batch(
-            options=self._held().param_groups[index],
-            lists=[masters, grads, *moments, copies],
-            steps=[state["step"]],
-            shared=True,
-        )
+    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+        """Groups as the kernels take them: pieces of masters, in the order of the parameters."""
+        found = []
+        for index, group in enumerate(self._groups):
+            state = self._state_to_step(group.master)
+            flat = [group.master, *(state[name] for name in MOMENTS)]
+            fixed = self._fixed[index].of([*flat, *group.params], partial(group.lists, flat))
+            masters, *moments, weights = fixed
+            given = [
+                self._zeros.like(param) if grad is None else grad
+                for param, grad in zip(group.params, grads, strict=False)
+            ]
+            found.append(
+                GroupTensors(
+                    lists=[masters, given, *moments, weights],
+                    steps=[state["step"]],
+                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
+                    shared=True,
+                )
+            )
+        return found
 
-    def _step_by_torch(self, params: list[Tensor]) -> None:
-        """Unscale with torch, call the optimizer inside, publish; the host waits."""
+    def _step_by_torch(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+        """Unscale with torch, call the inner optimizer, copy to the model; the host waits."""
         inside = self._held()
         with self._timed("compute_norm"):
-            block = self._step.decide(self._gradients(params), None, self._applied_external())
+            external = self._external_scale() is not None
+            block = self._step.decide(self._gradients(params, grads), external=external)
         self._stepped = True
         self._settle()
         if self._step.control["found_inf"].item():
             return
         with self._timed("unscale_and_clip"):
-            factor = block[FACTOR.value]
+            factor = block[INV_SCALE.value]
             for group in self._groups:
                 flat = torch.zeros_like(group.master)
                 for param, piece in zip(group.params, group.pieces(flat), strict=True):

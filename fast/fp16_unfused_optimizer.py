@@ -7,30 +7,33 @@ before a backward pass that comes earlier.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import cast, overload
 
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Engine, ExpertGroups, Gradients, ModelParallelUnit
+from twinstep.fast.collectives import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.fast.compat import CORRECT, Compat
 from twinstep.fast.fitting import state_inside
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.gradients import ZeroGradients
-from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.moments import MOMENTS, StateDict, contiguous, require_param
+from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.moments import MOMENTS, StateDict, require_param
 from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
-from twinstep.fast.scaled_step import Batch
 from twinstep.fast.scaled_wrapper import ScaledWrapper
 from twinstep.fast.scalers import LossScale, scaler_of
-from twinstep.fast.strides import aligned_layouts, write_back
+from twinstep.fast.step_driver import GroupTensors
+from twinstep.fast.strides import contiguous_lists
 from twinstep.fast.wrapper import drop_gradients
 
-WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
+WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -120,7 +123,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             group["params"] = masters
         self._zeros = ZeroGradients()
         self._stale: list[tuple[Tensor, Tensor]] = []
-        self._prepare(self._params(), reports_scaled_norm=compat.report_scaled_norm)
+        self._prepare(
+            self._params(),
+            reports_scaled_norm=compat.report_scaled_norm,
+            without_experts=compat.clip_without_experts,
+        )
         if compat.step_at_construction:
             self.initialize_optimizer_states()
 
@@ -188,59 +195,57 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        self._require_dense(params)
+        grads = self._dense(params)
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
-            self._step_inside(params)
+            self._step_inside(params, grads)
             return None
-        rows = [self._rows(index) for index in range(len(self.fp16_groups))]
-        batches = [self._batch(index, group) for index, group in enumerate(rows)]
-        self._step.run(self._counted(params), batches, inside, self._applied_external())
-        for group, batch in zip(rows, batches, strict=True):
-            for slot, row in enumerate(group):
-                if not contiguous(row):
-                    for role in WRITTEN:
-                        write_back(batch.lists[role][slot], row[role], row[0])
+        groups = self._group_tensors(iter(grads))
+        with ExitStack() as lent:
+            for index, group in enumerate(groups):
+                lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
+                groups[index] = replace(group, lists=lists)
+            external = self._external_scale() is not None
+            self._step.run(self._gradients(params, grads), groups, inside, external=external)
         self._stepped = True
-        self._stale = [(param, param.grad) for param in params if param.grad is not None]
+        pairs = zip(params, grads, strict=True)
+        self._stale = [(param, grad) for param, grad in pairs if grad is not None]
         return None
 
-    def _counted(self, params: list[Tensor]) -> Gradients:
-        """Gradients by what they count for."""
-        return self._gradients(params, without_experts=self.compat.clip_without_experts)
+    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+        """Groups as the kernels take them."""
+        found = []
+        pairs = zip(self.fp16_groups, self.fp32_groups, strict=True)
+        for index, (params, masters) in enumerate(pairs):
+            states = [self._state_to_step(master) for master in masters]
+            moments = [[state[name] for state in states] for name in MOMENTS]
+            columns = [masters, *moments, params]
+            own, first, second, weights = self._fixed[index].of(
+                chain(*columns), partial(_detached, columns)
+            )
+            given = [
+                self._gradient(param, grad) for param, grad in zip(params, grads, strict=False)
+            ]
+            found.append(
+                GroupTensors(
+                    lists=[own, given, first, second, weights],
+                    steps=[state["step"] for state in states],
+                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
+                )
+            )
+        return found
 
-    def _rows(self, index: int) -> list[list[Tensor]]:
-        """Master, gradient, moments and model weights of each parameter of a group."""
-        rows = []
-        for param, master in zip(self.fp16_groups[index], self.fp32_groups[index], strict=True):
-            state = self._state_to_step(master)
-            grad = self._gradient(param)
-            moments = (state[name] for name in MOMENTS)
-            rows.append([master.detach(), grad, *moments, param.detach()])
-        return rows
+    def _gradient(self, param: Tensor, grad: Tensor | None) -> Tensor:
+        return self._zeros.like(param).view(param.shape) if grad is None else grad
 
-    def _batch(self, index: int, rows: Sequence[list[Tensor]]) -> Batch:
-        lanes = [row if contiguous(row) else aligned_layouts(row) for row in rows]
-        masters = self.fp32_groups[index]
-        return Batch(
-            options=self._held().param_groups[index],
-            lists=[[lane[role] for lane in lanes] for role in range(5)],
-            steps=[self._state_to_step(master)["step"] for master in masters],
-            shared=False,
-        )
-
-    def _gradient(self, param: Tensor) -> Tensor:
-        if param.grad is None:
-            return self._zeros.like(param).view(param.shape)
-        return param.grad
-
-    def _step_inside(self, params: list[Tensor]) -> None:
-        """Let the optimizer inside step; the host waits."""
+    def _step_inside(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+        """Let the inner optimizer step; the host waits."""
         self._settle()
         legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
+        external = self._external_scale() is not None
         block = self._step.decide(
-            self._counted(params), None, self._applied_external(), leaves_scaled_norm=legacy
+            self._gradients(params, grads), external=external, leaves_scaled_norm=legacy
         )
         divisor = self._divisor(before) if legacy else None
         self._stepped = True
@@ -250,9 +255,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         elif divisor is not None:
             self._hand_over(divisor)
         else:
-            factor = block[FACTOR.value]
-            for param, master in zip(params, self._masters(), strict=True):
-                master.grad = self._gradient(param).to(torch.float32) * factor
+            factor = block[INV_SCALE.value]
+            for param, grad, master in zip(params, grads, self._masters(), strict=True):
+                master.grad = self._gradient(param, grad).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
             self._publish()
@@ -263,7 +268,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         Leaves the norm that is to be reported where the scaled one was.
         """
         late = self.compat.unscale_with_updated_scale
-        external = self._applied_external()
+        external = self._external_scale()
         applied = self.loss_scaler.loss_scale if late else before
         norm = self._step.control["norm"]
         scale = norm.to(torch.float64).fill_(applied if external is None else external)
@@ -277,7 +282,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def _hand_over(self, divisor: Tensor) -> None:
         """Let the optimizer inside unscale, step and publish."""
         cast(FusedLamb, self._held()).step(
-            grads=[[self._gradient(param) for param in group] for group in self.fp16_groups],
+            grads=[[self._gradient(p, p.grad) for p in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
             scale=divisor,
         )
@@ -343,6 +348,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for master, given in zip(self._masters(), masters, strict=True):
             master.copy_(given)
         self._publish()
+
+
+def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[tensor.detach() for tensor in column] for column in columns]
 
 
 def _master(param: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.fused_adam import ParamGroup
+from twinstep.fast.control import ParamGroup
 from twinstep.fast.moments import StateDict
+from twinstep.fast.tables import FixedLists
 
 State = dict[str, Tensor]
 
@@ -61,6 +62,7 @@ class Wrapper(torch.optim.Optimizer):
             )
         # State that a step has written, as far as the host knows; see `_settle`.
         self._pending: dict[Tensor, State] = {}
+        self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
         params = [param for group in inside.param_groups for param in group["params"]]
         super().__init__(params, inside.defaults)
         self._inside = inside
@@ -122,6 +124,7 @@ class Wrapper(torch.optim.Optimizer):
         """Load the optimizer inside; nothing remains of the state that was there."""
         self._held().load_state_dict(state_dict)
         self._pending.clear()
+        self._fixed.clear()
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Refused: masters are laid out at construction."""

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import twinstep.fast.accumulate
-import twinstep.fast.adam
-import twinstep.fast.cast
-import twinstep.fast.clip
-import twinstep.fast.flatten
-import twinstep.fast.mixed_step
-import twinstep.fast.overflow
+import twinstep.fast.kernels.accumulate
+import twinstep.fast.kernels.adam
+import twinstep.fast.kernels.cast
+import twinstep.fast.kernels.clip
+import twinstep.fast.kernels.mixed_step
+import twinstep.fast.kernels.pack
+import twinstep.fast.kernels.reduce
+import twinstep.fast.kernels.unscale
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import operation_named
 from twinstep.scenarios.plan import Settings
@@ -28,15 +29,15 @@ from twinstep.scenarios.state import State, float_control
 Value = list[Tensor] | Tensor
 Written = dict[str, Value]
 FAST: Mapping[str, Callable[..., None]] = {
-    "accumulate": twinstep.fast.accumulate.accumulate_,
-    "adamw_step": twinstep.fast.adam.adamw_step_,
-    "cast_copy": twinstep.fast.cast.cast_copy_,
-    "clip_factor": twinstep.fast.clip.clip_factor_,
-    "flatten": twinstep.fast.flatten.flatten_,
-    "global_norm": twinstep.fast.clip.global_norm_,
-    "mixed_step": twinstep.fast.mixed_step.mixed_step_,
-    "unflatten": twinstep.fast.flatten.unflatten_,
-    "unscale": twinstep.fast.overflow.unscale_,
+    "accumulate": twinstep.fast.kernels.accumulate.accumulate_,
+    "adamw_step": twinstep.fast.kernels.adam.adamw_step_,
+    "cast_copy": twinstep.fast.kernels.cast.cast_copy_,
+    "clip_factor": twinstep.fast.kernels.clip.clip_factor_,
+    "flatten": twinstep.fast.kernels.pack.flatten_,
+    "global_norm": twinstep.fast.kernels.reduce.global_norm_,
+    "mixed_step": twinstep.fast.kernels.mixed_step.mixed_step_,
+    "unflatten": twinstep.fast.kernels.pack.unflatten_,
+    "unscale": twinstep.fast.kernels.unscale.unscale_,
 }
 CPU = torch.device("cpu")
 Answer = Callable[["Call"], Written]

@@ -1,1 +1,1 @@
-"""The judge judged: wrong kernels, planted faults, other projects, static gates."""
+"""The judge judged."""

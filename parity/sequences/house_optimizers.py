@@ -8,7 +8,8 @@ from twinstep.parity.sequences.rules import TensorAdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_groups", "_inside", "_kind", "_norm", "_pending", "_stale", "_step", "_stepped", "_zeros"),
+    *("_fixed", "_groups", "_inside", "_norm", "_pending", "_ranks", "_stale", "_step"),
+    *("_stepped", "_without_experts", "_zeros"),
     *("groups", "loss_scaler", "optimizer", "overflow"),
 )
 
@@ -30,7 +31,7 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         rules=TensorAdamRules(),
-        private=("_blocks", "_cache"),
+        private=("_blocks", "_cache", "_fixed"),
         engines=("cuda", "replay"),
     )(FusedAdam)
     register_optimizer(
@@ -47,7 +48,8 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         private=(
-            *("_inside", "_pending", "_ranks", "_step", "_whole", "_hooks", "_norm"),
+            *("_fixed", "_inside", "_pending", "_ranks", "_step", "_whole", "_hooks"),
+            "_norm",
             *("optimizer", "overflow", "timers"),
         ),
         engines=("cuda", "replay"),

@@ -145,13 +145,13 @@ def test_a_second_step_compiles_and_uploads_nothing(accumulation: torch.dtype) -
     twins = Twins([[(700,), (5,)], [(N,)]], clip_grad=0.5, grad_acc_dtype=accumulation)
     twins.backward(0)
     twins.step()
-    built = twins.fast._step._cache.built
+    built = twins.fast._step.cache.built
     twins.fast.set_lr(0.123)
     with compilations() as names:
         twins.backward(1)
         twins.fast.step()
     assert names == []
-    assert twins.fast._step._cache.built == built
+    assert twins.fast._step.cache.built == built
 
 
 def test_another_length_compiles_nothing() -> None:
