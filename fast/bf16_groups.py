@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from twinstep.fast.checks import names_of
-from twinstep.fast.fragments import Fragment, fragments_of
+from twinstep.contract.fragments import Fragment, fragments_of
+from twinstep.contract.tensors import check_param, dtype_names
 from twinstep.fast.kernels.accumulate import accumulate_
 from twinstep.fast.kernels.cast import cast_copy_
-from twinstep.fast.moments import require_param
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 
@@ -158,7 +157,7 @@ def lay_out(
 
 
 def _require_here(param: Tensor, device: torch.device, where: str) -> None:
-    require_param(param, where)
+    check_param(param, where)
     if param.device != device:
         raise ValueError(
             f"parameter is on {param.device}, but should be on {device} like the first [{where}]"
@@ -168,8 +167,8 @@ def _require_here(param: Tensor, device: torch.device, where: str) -> None:
 def _only_dtype(params: Sequence[Tensor], where: str) -> torch.dtype:
     found = tuple(dict.fromkeys(param.dtype for param in params)) or (torch.bfloat16,)
     if len(found) > 1:
-        said = " and ".join(names_of((dtype,)) for dtype in found)
-        raise ValueError(f"parameters are {said}, but should have one dtype per group [{where}]")
+        names = dtype_names(found, "and")
+        raise ValueError(f"parameters are {names}, but should have one dtype per group [{where}]")
     return found[0]
 
 

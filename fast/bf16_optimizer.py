@@ -20,7 +20,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from twinstep.fast import bf16_state, bf16_universal
+from twinstep.contract.checkpoint import partitions, universal
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
+from twinstep.contract.moments import MOMENTS, StateDict
+from twinstep.contract.parallel import (
+    ExpertGroups,
+    ModelParallelUnit,
+    counts_in_norm,
+    tensor_parallel_rank,
+)
+from twinstep.contract.refusals import check_accumulation_dtype
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.fast.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -31,27 +43,11 @@ from twinstep.fast.bf16_groups import (
     refresh,
 )
 from twinstep.fast.bf16_whole import WholeTensors
-from twinstep.fast.collectives import (
-    NOWHERE,
-    ExpertGroups,
-    Gradients,
-    ModelParallelUnit,
-    Place,
-    Ranks,
-    counts_here,
-    expert_name,
-    is_expert,
-    tensor_parallel_rank,
-)
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.fragments import FragmentAddress
+from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
 from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.moments import MOMENTS, StateDict, require_dense
 from twinstep.fast.norms import exact_kind_of_norm
 from twinstep.fast.step_driver import GroupTensors, StepDriver
-from twinstep.fast.wrapper import Wrapper, drop_gradients
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
+from twinstep.fast.wrapper import Wrapper
 
 
 class BF16Optimizer(Wrapper):
@@ -96,9 +92,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            said = f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16"
-            raise ValueError(f"{said} [BF16Optimizer]")
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         exact_kind_of_norm(norm_type, "BF16Optimizer")
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
@@ -119,9 +113,8 @@ class BF16Optimizer(Wrapper):
         self.groups = self._laid_out(dict(param_names.items()), splits)
         for options, group in zip(self.param_groups, self.groups, strict=True):
             options["params"] = [group.master]
-        if has_moe_layers and all(group.expert is None for group in self.groups):
-            what = "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them"
-            raise ValueError(f"{what} [BF16Optimizer]")
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
         self._ranks = Ranks(mpu=mpu, experts=self.expert_groups)
         device = self.groups[0].flat.device
@@ -150,10 +143,7 @@ class BF16Optimizer(Wrapper):
         groups = []
         for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
             where = f"group {index}, BF16Optimizer"
-            moe = self.has_moe_layers and bool(options.get("moe"))
-            if moe and not all(is_expert(param) for param in params):
-                raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
-            expert = str(options.get("name", "")) if moe else None
+            expert = expert_of_group(options, self.has_moe_layers, where)
             split = splits.get(expert)
             dtype = self.grad_acc_dtype
             groups.append(lay_out(params, names, split, dtype, device, where, expert=expert))
@@ -184,9 +174,7 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
-        for param in self._params():
-            if param.grad is not None:
-                require_dense(param.grad, "BF16Optimizer.update_hp_grads")
+        check_dense_gradients(self._params(), "BF16Optimizer.update_hp_grads")
         if not self.immediate_grad_update:
             accumulate_gradients(self.groups)
         if clear_lp_grads:
@@ -222,7 +210,7 @@ class BF16Optimizer(Wrapper):
         rank = tensor_parallel_rank(self.mpu)
         named: dict[str | None, list[Tensor]] = {None: []}
         for param, grad in accumulated:
-            if counts_here(param, rank):
+            if counts_in_norm(param, rank):
                 named.setdefault(expert_name(param), []).append(grad)
         shared = named.pop(None)
         return shared, {str(name): grads for name, grads in named.items()}
@@ -362,8 +350,8 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `fast.bf16_state`. Waits for the device."""
-        return bf16_state.entry_of(self.groups, self.optimizer, self.clip_grad)
+        """What this rank owns; see `contract.checkpoint.partitions`. Waits for the device."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -386,11 +374,11 @@ class BF16Optimizer(Wrapper):
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is not None:
-            loaded = bf16_universal.read(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
         else:
-            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
         if loaded.inner is not None:
-            self._load_inside(loaded.inner)
+            self._load_inner(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         if load_from_fp32_weights or checkpoint_folder is not None:
             for group, master in zip(groups, loaded.masters, strict=True):

@@ -9,23 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+from twinstep.contract.tensors import FLOATS, dtype_names
+
 FP32 = (torch.float32,)
 FP64 = (torch.float64,)
 INT64 = (torch.int64,)
-RULES = ("static", "dynamic", "wrapper", "torch")
 
 Lists = Mapping[str, Sequence[Tensor]]
 Dtypes = tuple[torch.dtype, ...]
-
-
-def names_of(dtypes: Dtypes) -> str:
-    """Return dtypes as words.
-
-    >>> names_of(FP32)
-    'float32'
-    """
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def require_lengths(where: str, lists: Lists) -> None:
@@ -43,7 +34,8 @@ def require_tensor(where: str, name: str, tensor: Tensor, dtypes: Dtypes, near: 
     """Require one of the dtypes, the device of `near`, and memory without gaps or overlaps."""
     if tensor.dtype not in dtypes:
         raise TypeError(
-            f"{name} is {names_of((tensor.dtype,))}, but should be {names_of(dtypes)} [{where}]"
+            f"{name} is {dtype_names([tensor.dtype])}, but should be {dtype_names(dtypes)} "
+            f"[{where}]"
         )
     if tensor.device != near.device:
         raise ValueError(
@@ -97,12 +89,6 @@ def require_step(
     require_lists(where, given, LIST_DTYPES, near)
     require_steps(where, steps, len(lists["params"]), near)
     require_controls(where, near, controls)
-
-
-def require_rule(where: str, rule: str) -> None:
-    """Require the name of a loss-scale rule."""
-    if rule not in RULES:
-        raise ValueError(f"rule={rule!r}, but should be one of {', '.join(RULES)} [{where}]")
 
 
 def require_control(where: str, name: str, value: Tensor, dtypes: Dtypes, near: Tensor) -> None:

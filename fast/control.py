@@ -36,6 +36,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from twinstep.contract.hyper import Number
+from twinstep.contract.wrapper import ParamGroup
+
 HOST = {
     "lr": torch.float64,
     "beta1": torch.float64,
@@ -67,9 +70,6 @@ DEVICE = {
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "max_coeff", "min_coeff")
 SLOTS = {name: slot for slot, name in enumerate((*HOST, *DEVICE))}
 FORMATS = {torch.float64: "<d", torch.int64: "<q", torch.float32: "<f4x"}
-
-Number = float | Tensor
-ParamGroup = dict[str, object]
 
 
 def word_of(name: str, value: float) -> int:

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from twinstep.fast.moments import require_param
+from twinstep.contract.tensors import check_param
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def lay_out(params: Sequence[Tensor], where: str) -> FlatGroup:
         ValueError: a dtype is none of these, or a parameter overlaps itself.
     """
     for index, param in enumerate(params):
-        require_param(param, f"parameter {index}, {where}")
+        check_param(param, f"parameter {index}, {where}")
     trained = [param for param in params if param.requires_grad]
     device = params[0].device if len(params) else torch.device("cpu")
     count = sum(param.numel() for param in trained)

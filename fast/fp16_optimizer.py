@@ -6,7 +6,6 @@ The host decides nothing and waits for nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from functools import partial
 from itertools import chain
 from typing import overload
@@ -14,18 +13,20 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Engine, ExpertGroups, ModelParallelUnit
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.fitting import state_inside
+from twinstep.contract.checkpoint import fp16
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moments import MOMENTS, StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import refuse_legacy_adam
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.timers import Timers
 from twinstep.fast.flat_groups import lay_out
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.moments import MOMENTS, StateDict
-from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, scaler_of
+from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.step_driver import GroupTensors
-from twinstep.fast.wrapper import Timers, drop_gradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -60,7 +61,7 @@ class FP16Optimizer(ScaledWrapper):
             averaged over them.
         timers: called around "compute_norm" (which finds overflows, too, and moves the scale) and
             "basic_step" (which unscales, clips and writes the model weights, too); around another
-            class inside also "unscale_and_clip" and "update_fp16". `fast.timers` has some that
+            class inside also "unscale_and_clip" and "update_fp16". `contract.timers` has some that
             wait for nothing.
         compat: upstream behaviour to reproduce; the default is correct.
 
@@ -93,13 +94,9 @@ class FP16Optimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         del has_moe_layers
-        if fused_adam_legacy:
-            raise RuntimeError(
-                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
-                "and a scale the old way of apex [FP16Optimizer]"
-            )
+        refuse_legacy_adam(fused_adam_legacy, "FP16Optimizer")
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
-        scaler = loss_scale_config or scaler_of(
+        arguments = ScaleArguments(
             scales=scales,
             static_loss_scale=static_loss_scale,
             dynamic_loss_scale=dynamic_loss_scale,
@@ -109,7 +106,7 @@ class FP16Optimizer(ScaledWrapper):
         )
         super().__init__(
             init_optimizer,
-            loss_scaler=scaler,
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -178,7 +175,8 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        grads = self._dense(params)
+        check_dense_gradients(params, "FP16Optimizer.step")
+        grads = [param.grad for param in params]
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
@@ -271,12 +269,8 @@ class FP16Optimizer(ScaledWrapper):
         The format is the reference's: either loads what the other has saved.
         """
         self._settle()
-        return {
-            **(scale_to_save(self.loss_scaler) if self.scales else {}),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": deepcopy(self._held().state_dict()),
-            "fp32_groups_flat": [group.master.detach().clone() for group in self._groups],
-        }
+        scale = saved_scale(self.loss_scaler) if self.scales else {}
+        return fp16.saved(self._held(), self.fp32_groups_flat, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
@@ -292,17 +286,15 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._settle()
         where = "FP16Optimizer.load_state_dict"
-        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
-        scaling = self.loss_scaler.restored(saved) if self.scales else {}
-        clip_grad = clip_of(saved, self.clip_grad, where)
-        own = self.fp32_groups_flat
-        masters = tensors_like(saved["fp32_groups_flat"], own, "fp32_groups_flat", where)
-        if load_optimizer_states:
-            # Everything fits once this returns.
-            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inside(inside)
+        loaded = fp16.checked(
+            self._held(), state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        )
+        scaling = self.loss_scaler.restored(state_dict) if self.scales else {}
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self._load_inner(loaded.inner)
         self.loss_scaler.enter(scaling)
-        self.clip_grad = clip_grad
-        for group, master in zip(self._groups, masters, strict=True):
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for group, master in zip(self._groups, loaded.masters, strict=True):
             group.master.copy_(master)
             group.publish()

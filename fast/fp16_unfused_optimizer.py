@@ -6,10 +6,8 @@ a skipped step are dropped as soon as something tells the host of it, and are ze
 before a backward pass that comes earlier.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,20 +16,21 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Engine, ExpertGroups, ModelParallelUnit
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.fitting import state_inside
+from twinstep.contract.checkpoint import fp16
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moments import MOMENTS, StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import check_legacy_lamb
+from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.moments import MOMENTS, StateDict, require_param
-from twinstep.fast.saved import clip_of, require_entries, scale_to_save, tensors_like
 from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, scaler_of
+from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.step_driver import GroupTensors
 from twinstep.fast.strides import contiguous_lists
-from twinstep.fast.wrapper import drop_gradients
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
@@ -49,7 +48,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         loss_scale_config: a scaler, which then decides instead of the four arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
-        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.kernels.loss_scale`.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
             and 0.25.
         verbose: log skipped steps, when something is read after them.
@@ -88,11 +87,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
-            _require_lamb(init_optimizer)
+            check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         groups = init_optimizer.param_groups
         everything = [param for group in groups for param in group["params"]]
         scales = low_precision_dtype is torch.float16 or loss_scale_config is not None
-        scaler = loss_scale_config or scaler_of(
+        arguments = ScaleArguments(
             scales=scales,
             static_loss_scale=static_loss_scale,
             dynamic_loss_scale=dynamic_loss_scale,
@@ -102,7 +101,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
         super().__init__(
             init_optimizer,
-            loss_scaler=scaler,
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -116,7 +115,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
         self.fused_lamb_legacy = fused_lamb_legacy
         for index, param in enumerate(everything):
-            require_param(param, f"parameter {index}, FP16UnfusedOptimizer")
+            check_param(param, f"parameter {index}, FP16UnfusedOptimizer")
         self.fp16_groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
@@ -195,7 +194,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        grads = self._dense(params)
+        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
+        grads = [param.grad for param in params]
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
@@ -315,10 +315,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         The format is the reference's: either loads what the other has saved.
         """
         self._settle()
-        masters = [[master.detach().clone() for master in group] for group in self.fp32_groups]
-        inside = deepcopy(self._held().state_dict())
-        own = {"clip_grad": self.clip_grad, "optimizer_state_dict": inside, "fp32_groups": masters}
-        return {**scale_to_save(self.loss_scaler), **own}
+        scale = saved_scale(self.loss_scaler)
+        return fp16.saved(self._held(), self.fp32_groups, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
@@ -335,18 +333,17 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._settle()
         where = "FP16UnfusedOptimizer.load_state_dict"
-        saved = require_entries(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
-        scaling = self.loss_scaler.restored(saved)
-        clip_grad = clip_of(saved, self.clip_grad, where)
-        masters = _saved_masters(saved["fp32_groups"], self.fp32_groups, where)
-        if load_optimizer_states:
-            # Everything fits once this returns.
-            inside = state_inside(self._held(), saved["optimizer_state_dict"], where)
-            self._load_inside(inside)
+        loaded = fp16.checked(
+            self._held(), state_dict, self.fp32_groups, where, states=load_optimizer_states
+        )
+        scaling = self.loss_scaler.restored(state_dict)
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self._load_inner(loaded.inner)
         self.loss_scaler.enter(scaling)
-        self.clip_grad = clip_grad
-        for master, given in zip(self._masters(), masters, strict=True):
-            master.copy_(given)
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for master, saved in zip(self._masters(), loaded.masters, strict=True):
+            master.copy_(saved)
         self._publish()
 
 
@@ -356,36 +353,3 @@ def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
 
 def _master(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32, copy=True).requires_grad_()
-
-
-def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
-    """Require an optimizer that takes gradients, copies and a divisor.
-
-    Raises:
-        TypeError: its step does not.
-    """
-    taken = inspect.signature(optimizer.step).parameters
-    missing = [name for name in ("grads", "output_params", "scale") if name not in taken]
-    if missing:
-        raise TypeError(
-            f"{type(optimizer).__name__}.step takes no {', '.join(missing)}, but should for "
-            f"fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
-        )
-
-
-def _saved_masters(saved: object, own: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
-    """Saved masters in one list.
-
-    Raises:
-        ValueError: groups or numels do not fit.
-    """
-    if not isinstance(saved, list | tuple):
-        raise ValueError(f"fp32_groups is a {type(saved).__name__}, but should be a list [{where}]")
-    if len(saved) != len(own):
-        raise ValueError(
-            f"fp32_groups has {len(saved)} groups, but should have {len(own)} [{where}]"
-        )
-    found: list[Tensor] = []
-    for index, (group, like) in enumerate(zip(saved, own, strict=True)):
-        found += tensors_like(group, like, f"fp32_groups[{index}]", where)
-    return found

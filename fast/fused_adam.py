@@ -14,18 +14,20 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS
-from twinstep.fast.compat import CORRECT, Compat, moment_dtype
-from twinstep.fast.control import GroupBlock, Number, ParamGroup
-from twinstep.fast.hyper import check_group
-from twinstep.fast.kernels.adam import prepare_adam, update_adam
-from twinstep.fast.moments import (
+from twinstep.contract.compat import CORRECT, Compat, moment_dtype
+from twinstep.contract.hyper import Number, check_adam
+from twinstep.contract.moments import (
     MOMENTS,
     StateDict,
-    precise_loading,
-    require_dense,
-    require_param,
+    check_added_group,
+    loading_as_stored,
+    new_state,
 )
+from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.tensors import FLOATS, check_dense_gradients
+from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.control import GroupBlock
+from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.strides import contiguous_lists
 from twinstep.fast.tables import FixedLists, TableCache
 
@@ -70,8 +72,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("amsgrad=True, but should be False: no kernel does it [FusedAdam]")
+        refuse_amsgrad(amsgrad, "FusedAdam")
         self.adam_w_mode, self.set_grad_none = bool(adam_w_mode), bool(set_grad_none)
         self.compat = compat
         self._forget_device()
@@ -91,15 +92,9 @@ class FusedAdam(torch.optim.Optimizer):
             ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
                 or overlaps itself. Nothing has been added.
         """
-        check_group(self.defaults | param_group, "FusedAdam")
-        before = len(self.param_groups)
+        check_adam(self.defaults | param_group, "FusedAdam")
         super().add_param_group(param_group)
-        try:
-            for index, param in enumerate(self.param_groups[before]["params"]):
-                require_param(param, f"group {before}, parameter {index}, FusedAdam")
-        except ValueError:
-            del self.param_groups[before]
-            raise
+        check_added_group(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop (True) or zero (False) all gradients; None does what `set_grad_none` says."""
@@ -131,8 +126,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for params in self._by_device():
-            for param in params.members:
-                require_dense(cast(Tensor, param.grad), "FusedAdam.step")
+            check_dense_gradients(params.members, "FusedAdam.step")
         for params in self._by_device():
             self._step_members(params)
         return loss
@@ -201,9 +195,7 @@ class FusedAdam(torch.optim.Optimizer):
             self.state[param] = self.state[param] or self._new_state(param)
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
-        dtype = moment_dtype(self.compat, param.dtype)
-        state = {name: torch.zeros_like(param, dtype=dtype) for name in MOMENTS}
-        return {"step": torch.zeros((), dtype=torch.int64, device=param.device), **state}
+        return new_state(param, moment_dtype(self.compat, param.dtype))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state; moments keep their precision, counters become integers. All is copied.
@@ -211,7 +203,7 @@ class FusedAdam(torch.optim.Optimizer):
         Raises:
             ValueError: a counter is not a whole number of steps, or groups do not match.
         """
-        with precise_loading(self, self._new_state):
+        with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
         self._fixed.clear()
 

@@ -12,19 +12,22 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.fast.compat import CORRECT, Compat
-from twinstep.fast.control import GroupBlock, Number, ParamGroup
-from twinstep.fast.hyper import check_group, check_trust
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import Number, check_lamb
+from twinstep.contract.moments import (
+    MOMENTS,
+    StateDict,
+    check_added_group,
+    loading_as_stored,
+    new_state,
+)
+from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.tensors import check_dense_gradient
+from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.control import GroupBlock
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
-from twinstep.fast.moments import (
-    MOMENTS,
-    StateDict,
-    precise_loading,
-    require_dense,
-    require_param,
-)
 from twinstep.fast.strides import contiguous_lists
 from twinstep.fast.tables import TableCache
 
@@ -74,8 +77,7 @@ class FusedLamb(torch.optim.Optimizer):
         amsgrad: bool = False,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("amsgrad=True, but should be False: no kernel does it [FusedLamb]")
+        refuse_amsgrad(amsgrad, "FusedLamb")
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
         self._ratios: list[tuple[Sequence[int], Tensor]] = []
         self._forget_device()
@@ -95,16 +97,9 @@ class FusedLamb(torch.optim.Optimizer):
             ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
                 or overlaps itself. Nothing has been added.
         """
-        for check in (check_group, check_trust):
-            check(self.defaults | param_group, "FusedLamb")
-        count = len(self.param_groups)
+        check_lamb(self.defaults | param_group, "FusedLamb")
         super().add_param_group(param_group)
-        try:
-            for index, param in enumerate(self.param_groups[-1]["params"]):
-                require_param(param, f"group {count}, parameter {index}, FusedLamb")
-        except ValueError:
-            del self.param_groups[count]
-            raise
+        check_added_group(self)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Trust ratios of the last step, one for each parameter that was stepped, in order.
@@ -181,7 +176,7 @@ class FusedLamb(torch.optim.Optimizer):
                 loss = closure()
         rows = list(self._rows(grads, output_params, grad_norms))
         for row in rows:
-            require_dense(row.grad, "FusedLamb.step")
+            check_dense_gradient(row.grad, "FusedLamb.step")
         self._ratios = [
             ([row.place for row in batch], self._step_batch(batch, scale))
             for batch in _batches(rows)
@@ -252,9 +247,7 @@ class FusedLamb(torch.optim.Optimizer):
                 self.state[param] = self.state[param] or self._new_state(param)
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
-        counter = torch.zeros((), dtype=torch.int64, device=param.device)
-        moments = {name: torch.zeros_like(param, dtype=torch.float32) for name in MOMENTS}
-        return {"step": counter, **moments}
+        return new_state(param)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state; moments are kept in fp32, counters become integers. All is copied.
@@ -262,7 +255,7 @@ class FusedLamb(torch.optim.Optimizer):
         Raises:
             ValueError: a counter is not a whole number of steps, or groups do not match.
         """
-        with precise_loading(self, self._new_state):
+        with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> StateDict:

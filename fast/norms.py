@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.fast.collectives import Gradients, Groups, Share
+from twinstep.contract.parallel import Groups
+from twinstep.fast.collectives import Gradients, Share
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE
 from twinstep.fast.kernels.reduce import reduce_gradients
 from twinstep.fast.tables import TableCache

@@ -5,28 +5,25 @@ the state dicts wait for it; `backward` and `step` do not.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import (
-    Engine,
-    ExpertGroups,
-    Gradients,
-    ModelParallelUnit,
-    Place,
-    Ranks,
-)
-from twinstep.fast.compat import Compat
+from twinstep.contract.compat import Compat
+from twinstep.contract.loss_scale import checked_scale
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import initialize
+from twinstep.fast.collectives import Gradients, Place, Ranks
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.norms import kind_of_norm
-from twinstep.fast.scalers import LossScale, checked_scale
+from twinstep.fast.scalers import LossScale
 from twinstep.fast.step_driver import StepDriver
-from twinstep.fast.wrapper import Timers, Wrapper, drop_gradients
+from twinstep.fast.wrapper import Wrapper
 
 LOG = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class ScaledWrapper(Wrapper):
 
     def __init__(
         self,
-        inside: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         *,
         loss_scaler: LossScale,
         scales: bool,
@@ -57,7 +54,7 @@ class ScaledWrapper(Wrapper):
         timers: Timers | None,
         compat: Compat,
     ) -> None:
-        super().__init__(inside, timers)
+        super().__init__(optimizer, timers)
         self._stepped = False
         self.mpu, self.deepspeed = mpu, deepspeed
         self.expert_groups = dict(expert_groups or {})
@@ -215,30 +212,8 @@ class ScaledWrapper(Wrapper):
                 f"is not float16 [{type(self).__name__}]"
             )
 
-    def _dense(self, params: Iterable[Tensor]) -> list[Tensor | None]:
-        """The gradients of parameters, None where there is none.
-
-        Raises:
-            RuntimeError: one is sparse.
-        """
-        grads = [param.grad for param in params]
-        for grad in grads:
-            if grad is not None and grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"gradient has layout {grad.layout}, but should be dense "
-                    f"[{type(self).__name__}.step]"
-                )
-        return grads
-
     def _initialize(self, masters: Sequence[Tensor]) -> None:
         """Make the state of all masters; with `compat.step_at_construction`, by a step."""
-        inside = self._held()
         self._settle()
         self._pending.clear()
-        if self.compat.step_at_construction:
-            for master in masters:
-                master.grad = torch.zeros_like(master)
-            inside.step()
-            drop_gradients(masters, set_to_none=True)
-        elif isinstance(inside, FusedAdam | FusedLamb):
-            inside.initialize_states()
+        initialize(self._held(), masters, self.compat)

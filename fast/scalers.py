@@ -4,30 +4,32 @@ The state of a scaler lives in a control block on the device of whoever uses it,
 of `fast.kernels.loss_scale` and of whole steps move it. Reading it waits for that device.
 """
 
-import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from twinstep.fast.checks import require_rule
-from twinstep.fast.compat import CORRECT, Compat
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
+from twinstep.contract.loss_scale import (
+    RULES,
+    Saved,
+    ScaleArguments,
+    check_rule,
+    checked_scale,
+    checked_state,
+)
 from twinstep.fast.control import ControlBlock
-from twinstep.fast.errors import MinimumLossScale, in_words
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
 
-Saved = dict[str, float | int | bool]
 COUNTERS = {
     "static": ("cur_iter",),
     "dynamic": ("cur_iter", "last_overflow_iter", "cur_hysteresis"),
     "wrapper": ("cur_iter", "last_overflow_iter"),
     "torch": ("growth_tracker",),
 }
-LOWEST = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}
 SHARED = ("scale", "cur_iter", "last_overflow_iter", "found_inf")
 WINDOW = ("scale_factor", "scale_window")
 
@@ -47,7 +49,7 @@ class LossScaling:
     raise_error_at_min_scale: bool = True
 
     def __post_init__(self) -> None:
-        require_rule("LossScaling", self.rule)
+        check_rule(self.rule, "LossScaling")
         if self.scale_window < 1:
             raise ValueError(
                 f"scale_window={self.scale_window}, but should be at least 1 [LossScaling]"
@@ -197,33 +199,8 @@ class LossScale:
     def restored(self, state_dict: Mapping[str, object]) -> dict[str, float]:
         """The controls that a saved state stands for; raises as `load_state_dict` does."""
         where = f"{type(self).__name__}.load_state_dict"
-        for key in ("dynamic_loss_scale", "cur_scale", *self._counters):
-            if key not in state_dict:
-                raise ValueError(f"state has no {key}, but should have one [{where}]")
-        if state_dict["dynamic_loss_scale"] is not self.dynamic:
-            raise ValueError(
-                f"dynamic_loss_scale={state_dict['dynamic_loss_scale']}, but should be "
-                f"{self.dynamic}: the rule comes from the constructor [{where}]"
-            )
-        found: dict[str, float] = {}
-        for name in self._counters:
-            count = state_dict[name]
-            if not isinstance(count, int) or isinstance(count, bool):
-                raise ValueError(
-                    f"{name}={in_words(count)}, but should be a whole number [{where}]"
-                )
-            # Only a hysteresis goes on falling; the others count from the floor.
-            floor = LOWEST.get(name, 0)
-            if count < floor or count >= 2**63:
-                raise ValueError(
-                    f"{name}={in_words(count)}, but should be in [{floor}, 2^63) [{where}]"
-                )
-            found[name] = count
-        scale = state_dict["cur_scale"]
-        # Repeated growth ends at infinity, and torch's rule at 0.
-        ends = isinstance(scale, float) and scale in (0.0, math.inf)
-        found["scale"] = cast(float, scale) if ends else checked_scale(scale, where)
-        return found
+        scale, counts = checked_state(state_dict, self._counters, self.dynamic, where)
+        return {"scale": scale, **counts}
 
     def enter(self, controls: Mapping[str, float]) -> None:
         """Enter a state that `restored` returned."""
@@ -280,10 +257,7 @@ class DynamicLossScale(LossScale):
         backoff_factor: float = 0.5,
         compat: Compat = CORRECT,
     ) -> None:
-        if rule not in ("dynamic", "wrapper", "torch"):
-            raise ValueError(
-                f"rule={rule!r}, but should be one of dynamic, wrapper, torch [DynamicLossScale]"
-            )
+        check_rule(rule, "DynamicLossScale", RULES[1:])
         scaling = LossScaling(
             rule=rule,
             init_scale=checked_scale(init_scale, "DynamicLossScale"),
@@ -298,56 +272,21 @@ class DynamicLossScale(LossScale):
         super().__init__(scaling, rule, compat)
 
 
-def scaler_of(
-    *,
-    scales: bool,
-    static_loss_scale: float,
-    dynamic_loss_scale: bool,
-    dynamic_loss_args: Mapping[str, float] | None,
-    initial_scale: float,
-    min_scale: float,
-) -> LossScale:
-    """Return the scaler that the arguments of an FP16 optimizer stand for.
+def saved_scale(scaler: LossScale) -> Saved:
+    """Return the dict of a scaler, and the two constants that DeepSpeed reads with it.
 
-    Args:
-        scales: False for anything but fp16, where the scale is 1 and never moves.
-        static_loss_scale: the scale without `dynamic_loss_scale`.
-        dynamic_loss_scale: whether it moves.
-        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; others are ignored.
-        initial_scale: without `dynamic_loss_args`.
-        min_scale: without `dynamic_loss_args`.
-
-    Raises:
-        ValueError: `dynamic_loss_args` lacks one of the three.
+    They are written for DeepSpeed alone: loading here keeps those of the constructor.
     """
-    if not (scales and dynamic_loss_scale):
-        return StaticLossScale(scale=static_loss_scale if scales else 1.0)
-    given = {"init_scale": initial_scale, "scale_window": 1000, "min_scale": min_scale}
-    if dynamic_loss_args is not None:
-        for name in given:
-            if name not in dynamic_loss_args:
-                found = ", ".join(dynamic_loss_args)
-                raise ValueError(f"dynamic_loss_args has {found}, but lacks {name}")
-        given = {name: dynamic_loss_args[name] for name in given}
-    return DynamicLossScale(
-        rule="wrapper",
-        init_scale=given["init_scale"],
-        scale_window=int(given["scale_window"]),
-        min_scale=given["min_scale"],
-    )
+    known = isinstance(scaler, DynamicLossScale) and scaler.scaling.rule != "torch"
+    window = int(scaler.scaling.scale_window)
+    constants: Saved = {"scale_factor": scaler.scaling.scale_factor, "scale_window": window}
+    return {**scaler.state_dict(), **(constants if known else {})}
 
 
-def checked_scale(scale: object, where: str) -> float:
-    """Return a scale as a float.
-
-    Raises:
-        ValueError: it is no number, or not positive and finite.
-    """
-    if not isinstance(scale, int | float) or isinstance(scale, bool):
-        raise ValueError(f"loss scale is {in_words(scale)}, but should be a number [{where}]")
-    # A whole number can be too large for a float.
-    if 0.0 < scale <= sys.float_info.max:
-        return float(scale)
-    raise ValueError(
-        f"loss scale is {in_words(scale)}, but should be positive and finite [{where}]"
-    )
+def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
+    """The scaler that the arguments of an FP16 optimizer stand for."""
+    static = arguments.static_scale()
+    if static is not None:
+        return StaticLossScale(scale=static)
+    scale, window, floor = arguments.constants()
+    return DynamicLossScale(rule="wrapper", init_scale=scale, scale_window=window, min_scale=floor)

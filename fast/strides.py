@@ -34,6 +34,11 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
+def contiguous(row: Sequence[Tensor]) -> bool:
+    """Return True if all tensors of a parameter lie in memory in the order of their indices."""
+    return all(tensor.is_contiguous() for tensor in row)
+
+
 def aligned_layouts(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return 1-D tensors in which element i of each belongs to element i of the others.
 

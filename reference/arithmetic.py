@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from twinstep.contract.hyper import Number
+
 
 def fp32(x: Tensor) -> Tensor:
     """Round x once to fp32 (exact for fp16 and bf16).
@@ -80,3 +82,15 @@ def sqrt_rn(x: Tensor) -> Tensor:
         x: fp32, any shape. Negative gives NaN, -0.0 stays -0.0.
     """
     return fp32(torch.sqrt(fp64(x)))
+
+
+def control(value: Number, device: torch.device) -> Tensor:
+    """A hyper-parameter as a control: float64, shape (), on the data's device.
+
+    A tensor keeps the value that it holds: lr = 0.1 in fp32 is not 0.1 in float64. On a GPU the
+    control must lie on the GPU too: torch divides a CUDA tensor by a CPU scalar by multiplying
+    with the reciprocal, which rounds twice.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to(device=device, dtype=torch.float64).reshape(())
+    return torch.tensor(value, dtype=torch.float64, device=device)

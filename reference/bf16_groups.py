@@ -19,25 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from twinstep.contract.fragments import Fragment, fragments_of
+from twinstep.contract.tensors import check_param, dtype_names
 from twinstep.reference.accumulate import accumulate
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.fragments import FragmentAddress
-from twinstep.reference.restore import check_param
 
 ALIGNMENT = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fragment:
-    """The part of a parameter that lies in this rank's partition.
-
-    Attributes:
-        in_param: where it lies in the flattened parameter.
-        in_partition: where it lies in the master.
-    """
-
-    in_param: FragmentAddress
-    in_partition: FragmentAddress
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,14 +121,15 @@ def partitioned_group(
             raise ValueError(f"param_names has no name for parameter {index} [{where}]")
     dtypes = list(dict.fromkeys(param.dtype for param in trained)) or [torch.bfloat16]
     if len(dtypes) > 1:
-        said = " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"parameters are {said}, but should have one dtype per group [{where}]")
+        mixed = dtype_names(dtypes, "and")
+        raise ValueError(f"parameters are {mixed}, but should have one dtype per group [{where}]")
     world = 1 if process_group is None else dist.get_world_size(process_group)
     rank = 0 if process_group is None else dist.get_rank(process_group)
     flat = _padded(trained, dtypes[0], ALIGNMENT * world)
     size = flat.numel() // world
     master = fp32(flat[rank * size : (rank + 1) * size]).clone().requires_grad_()
     names = [param_names[param] for param in trained]
+    sizes = [(name, param.numel()) for name, param in zip(names, trained, strict=True)]
     return PartitionedGroup(
         params=trained,
         names=names,
@@ -152,7 +140,7 @@ def partitioned_group(
         master=master,
         accumulator=torch.zeros(flat.numel(), dtype=grad_acc_dtype),
         has_gradient=[False] * len(trained),
-        fragments=_fragments(names, [p.numel() for p in trained], rank * size, size),
+        fragments=fragments_of(sizes, range(rank * size, (rank + 1) * size)),
         expert=expert,
     )
 
@@ -168,23 +156,6 @@ def _padded(params: Sequence[Tensor], dtype: torch.dtype, alignment: int) -> Ten
         param.data = place
         start += param.numel()
     return flat
-
-
-def _fragments(
-    names: Sequence[str], numels: Sequence[int], start: int, size: int
-) -> dict[str, Fragment]:
-    """What lies in the partition [start, start + size); empty parameters lie nowhere."""
-    found = {}
-    place = 0
-    for name, numel in zip(names, numels, strict=True):
-        first, last = max(place, start), min(place + numel, start + size)
-        if first < last:
-            found[name] = Fragment(
-                in_param=FragmentAddress(numel=last - first, start=first - place),
-                in_partition=FragmentAddress(numel=last - first, start=first - start),
-            )
-        place += numel
-    return found
 
 
 def accumulate_gradient(group: PartitionedGroup, index: int) -> None:

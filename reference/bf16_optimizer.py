@@ -25,7 +25,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from twinstep.reference import bf16_state, universal, whole
+from twinstep.contract.checkpoint import partitions, universal
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import (
+    ExpertGroups,
+    ModelParallelUnit,
+    counts_in_norm,
+    tensor_parallel_rank,
+)
+from twinstep.contract.refusals import check_accumulation_dtype
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.wrapper import Wrapper, initialize
+from twinstep.reference import whole
 from twinstep.reference.arithmetic import fp32, fp64
 from twinstep.reference.bf16_groups import (
     PartitionedGroup,
@@ -36,23 +50,10 @@ from twinstep.reference.bf16_groups import (
     refresh,
 )
 from twinstep.reference.clip import clip_coefficient
-from twinstep.reference.collectives import (
-    ModelParallelUnit,
-    counted_once,
-    largest,
-    overflow_groups,
-    tensor_parallel_rank,
-)
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.construction import initialize
-from twinstep.reference.fragments import FragmentAddress
-from twinstep.reference.moe import ExpertGroups, gradient_parts, is_moe_param
+from twinstep.reference.collectives import largest, overflow_groups
+from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norms import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-from twinstep.reference.restore import StateDict
-from twinstep.reference.wrapper import Wrapper, check_dense, dropped
-
-ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
 class BF16Optimizer(Wrapper):
@@ -96,11 +97,7 @@ class BF16Optimizer(Wrapper):
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
-        if grad_acc_dtype not in ACCUMULATION:
-            raise ValueError(
-                f"grad_acc_dtype={grad_acc_dtype}, but should be float32 or bfloat16 "
-                f"[BF16Optimizer]"
-            )
+        check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
         super().__init__(init_optimizer, None)
         self.mpu = mpu
         self.clip_grad = float(clip_grad)
@@ -121,11 +118,8 @@ class BF16Optimizer(Wrapper):
         ]
         for group, laid_out in zip(init_optimizer.param_groups, self.groups, strict=True):
             group["params"] = [laid_out.master]
-        if has_moe_layers and not any(group.expert for group in self.groups):
-            raise ValueError(
-                "has_moe_layers=True, but no group is marked moe; split_moe_groups marks them "
-                "[BF16Optimizer]"
-            )
+        if has_moe_layers:
+            check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -143,9 +137,7 @@ class BF16Optimizer(Wrapper):
         """Lay out one group over its own ranks."""
         where = f"group {index}, BF16Optimizer"
         params = cast(list[Tensor], group["params"])
-        expert = str(group.get("name", "")) if self.has_moe_layers and group.get("moe") else None
-        if expert is not None and not all(map(is_moe_param, params)):
-            raise ValueError(f"group is marked moe, but not all its parameters are [{where}]")
+        expert = expert_of_group(group, self.has_moe_layers, where)
         split = data_group if expert is None else expert_data_groups.get(expert)
         return partitioned_group(params, names, split, self.grad_acc_dtype, where, expert=expert)
 
@@ -176,7 +168,7 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
-        check_dense(self._params(), "BF16Optimizer.update_hp_grads")
+        check_dense_gradients(self._params(), "BF16Optimizer.update_hp_grads")
         if not self.immediate_grad_update:
             for group in self.groups:
                 for index in range(len(group.params)):
@@ -227,7 +219,7 @@ class BF16Optimizer(Wrapper):
     def _counted(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         """Those that count on this rank."""
         rank = tensor_parallel_rank(self.mpu)
-        return [(param, grad) for param, grad in pairs if counted_once(param, rank)]
+        return [(param, grad) for param, grad in pairs if counts_in_norm(param, rank)]
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -274,7 +266,7 @@ class BF16Optimizer(Wrapper):
         for group in self.groups:
             group.master.grad = fp32(group.own(group.accumulator)).clone()
         self.optimizer.step()
-        dropped(group.master for group in self.groups)
+        drop_gradients(group.master for group in self.groups)
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step."""
@@ -299,7 +291,7 @@ class BF16Optimizer(Wrapper):
 
     def clear_lp_grads(self, set_to_none: bool = False) -> None:
         """Zero the parameters' own gradients, or drop them."""
-        dropped(self._params(), set_to_none=set_to_none)
+        drop_gradients(self._params(), set_to_none=set_to_none)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' own gradients and the accumulators."""
@@ -337,7 +329,7 @@ class BF16Optimizer(Wrapper):
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients, accumulators and the state inside."""
-        return self._report(
+        return self._bytes(
             model_weights=self.bf16_groups_flat,
             master_weights=self.fp32_groups_flat_partition,
             gradients=[param.grad for param in self._params()],
@@ -345,8 +337,8 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `reference.bf16_state`."""
-        return bf16_state.saved(self.groups, self.optimizer, self.clip_grad)
+        """What this rank owns; see `contract.checkpoint.partitions`."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -371,9 +363,9 @@ class BF16Optimizer(Wrapper):
         """
         groups, inside, states = self.groups, self.optimizer, load_optimizer_states
         if checkpoint_folder is None:
-            loaded = bf16_state.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
         else:
-            loaded = universal.read(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
         if loaded.inner is not None:
             inside.load_state_dict(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad

@@ -1,65 +1,14 @@
-"""Groups of ranks: who adds up what, and which gradients are the same on several ranks.
+"""Collectives over groups of ranks.
 
 A collective over no group is the identity, so that one rank needs no process group at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import torch.distributed as dist
 from torch import Tensor
 
-Groups = Sequence[dist.ProcessGroup]
-
-
-class ModelParallelUnit(Protocol):
-    """What a model-parallel unit (`mpu`) has to offer.
-
-    One of `get_tensor_model_parallel_rank`, `get_slice_parallel_rank` and
-    `get_model_parallel_rank`, the first that exists, is this rank's place in its tensor-parallel
-    group.
-    """
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """The ranks that hold one model together."""
-
-    def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """The ranks that hold the same part of the model."""
-
-
-class Engine(Protocol):
-    """What an engine handle has to offer."""
-
-    enable_backward_allreduce: bool
-
-
-def tensor_parallel_rank(mpu: ModelParallelUnit | None) -> int:
-    """This rank's place in its tensor-parallel group; 0 without a unit."""
-    if mpu is None:
-        return 0
-    names = (
-        "get_tensor_model_parallel_rank",
-        "get_slice_parallel_rank",
-        "get_model_parallel_rank",
-    )
-    getter = next(getattr(mpu, name) for name in names if hasattr(mpu, name))
-    return int(getter())
-
-
-def counted_once(param: Tensor, tensor_rank: int) -> bool:
-    """Whether this rank's gradient of the parameter counts in a norm over the model.
-
-    Not a replica of a pipeline stage (`ds_pipe_replicated`), and, on tensor-parallel ranks after
-    the first, only what is split over them (`model_parallel` or `tensor_model_parallel`).
-    """
-    if getattr(param, "ds_pipe_replicated", False):
-        return False
-    split = getattr(param, "model_parallel", False) or getattr(
-        param, "tensor_model_parallel", False
-    )
-    return tensor_rank == 0 or bool(split)
+from twinstep.contract.parallel import Engine, Groups, ModelParallelUnit
 
 
 def reduced(tensor: Tensor, groups: Groups, operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twinstep.contract.tensors import check_param
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.restore import check_param
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ One step, in order:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import overload
@@ -22,19 +21,20 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import refuse_legacy_adam
+from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.checkpoint import matching_tensors, require_keys
-from twinstep.reference.collectives import Engine, ModelParallelUnit
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.construction import initialize
-from twinstep.reference.fitting import inner_state
 from twinstep.reference.flat_groups import flat_gradient, flat_group, publish, refresh
-from twinstep.reference.moe import ExpertGroups
-from twinstep.reference.restore import StateDict
 from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.scalers import LossScale, wrapper_loss_scale
-from twinstep.reference.wrapper import Timers, check_dense, dropped
 
 STEP_TIMERS = [
     "compute_norm",
@@ -67,7 +67,7 @@ class FP16Optimizer(ScaledWrapper):
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
-        timers: called by phase; `reference.timers` has some.
+        timers: called by phase; `contract.timers` has some.
         compat: upstream behaviour to reproduce; the default is correct.
 
     Writes model weights, masters, the state of the optimizer inside, and drops gradients.
@@ -98,23 +98,19 @@ class FP16Optimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         del has_moe_layers
-        if fused_adam_legacy:
-            raise RuntimeError(
-                "fused_adam_legacy=True, but should be False: no optimizer here takes gradients "
-                "and a scale the old way of apex [FP16Optimizer]"
-            )
+        refuse_legacy_adam(fused_adam_legacy, "FP16Optimizer")
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
+        arguments = ScaleArguments(
+            scales=scales,
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args,
+            initial_scale=initial_dynamic_scale,
+            min_scale=1.0,
+        )
         super().__init__(
             init_optimizer,
-            loss_scaler=loss_scale_config
-            or wrapper_loss_scale(
-                scales=scales,
-                static_loss_scale=static_loss_scale,
-                dynamic_loss_scale=dynamic_loss_scale,
-                dynamic_loss_args=dynamic_loss_args,
-                initial_scale=initial_dynamic_scale,
-                min_scale=1.0,
-            ),
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -151,7 +147,7 @@ class FP16Optimizer(ScaledWrapper):
         return [group.master for group in self.groups]
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; see `reference.construction.initialize`."""
+        """Allocate the state of the optimizer inside; see `contract.wrapper.initialize`."""
         initialize(self.optimizer, self.fp32_groups_flat, self.compat)
 
     @overload
@@ -174,7 +170,7 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = list(chain.from_iterable(self.fp16_groups))
-        check_dense(params, "FP16Optimizer.step")
+        check_dense_gradients(params, "FP16Optimizer.step")
         with self._timed("overflow_check"):
             worst = self._worst(params)
             found_inf = worst > 0.0
@@ -184,7 +180,7 @@ class FP16Optimizer(ScaledWrapper):
             scaled_norm = self._scaled_norm(params, worst)
             self._norm = unscaled(scaled_norm, scale)
         if found_inf:
-            dropped(params)
+            drop_gradients(params)
         else:
             self._update(fp32(1.0 / self._divisor(scaled_norm, scale)))
         self._finish(found_inf, after)
@@ -197,17 +193,17 @@ class FP16Optimizer(ScaledWrapper):
         with self._timed("unscale_and_clip"):
             for group in self.groups:
                 group.master.grad = flat_gradient(group) * factor
-                dropped(group.params)
+                drop_gradients(group.params)
         with self._timed("basic_step"):
             self.optimizer.step()
-        dropped(self.fp32_groups_flat)
+        drop_gradients(self.fp32_groups_flat)
         with self._timed("update_fp16"):
             for group in self.groups:
                 publish(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        dropped(chain.from_iterable(self.fp16_groups), set_to_none=set_to_none)
+        drop_gradients(chain.from_iterable(self.fp16_groups), set_to_none=set_to_none)
 
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
@@ -216,7 +212,7 @@ class FP16Optimizer(ScaledWrapper):
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
-        return self._report(
+        return self._bytes(
             model_weights=self.fp16_groups_flat,
             master_weights=self.fp32_groups_flat,
             gradients=[param.grad for group in self.fp16_groups for param in group],
@@ -224,12 +220,8 @@ class FP16Optimizer(ScaledWrapper):
 
     def state_dict(self) -> StateDict:
         """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views."""
-        return {
-            **(saved_scale(self.loss_scaler) if self.scales else {}),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
-            "fp32_groups_flat": [master.detach().clone() for master in self.fp32_groups_flat],
-        }
+        scale = saved_scale(self.loss_scaler) if self.scales else {}
+        return fp16.saved(self.optimizer, self.fp32_groups_flat, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and publish its masters.
@@ -243,17 +235,16 @@ class FP16Optimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
         where = "FP16Optimizer.load_state_dict"
-        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups_flat"), where)
+        loaded = fp16.checked(
+            self.optimizer, state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        )
         scaling = self.loss_scaler.restored(state_dict) if self.scales else self.loss_scaler.state
-        clip_grad = checked_clip(state_dict, self.clip_grad, where)
-        saved, own = state_dict["fp32_groups_flat"], self.fp32_groups_flat
-        masters = matching_tensors(saved, own, "fp32_groups_flat", where)
-        if load_optimizer_states:
-            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
-            # Everything fits from here on.
-            self.optimizer.load_state_dict(inner)
-        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.loss_scaler.state = scaling
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         with torch.no_grad():
-            for group, master in zip(self.groups, masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.copy_(master)
                 publish(group)

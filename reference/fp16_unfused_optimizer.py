@@ -17,28 +17,27 @@ a step that was taken: whoever runs backward next drops them.
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import cast, overload
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint import fp16
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import ScaleArguments
+from twinstep.contract.moe import is_moe_param
+from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.refusals import check_legacy_lamb
+from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.checkpoint import matching_tensors, require_keys
-from twinstep.reference.collectives import Engine, ModelParallelUnit
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.construction import initialize
-from twinstep.reference.fitting import inner_state
 from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.moe import ExpertGroups, is_moe_param
-from twinstep.reference.restore import StateDict, check_param
 from twinstep.reference.saved_scale import saved_scale
-from twinstep.reference.scaled_wrapper import ScaledWrapper, checked_clip, unscaled
+from twinstep.reference.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.scalers import LossScale, wrapper_loss_scale
-from twinstep.reference.wrapper import check_dense, dropped
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -90,19 +89,19 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         compat: Compat = CORRECT,
     ) -> None:
         if fused_lamb_legacy:
-            _require_lamb(init_optimizer)
+            check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
+        arguments = ScaleArguments(
+            scales=scales,
+            static_loss_scale=static_loss_scale,
+            dynamic_loss_scale=dynamic_loss_scale,
+            dynamic_loss_args=dynamic_loss_args,
+            initial_scale=2.0**16,
+            min_scale=0.25,
+        )
         super().__init__(
             init_optimizer,
-            loss_scaler=loss_scale_config
-            or wrapper_loss_scale(
-                scales=scales,
-                static_loss_scale=static_loss_scale,
-                dynamic_loss_scale=dynamic_loss_scale,
-                dynamic_loss_args=dynamic_loss_args,
-                initial_scale=2.0**16,
-                min_scale=0.25,
-            ),
+            loss_scaler=loss_scale_config or wrapper_loss_scale(arguments),
             scales=scales,
             clip_grad=clip_grad,
             norm_type=norm_type,
@@ -129,7 +128,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             self.initialize_optimizer_states()
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the optimizer inside; see `reference.construction.initialize`."""
+        """Allocate the state of the optimizer inside; see `contract.wrapper.initialize`."""
         initialize(self.optimizer, self._masters(), self.compat)
 
     @overload
@@ -152,7 +151,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._refuse(closure)
         params = self._params()
-        check_dense(params, "FP16UnfusedOptimizer.step")
+        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
         worst = self._worst(params)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
@@ -164,7 +163,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._norm = scaled_norm if reports_scaled else unscaled(scaled_norm, scale)
         divisor = self._divisor(scaled_norm, scale)
         if found_inf:
-            dropped(params)
+            drop_gradients(params)
         elif self.fused_lamb_legacy:
             self._step_fused_lamb(divisor)
         else:
@@ -177,7 +176,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for param, master in self._pairs():
             master.grad = fp32(_gradient(param)) * factor
         self.optimizer.step()
-        dropped(self._masters())
+        drop_gradients(self._masters())
         self._publish()
 
     def _step_fused_lamb(self, divisor: Tensor) -> None:
@@ -190,7 +189,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        dropped(self._params(), set_to_none=set_to_none)
+        drop_gradients(self._params(), set_to_none=set_to_none)
 
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
@@ -199,7 +198,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
-        return self._report(
+        return self._bytes(
             model_weights=self._params(),
             master_weights=self._masters(),
             gradients=[param.grad for param in self._params()],
@@ -207,14 +206,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def state_dict(self) -> StateDict:
         """Loss scale, clip norm, masters by group and the dict inside; copies, not views."""
-        return {
-            **saved_scale(self.loss_scaler),
-            "clip_grad": self.clip_grad,
-            "optimizer_state_dict": copy.deepcopy(self.optimizer.state_dict()),
-            "fp32_groups": [
-                [master.detach().clone() for master in group] for group in self.fp32_groups
-            ],
-        }
+        scale = saved_scale(self.loss_scaler)
+        return fp16.saved(self.optimizer, self.fp32_groups, self.clip_grad, scale)
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and publish its masters.
@@ -229,16 +222,16 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
         where = "FP16UnfusedOptimizer.load_state_dict"
-        require_keys(state_dict, ("optimizer_state_dict", "fp32_groups"), where)
+        loaded = fp16.checked(
+            self.optimizer, state_dict, self.fp32_groups, where, states=load_optimizer_states
+        )
         scaling = self.loss_scaler.restored(state_dict)
-        clip_grad = checked_clip(state_dict, self.clip_grad, where)
-        masters = _matching_groups(state_dict["fp32_groups"], self.fp32_groups, where)
-        if load_optimizer_states:
-            inner = inner_state(self.optimizer, state_dict, "optimizer_state_dict", where)
-            # Everything fits from here on.
-            self.optimizer.load_state_dict(inner)
-        self.loss_scaler.state, self.clip_grad = scaling, clip_grad
-        for master, saved in zip(self._masters(), masters, strict=True):
+        # Everything fits from here on.
+        if loaded.inner is not None:
+            self.optimizer.load_state_dict(loaded.inner)
+        self.loss_scaler.state = scaling
+        self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
+        for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.detach().copy_(saved)
         self._publish()
 
@@ -258,27 +251,3 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
 def _gradient(param: Tensor) -> Tensor:
     return torch.zeros_like(param) if param.grad is None else param.grad
-
-
-def _require_lamb(optimizer: torch.optim.Optimizer) -> None:
-    """Require an optimizer that takes gradients, copies and a divisor."""
-    needed = {"grads", "output_params", "scale"}
-    missing = needed - inspect.signature(optimizer.step).parameters.keys()
-    if missing:
-        raise TypeError(
-            f"{type(optimizer).__name__}.step takes no {', '.join(sorted(missing))}, but should "
-            f"for fused_lamb_legacy, as FusedLamb.step does [FP16UnfusedOptimizer]"
-        )
-
-
-def _matching_groups(saved: object, wanted: Sequence[Sequence[Tensor]], where: str) -> list[Tensor]:
-    """Saved masters in one list, as long as groups and numels fit."""
-    if not isinstance(saved, list | tuple) or len(saved) != len(wanted):
-        got = len(saved) if isinstance(saved, list | tuple) else type(saved).__name__
-        raise ValueError(f"fp32_groups has {got} groups, but should have {len(wanted)} [{where}]")
-    rows = zip(saved, wanted, strict=True)
-    checked = [
-        matching_tensors(group, like, f"fp32_groups[{i}]", where)
-        for i, (group, like) in enumerate(rows)
-    ]
-    return list(chain.from_iterable(checked))

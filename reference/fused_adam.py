@@ -14,10 +14,14 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat, moment_dtype
+from twinstep.contract.hyper import Number, check_adam
+from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
+from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.tensors import check_dense_gradients
 from twinstep.reference.adam import adam_step, adamw_step
-from twinstep.reference.compat import CORRECT, Compat, counting, moment_dtype
-from twinstep.reference.hyper import Number, check_adam, control
-from twinstep.reference.restore import StateDict, check_param, loading_as_stored
+from twinstep.reference.arithmetic import control
+from twinstep.reference.compat import counting
 
 ParamGroup = dict[str, object]
 
@@ -59,11 +63,7 @@ class FusedAdam(torch.optim.Optimizer):
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError(
-                "amsgrad=True, but should be False: no kernel keeps a running maximum of the "
-                "second moment [FusedAdam]"
-            )
+        refuse_amsgrad(amsgrad, "FusedAdam")
         self.adam_w_mode = bool(adam_w_mode)
         self.set_grad_none = bool(set_grad_none)
         self.compat = compat
@@ -80,19 +80,13 @@ class FusedAdam(torch.optim.Optimizer):
         """Add a group; options that it lacks come from the constructor.
 
         Raises:
+            TypeError: a hyper-parameter is no number.
             ValueError: a hyper-parameter is out of range, a dtype is not fp16, bf16 or fp32, or
                 elements of a parameter share memory. The optimizer is unchanged.
         """
         check_adam({**self.defaults, **param_group}, "FusedAdam")
         super().add_param_group(param_group)
-        try:
-            for index, param in enumerate(self.param_groups[-1]["params"]):
-                check_param(
-                    param, f"group {len(self.param_groups) - 1}, parameter {index}, FusedAdam"
-                )
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        check_added_group(self)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop or zero all gradients.
@@ -126,12 +120,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         active = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        for param in chain.from_iterable(active):
-            if param.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"gradient has layout {param.grad.layout}, but should be dense: every element "
-                    f"of the moments decays at every step [FusedAdam.step]"
-                )
+        check_dense_gradients(chain.from_iterable(active), "FusedAdam.step")
         for group, params in zip(self.param_groups, active, strict=True):
             self._step_group(group, params)
         return loss
@@ -179,12 +168,7 @@ class FusedAdam(torch.optim.Optimizer):
                     self.state[param] = self._initial_state(param)
 
     def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
-        dtype = moment_dtype(self.compat, param.dtype)
-        return {
-            "step": torch.zeros((), dtype=torch.int64, device=param.device),
-            "exp_avg": torch.zeros_like(param, dtype=dtype),
-            "exp_avg_sq": torch.zeros_like(param, dtype=dtype),
-        }
+        return new_state(param, moment_dtype(self.compat, param.dtype))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, moments in their own dtype and counters as integers.
@@ -198,7 +182,7 @@ class FusedAdam(torch.optim.Optimizer):
             ValueError: a counter counts no steps, a moment is missing or has another shape, or
                 groups do not match. The optimizer is unchanged.
         """
-        with loading_as_stored(self, self._initial_state, "FusedAdam"):
+        with loading_as_stored(self, self._initial_state):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> StateDict:

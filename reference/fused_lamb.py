@@ -15,13 +15,15 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.reference.arithmetic import fp32
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import Number, check_lamb
+from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
+from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.tensors import check_dense_gradient
+from twinstep.reference.arithmetic import control, fp32
 from twinstep.reference.clip import clip_factor, l2_norm
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.fused_adam import ParamGroup
-from twinstep.reference.hyper import Number, check_adam, check_ratio, control
 from twinstep.reference.lamb import LambControls, lamb_update
-from twinstep.reference.restore import StateDict, check_param, loading_as_stored
 
 PerParam = Sequence[Tensor | None]
 TensorLists = PerParam | Sequence[PerParam]
@@ -68,11 +70,7 @@ class FusedLamb(torch.optim.Optimizer):
         amsgrad: bool = False,
         compat: Compat = CORRECT,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError(
-                "amsgrad=True, but should be False: LAMB keeps no running maximum of the second "
-                "moment [FusedLamb]"
-            )
+        refuse_amsgrad(amsgrad, "FusedLamb")
         self.eps_inside_sqrt = bool(eps_inside_sqrt)
         self.compat = compat
         self._ratios: list[Tensor] = []
@@ -92,21 +90,13 @@ class FusedLamb(torch.optim.Optimizer):
         """Add a group; options that it lacks come from the constructor.
 
         Raises:
+            TypeError: a hyper-parameter is no number.
             ValueError: a hyper-parameter is out of range, a dtype is not fp16, bf16 or fp32, or
                 elements of a parameter share memory. The optimizer is unchanged.
         """
-        options = {**self.defaults, **param_group}
-        check_adam(options, "FusedLamb")
-        check_ratio(options, "FusedLamb")
+        check_lamb({**self.defaults, **param_group}, "FusedLamb")
         super().add_param_group(param_group)
-        try:
-            for index, param in enumerate(self.param_groups[-1]["params"]):
-                check_param(
-                    param, f"group {len(self.param_groups) - 1}, parameter {index}, FusedLamb"
-                )
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        check_added_group(self)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Trust ratios of the last step, one for each parameter that was stepped, in order."""
@@ -168,11 +158,7 @@ class FusedLamb(torch.optim.Optimizer):
                 loss = closure()
         rows = self._rows(grads, output_params, grad_norms)
         for row in rows:
-            if row.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"gradient has layout {row.grad.layout}, but should be dense: every element "
-                    f"of the moments decays at every step [FusedLamb.step]"
-                )
+            check_dense_gradient(row.grad, "FusedLamb.step")
         self._ratios = [self._step_param(row, scale) for row in rows]
         return loss
 
@@ -225,11 +211,7 @@ class FusedLamb(torch.optim.Optimizer):
                 self.state[param] = self._initial_state(param)
 
     def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
-        return {
-            "step": torch.zeros((), dtype=torch.int64, device=param.device),
-            "exp_avg": torch.zeros_like(param, dtype=torch.float32),
-            "exp_avg_sq": torch.zeros_like(param, dtype=torch.float32),
-        }
+        return new_state(param)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, moments in fp32 and counters as integers; the dict is copied.
@@ -238,7 +220,7 @@ class FusedLamb(torch.optim.Optimizer):
             ValueError: a counter counts no steps, a moment is missing or has another shape, or
                 groups do not match. The optimizer is unchanged.
         """
-        with loading_as_stored(self, self._initial_state, "FusedLamb"):
+        with loading_as_stored(self, self._initial_state):
             super().load_state_dict(state_dict)
 
     def __getstate__(self) -> StateDict:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from twinstep.reference.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 
 GrowthTest = Callable[[int, int, int], bool]
 

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.reference.adam import adam_step, adamw_step
 from twinstep.reference.arithmetic import fp32, fp64
 from twinstep.reference.clip import clip_factor, l2_norm
-from twinstep.reference.compat import CORRECT, Compat, growth_test, state_to_unscale_with
+from twinstep.reference.compat import growth_test, state_to_unscale_with
 from twinstep.reference.overflow import any_nonfinite
 from twinstep.reference.scale_state import ScaleRule, ScaleState, advance
 

@@ -1,36 +1,15 @@
-"""Mixture of experts: which parameters are experts, and groups that hold nothing else.
-
-An expert's parameter carries `allreduce` = False, and `group_name`, the name of the expert-parallel
-group that it is split over.
-"""
+"""Gradients in the parts whose sums are added over the same ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch.distributed as dist
 from torch import Tensor
 
+from twinstep.contract.moe import expert_name
+from twinstep.contract.parallel import ExpertGroups
 from twinstep.reference.norms import Part
-
-ParamGroup = dict[str, object]
-ExpertGroups = Mapping[str, dist.ProcessGroup]
-MAX_GROUP_SIZE = 178956971
-
-
-def is_moe_param(param: Tensor) -> bool:
-    """Whether the parameter belongs to an expert."""
-    return hasattr(param, "allreduce") and not param.allreduce
-
-
-def split_shared_and_expert(params: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Shared parameters and those of experts, each in order."""
-    shared: list[Tensor] = []
-    experts: list[Tensor] = []
-    for param in params:
-        (experts if is_moe_param(param) else shared).append(param)
-    return shared, experts
 
 
 def gradient_parts(
@@ -55,7 +34,7 @@ def gradient_parts(
     """
     named: dict[str | None, list[Tensor]] = {None: []}
     for param, grad in zip(params, grads, strict=True):
-        name = str(getattr(param, "group_name", "")) if is_moe_param(param) else None
+        name = expert_name(param)
         known = name in expert_groups or name in expert_data_groups
         named.setdefault(name if known else None, []).append(grad)
     parts = [Part(tensors=named[None], groups=model_groups)]
@@ -70,48 +49,3 @@ def gradient_parts(
             )
         )
     return parts
-
-
-def split_moe_groups(
-    groups: ParamGroup | Sequence[ParamGroup], *, max_group_size: int | None = MAX_GROUP_SIZE
-) -> list[ParamGroup]:
-    """Parameter groups in which experts have groups of their own, marked `moe`.
-
-    The given groups keep their shared parameters and come first; each expert name then gets groups
-    with the options of the group its parameters came from, of at most max_group_size elements (a
-    larger tensor has a group to itself). No group of experts is empty. Nothing is mutated.
-
-    Raises:
-        ValueError: something given is no group.
-    """
-    given = [groups] if isinstance(groups, dict) else list(groups)
-    for index, group in enumerate(given):
-        if not isinstance(group, dict) or "params" not in group:
-            raise ValueError(
-                f"groups[{index}] is a {type(group).__name__}, but should be a group with params "
-                f"[split_moe_groups]"
-            )
-    shared_groups: list[ParamGroup] = []
-    expert_groups: list[ParamGroup] = []
-    for group in given:
-        params = cast(list[Tensor], list(cast(Iterable[Tensor], group["params"])))
-        shared, experts = split_shared_and_expert(params)
-        shared_groups.append({**group, "params": shared})
-        for name in dict.fromkeys(str(getattr(expert, "group_name", "")) for expert in experts):
-            mine = [expert for expert in experts if str(getattr(expert, "group_name", "")) == name]
-            for piece in _pieces(mine, max_group_size):
-                expert_groups.append({**group, "name": name, "moe": True, "params": piece})
-    return [*shared_groups, *expert_groups]
-
-
-def _pieces(params: Sequence[Tensor], limit: int | None) -> list[list[Tensor]]:
-    pieces: list[list[Tensor]] = []
-    size = 0
-    for param in params:
-        fits = limit is None or size + param.numel() <= limit
-        if not pieces or not fits:
-            pieces.append([])
-            size = 0
-        pieces[-1].append(param)
-        size += param.numel()
-    return pieces

@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from twinstep.contract.parallel import Groups
 from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.collectives import Groups, largest, summed
+from twinstep.reference.collectives import largest, summed
 from twinstep.reference.overflow import worst_of
 
 # Squares of fp32 numbers are multiples of 2^-298 below 2^256; below that there is room to divide.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from twinstep.contract.loss_scale import Saved
 from twinstep.reference.loss_scale import DynamicRule, WrapperRule
-from twinstep.reference.scalers import DynamicLossScale, LossScale, Saved
+from twinstep.reference.scalers import DynamicLossScale, LossScale
 
 
 def saved_scale(scaler: LossScale) -> Saved:

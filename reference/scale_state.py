@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from twinstep.contract.loss_scale import check_rule
 from twinstep.reference.loss_scale import GrowthTest, grows_after_full_window
 from twinstep.reference.update_scale import (
     update_scale_dynamic,
     update_scale_torch,
     update_scale_wrapper,
 )
-
-RULES = ("static", "dynamic", "wrapper", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +62,7 @@ class ScaleRule:
     growth_test: GrowthTest = grows_after_full_window
 
     def __post_init__(self) -> None:
-        if self.name not in RULES:
-            names = ", ".join(RULES)
-            raise ValueError(f"rule={self.name!r}, but should be one of {names} [mixed_step]")
+        check_rule(self.name, "mixed_step")
 
 
 def advance(state: ScaleState, rule: ScaleRule, found_inf: Tensor) -> ScaleState:

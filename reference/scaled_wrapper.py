@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from twinstep.reference.arithmetic import fp32, fp64
-from twinstep.reference.clip import combined_scale
-from twinstep.reference.collectives import (
+from twinstep.contract.compat import Compat
+from twinstep.contract.loss_scale import checked_scale
+from twinstep.contract.parallel import (
     Engine,
+    ExpertGroups,
     ModelParallelUnit,
-    counted_once,
-    largest,
-    overflow_groups,
+    counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.reference.compat import Compat
-from twinstep.reference.errors import shown
-from twinstep.reference.moe import ExpertGroups, gradient_parts
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import Wrapper
+from twinstep.reference.arithmetic import fp32, fp64
+from twinstep.reference.clip import combined_scale
+from twinstep.reference.collectives import largest, overflow_groups
+from twinstep.reference.moe import gradient_parts
 from twinstep.reference.norms import check_norm_type, norm_of_parts
 from twinstep.reference.overflow import worst_of
-from twinstep.reference.scalers import LossScale, State, checked_scale
-from twinstep.reference.wrapper import Timers, Wrapper
+from twinstep.reference.scalers import LossScale, State
 
 LOG = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class ScaledWrapper(Wrapper):
         Not finite where any gradient is not, even if it does not count.
         """
         rank = tensor_parallel_rank(self.mpu)
-        counted = [p for p in params if p.grad is not None and counted_once(p, rank)]
+        counted = [p for p in params if p.grad is not None and counts_in_norm(p, rank)]
         grads = [param.grad for param in counted if param.grad is not None]
         model = [] if self.mpu is None else [self.mpu.get_model_parallel_group()]
         parts = gradient_parts(counted, grads, model, self.expert_groups, self.expert_data_groups)
@@ -177,18 +178,6 @@ class ScaledWrapper(Wrapper):
 def unscaled(scaled_norm: Tensor, scale: Tensor) -> Tensor:
     """The norm divided by the scale in float64, rounded once to fp32."""
     return fp32(fp64(scaled_norm) / scale)
-
-
-def checked_clip(state_dict: Mapping[str, object], default: float, where: str) -> float:
-    """The clip norm of a dict, or the default where there is none.
-
-    Raises:
-        ValueError: it is no number.
-    """
-    value = state_dict.get("clip_grad", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"clip_grad={shown(value)}, but should be a number [{where}]")
-    return float(value)
 
 
 def _float64(x: float) -> Tensor:

@@ -6,17 +6,23 @@ steps, and a dict to save it. A scaler decides nothing about the optimizer step.
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from torch import Tensor, nn
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.loss_scale import (
+    RULES,
+    Saved,
+    ScaleArguments,
+    check_rule,
+    checked_scale,
+    checked_state,
+)
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.compat import CORRECT, Compat, growth_test
-from twinstep.reference.errors import shown
+from twinstep.reference.compat import growth_test
 from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,
@@ -29,9 +35,6 @@ from twinstep.reference.loss_scale import (
     update_wrapper,
 )
 from twinstep.reference.overflow import any_nonfinite
-from twinstep.reference.scale_state import RULES
-
-Saved = dict[str, float | int | bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,30 +134,11 @@ class LossScale:
 
     def restored(self, state_dict: Mapping[str, object]) -> State:
         """The state that a dict holds, without entering it; raises as `load_state_dict` does."""
+        counters = tuple(field.name for field in fields(self.state) if field.name != "scale")
         where = f"{type(self).__name__}.load_state_dict"
-        names = {field.name: field.name for field in fields(self.state)} | {"scale": "cur_scale"}
-        missing = [key for key in ("dynamic_loss_scale", *names.values()) if key not in state_dict]
-        if missing:
-            raise ValueError(f"state lacks {', '.join(missing)} [{where}]")
-        if not isinstance(state_dict["dynamic_loss_scale"], bool):
-            found = state_dict["dynamic_loss_scale"]
-            raise ValueError(
-                f"dynamic_loss_scale={shown(found)}, but should be True or False [{where}]"
-            )
-        if state_dict["dynamic_loss_scale"] is not self.dynamic:
-            kind = {True: "dynamic", False: "static"}
-            raise ValueError(
-                f"state is of a {kind[not self.dynamic]} loss scale, but this one is "
-                f"{kind[self.dynamic]}: the rule comes from the constructor [{where}]"
-            )
-        changed: dict[str, float | int] = {
-            name: _checked_counter(name, state_dict[key], where)
-            for name, key in names.items()
-            if name != "scale"
-        }
-        changed["scale"] = _reached_scale(state_dict["cur_scale"], where)
+        scale, counts = checked_state(state_dict, counters, self.dynamic, where)
         restored: Callable[..., State] = replace
-        return restored(self.state, **changed)
+        return restored(self.state, scale=scale, **counts)
 
 
 class StaticLossScale(LossScale):
@@ -203,6 +187,7 @@ class DynamicLossScale(LossScale):
         backoff_factor: float = 0.5,
         compat: Compat = CORRECT,
     ) -> None:
+        check_rule(rule, "DynamicLossScale", RULES[1:])
         scale = checked_scale(init_scale, "DynamicLossScale")
         self.rule: DynamicRule | WrapperRule | TorchRule
         if rule == "dynamic":
@@ -221,16 +206,13 @@ class DynamicLossScale(LossScale):
                 scale_factor=scale_factor, scale_window=scale_window, min_scale=min_scale
             )
             self.state = WrapperState(scale=scale)
-        elif rule == "torch":
+        else:
             self.rule = TorchRule(
                 growth_factor=scale_factor,
                 backoff_factor=backoff_factor,
                 growth_interval=scale_window,
             )
             self.state = TorchState(scale=scale)
-        else:
-            names = ", ".join(RULES[1:])
-            raise ValueError(f"rule={rule!r}, but should be one of {names} [DynamicLossScale]")
 
     def after(self, found_inf: bool) -> State:
         """The state after a step, without entering it.
@@ -245,79 +227,10 @@ class DynamicLossScale(LossScale):
         return update_torch(cast(TorchState, self.state), found_inf, self.rule)
 
 
-def wrapper_loss_scale(
-    *,
-    scales: bool,
-    static_loss_scale: float,
-    dynamic_loss_scale: bool,
-    dynamic_loss_args: Mapping[str, float] | None,
-    initial_scale: float,
-    min_scale: float,
-) -> LossScale:
-    """The scaler that the arguments of an FP16 optimizer stand for.
-
-    Args:
-        scales: False for anything but fp16, where the scale is 1 and never moves.
-        static_loss_scale: the scale without `dynamic_loss_scale`.
-        dynamic_loss_scale: whether it moves.
-        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; hysteresis keys are
-            accepted, this rule has none.
-        initial_scale: without `dynamic_loss_args`.
-        min_scale: without `dynamic_loss_args`.
-
-    Raises:
-        ValueError: `dynamic_loss_args` lacks one of the three.
-    """
-    if not scales:
-        return StaticLossScale(scale=1.0)
-    if not dynamic_loss_scale:
-        return StaticLossScale(scale=static_loss_scale)
-    if dynamic_loss_args is None:
-        return DynamicLossScale(rule="wrapper", init_scale=initial_scale, min_scale=min_scale)
-    needed = ("init_scale", "scale_window", "min_scale")
-    missing = [key for key in needed if key not in dynamic_loss_args]
-    if missing:
-        raise ValueError(
-            f"dynamic_loss_args has {', '.join(dynamic_loss_args)}, but lacks {', '.join(missing)}"
-        )
-    return DynamicLossScale(
-        rule="wrapper",
-        init_scale=dynamic_loss_args["init_scale"],
-        scale_window=int(dynamic_loss_args["scale_window"]),
-        min_scale=dynamic_loss_args["min_scale"],
-    )
-
-
-def checked_scale(scale: float, where: str) -> float:
-    """A scale as a float.
-
-    Raises:
-        ValueError: it is not positive and finite.
-    """
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        kind = type(scale).__name__
-        raise ValueError(f"loss scale is a {kind}, but should be a number [{where}]")
-    # A whole number may be greater than any float.
-    if not 0.0 < scale <= sys.float_info.max:
-        raise ValueError(
-            f"loss scale is {shown(scale)}, but should be positive and finite [{where}]"
-        )
-    return float(scale)
-
-
-def _reached_scale(scale: object, where: str) -> float:
-    """A saved scale: repeated growth reaches infinity, and torch's rule reaches 0."""
-    reached = isinstance(scale, float) and scale in (0.0, math.inf)
-    return cast(float, scale) if reached else checked_scale(cast(float, scale), where)
-
-
-def _checked_counter(name: str, value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={shown(value)}, but should be a whole number [{where}]")
-    # A hysteresis below 1 goes on falling; nothing else does.
-    least = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}.get(name, 0)
-    if not least <= value < 2**63:
-        raise ValueError(
-            f"{name}={shown(value)}, but should be at least {least} and fit int64 [{where}]"
-        )
-    return value
+def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
+    """The scaler that the arguments of an FP16 optimizer stand for."""
+    static = arguments.static_scale()
+    if static is not None:
+        return StaticLossScale(scale=static)
+    scale, window, floor = arguments.constants()
+    return DynamicLossScale(rule="wrapper", init_scale=scale, scale_window=window, min_scale=floor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twinstep.reference.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,

@@ -1,4 +1,4 @@
-"""Finds function bodies that both sides hold: copied code shares its mistakes as imports do."""
+"""Finds arithmetic that both sides hold: copied code shares its mistakes as imports do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from tools.source import functions
 
 # Shorter bodies can only be written one way.
 LINES = 8
+# What a tensor is, and methods of Python's own types that tensors have, too.
+LOOKS = {"copy", "count", "dim", "dtype", "index", "is_contiguous", "numel", "stride", "values"}
+VALUES = {name for name in dir(Tensor) if name[:2] != "__"} - LOOKS
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,30 @@ class _Normalise(ast.NodeTransformer):
 
 
 def bodies(sources: Mapping[str, str]) -> list[Body]:
-    """The bodies of LINES lines or more in some files, given as path → text."""
+    """The bodies of LINES lines or more that touch values, in files given as path → text."""
     found = []
     for path, text in sources.items():
         for function in functions(ast.parse(text, path)):
             body = Body(f"{path}:{function.lineno} {function.name}", _normal(function))
-            if body.lines >= LINES:
+            if body.lines >= LINES and touches_values(function):
                 found.append(body)
     return found
+
+
+def touches_values(function: ast.AST) -> bool:
+    """Report an operator, or a call by which the elements of a tensor may be read or written.
+
+    What is left, checks of metadata and the like, both sides could as well share.
+    """
+    for node in ast.walk(function):
+        if isinstance(node, ast.BinOp | ast.AugAssign):
+            return True
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute):
+            of_torch = ast.unparse(called).startswith("torch.")
+            if of_torch or called.attr in VALUES:
+                return True
+    return False
 
 
 def copies(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -205,7 +205,7 @@ class Finish:
         bias_correction: of the moments.
         consecutive_hysteresis: of the dynamic rule.
         raise_error_at_min_scale: of the dynamic rule.
-        growth_counts_this_step: as in `fast.compat.Compat`, like the next.
+        growth_counts_this_step: as in `contract.compat.Compat`, like the next.
         unscale_with_updated_scale: see there.
         norm_kind: "2", "1", "inf", or "given" where the norm of the scaled gradients stands in
             `norm` already; the limbs then hold squares.

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinstep.fast.checks import require_rule, require_step
+from twinstep.contract.loss_scale import check_rule
+from twinstep.fast.checks import require_step
 from twinstep.fast.kernels._arith import HEADER
 from twinstep.fast.kernels.adam import update_adam
 from twinstep.fast.kernels.finalise import CONTROLS, Finish, finalise
@@ -102,7 +103,7 @@ def mixed_step_(
         ValueError: the rule is unknown; lengths, shapes or devices differ; not contiguous.
         RuntimeError: nothing here can run kernels on that device.
     """
-    require_rule("mixed_step_", rule)
+    check_rule(rule, "mixed_step_")
     lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
     lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
     controls = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS, require_tensor
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import require_tensor
 from twinstep.fast.dispatch import launch
 from twinstep.fast.kernels._layout import (
     CHUNK,

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import FLOATS, require_controls, require_lists
+from twinstep.contract.tensors import FLOATS
+from twinstep.fast.checks import require_controls, require_lists
 from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
 from twinstep.fast.kernels._layout import address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE, PADDED, add_tile, norm_of

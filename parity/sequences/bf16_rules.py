@@ -40,7 +40,7 @@ def wrapped(
     names = {param: f"p{at}" for at, param in enumerate(params)}
     adam = import_module(f"{side}.fused_adam").FusedAdam
     inside = adam([dict(group) for group in groups], adam_w_mode=mode)
-    compat = import_module(f"{side}.compat").Compat(keep_masters_on_load=keep)
+    compat = import_module("twinstep.contract.compat").Compat(keep_masters_on_load=keep)
     return cls(inside, param_names=names, compat=compat, **given)
 
 

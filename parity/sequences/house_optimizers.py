@@ -8,7 +8,7 @@ from twinstep.parity.sequences.rules import TensorAdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_fixed", "_groups", "_inside", "_norm", "_pending", "_ranks", "_stale", "_step"),
+    *("_fixed", "_groups", "_inner", "_norm", "_pending", "_ranks", "_stale", "_step"),
     *("_stepped", "_without_experts", "_zeros"),
     *("groups", "loss_scaler", "optimizer", "overflow"),
 )
@@ -48,8 +48,7 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         private=(
-            *("_fixed", "_inside", "_pending", "_ranks", "_step", "_whole", "_hooks"),
-            "_norm",
+            *("_fixed", "_inner", "_pending", "_ranks", "_step", "_whole", "_hooks", "_norm"),
             *("optimizer", "overflow", "timers"),
         ),
         engines=("cuda", "replay"),

@@ -11,47 +11,38 @@ import pytest
 import torch
 from torch import nn
 
-import twinstep.fast.checkpoint
-import twinstep.fast.compat
-import twinstep.fast.fp16_universal
-import twinstep.reference.checkpoint
-import twinstep.reference.compat
-import twinstep.reference.fp16_universal
-from tests.golden.test_golden_checkpoints import SHAPES, SPOILS, UNIVERSAL
-from tests.helpers.checkpoint_runs import CLASSES, SIDES, Run, plain
+from tests.helpers.checkpoint_runs import KINDS, Run, plain
+from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.universal_checkpoint import SHAPES, SPOILS, UNIVERSAL
+from twinstep.contract.checkpoint import load_universal_checkpoint, read_checkpoint
+from twinstep.contract.compat import Compat
 from twinstep.golden.record_checkpoints import FOLDER, SIZES, gradient
 from twinstep.golden.record_checkpoints import SCALING as THEIRS
-from twinstep.parity.cases.fixed_inputs import bits, moderate
+from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")
-READERS: dict[str, Any] = {
-    "fast": twinstep.fast.checkpoint,
-    "reference": twinstep.reference.checkpoint,
-}
-LOADERS: dict[str, Any] = {
-    "fast": twinstep.fast.fp16_universal,
-    "reference": twinstep.reference.fp16_universal,
-}
-COMPATS: dict[str, Any] = {
-    "fast": twinstep.fast.compat.Compat,
-    "reference": twinstep.reference.compat.Compat,
-}
-KINDS = pytest.mark.parametrize("kind", ["flat", "unfused"])
+SCALED = pytest.mark.parametrize("kind", ["flat", "unfused"])
+ALL = pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
 
 
 def started(
     side: str, kind: str, shapes: Any = SIZES, inside: Callable[..., Any] | None = None, **more: Any
 ) -> Run:
     """A run whose weights are still zero; counters are those of no step."""
-    params = [nn.Parameter(torch.zeros(shape, dtype=torch.float16)) for shape in shapes]
-    adam = (inside or CLASSES[side]["Adam"])(params, lr=0.125, weight_decay=0.5)
-    scaling: dict[str, Any] = {
-        "dynamic_loss_scale": True,
-        "dynamic_loss_args": THEIRS,
-        "verbose": False,
-    }
-    return Run(kind, params, CLASSES[side][kind](adam, **{**scaling, **more}))
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    params = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+    adam = (inside or CLASSES[side]["FusedAdam"])(params, lr=0.125, weight_decay=0.5)
+    options: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": THEIRS}
+    options |= {"verbose": False}
+    if kind == "bf16":
+        options = {"param_names": named(params)}
+    return Run(kind, params, CLASSES[side][KINDS[kind]](adam, **{**options, **more}))
+
+
+def named(params: list[nn.Parameter]) -> dict[nn.Parameter, str]:
+    """The names of the recorded universal checkpoint."""
+    return dict(zip(params, SHAPES, strict=False))
 
 
 def continued(run: Run, steps: range) -> None:
@@ -60,23 +51,26 @@ def continued(run: Run, steps: range) -> None:
         for place, param in enumerate(run.params):
             values = torch.tensor(gradient(step, place, param.numel())).view(param.shape)
             param.grad = (values * THEIRS["init_scale"]).to(param.dtype)
+        if run.kind == "bf16":
+            run.optimizer.update_hp_grads()
         run.optimizer.step()
         run.optimizer.zero_grad()
 
 
-def theirs(side: str, kind: str) -> Any:
-    return READERS[side].read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")["optimizer"]
+def theirs(kind: str) -> Any:
+    key = "optimizer_state_dict" if kind == "bf16" else "optimizer"
+    return read_checkpoint(FOLDER / f"deepspeed_{kind}.pt")[key]
 
 
-@KINDS
+@ALL
 @pytest.mark.parametrize("compat", [False, True], ids=["ours", "theirs"])
 def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) -> None:
     runs = []
     for side in SIDES:
-        chosen = COMPATS[side].deepspeed() if compat else COMPATS[side]()
+        chosen = Compat.deepspeed() if compat else Compat()
         run = started(side, kind, compat=chosen)
-        run.load(theirs(side, kind))
-        assert run.optimizer.loss_scale == 16.0
+        run.load(theirs(kind))
+        assert kind == "bf16" or run.optimizer.loss_scale == 16.0
         assert run.optimizer.param_groups[0]["lr"] == 0.25
         continued(run, range(2, 4))
         runs.append(run)
@@ -88,17 +82,17 @@ def test_both_sides_go_on_alike_from_deepspeeds_file(kind: str, compat: bool) ->
         assert one.abs().max() > 0.0
 
 
-@KINDS
+@SCALED
 def test_the_fast_side_goes_on_as_deepspeed_did(kind: str) -> None:
     """Around torch's AdamW, whose arithmetic DeepSpeed recorded."""
     run = started("fast", kind, inside=torch.optim.AdamW)
-    run.load(theirs("fast", kind))
+    run.load(theirs(kind))
     continued(run, range(2, 4))
-    after = READERS["fast"].read_checkpoint(FOLDER / f"deepspeed_{kind}_after.pt")["weights"]
+    after: Any = read_checkpoint(FOLDER / f"deepspeed_{kind}_after.pt")["weights"]
     assert [bits(param.detach()) for param in run.params] == [bits(weight) for weight in after]
 
 
-@KINDS
+@ALL
 @pytest.mark.parametrize("side", SIDES)
 def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: str) -> None:
     run = started(side, kind)
@@ -106,7 +100,7 @@ def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: s
     files = [*FOLDER.glob("*.pt"), UNIVERSAL / "zero" / "optimizer_state.pt"]
     assert len(files) == 7
     for file in files:
-        held = READERS[side].read_checkpoint(file)
+        held = read_checkpoint(file)
         own = f"deepspeed_{kind}.pt" == file.name
         for state in (
             held,
@@ -118,14 +112,20 @@ def test_whole_files_of_others_are_refused_and_change_nothing(side: str, kind: s
     assert differences(run.seen(), before) == []
 
 
-def universal(side: str, kind: str, folder: Path = UNIVERSAL, **options: Any) -> Run:
+def load_universal(run: Run, folder: Path, **options: Any) -> None:
+    if run.kind == "bf16":
+        run.optimizer.load_state_dict([], checkpoint_folder=folder, **options)
+    else:
+        load_universal_checkpoint(run.optimizer, folder, named(run.params), **options)
+
+
+def universal(side: str, kind: str, **options: Any) -> Run:
     run = started(side, kind, SHAPES.values(), clip_grad=0.5)
-    names = dict(zip(run.params, SHAPES, strict=True))
-    LOADERS[side].load_universal_checkpoint(run.optimizer, folder, names, **options)
+    load_universal(run, UNIVERSAL, **options)
     return run
 
 
-@KINDS
+@ALL
 @pytest.mark.parametrize("states", [True, False])
 def test_a_universal_checkpoint_is_loaded_and_continued_alike(kind: str, states: bool) -> None:
     runs = [universal(side, kind, load_optimizer_states=states) for side in SIDES]
@@ -135,57 +135,58 @@ def test_a_universal_checkpoint_is_loaded_and_continued_alike(kind: str, states:
         assert bool(run.optimizer.state) == states
         for param, name in zip(run.params, SHAPES, strict=True):
             weight = torch.load(UNIVERSAL / "zero" / name / "fp32.pt", weights_only=True)["param"]
-            assert bits(param.detach()) == bits(weight.detach().view(param.shape).half())
-        for number in range(2):
-            for place, param in enumerate(run.params):
-                grad = 8 * moderate(param.numel(), 10 * number + place, param.dtype)
-                param.grad = grad.view(param.shape)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
+            assert bits(param.detach()) == bits(weight.detach().view(param.shape).to(param.dtype))
+        run.train(range(2))
     ours, wanted = (plain(run.optimizer.state_dict()) for run in runs)
     assert ours == wanted
     steps = {int(held["step"]) for held in runs[0].optimizer.state.values()}
     assert steps == {5 if states else 2}
 
 
-@KINDS
+@ALL
 @pytest.mark.parametrize("side", SIDES)
 def test_a_spoiled_universal_checkpoint_changes_nothing(
     side: str, kind: str, tmp_path: Path
 ) -> None:
     run = universal(side, kind)
     before = run.seen()
-    names = dict(zip(run.params, SHAPES, strict=True))
-    load = LOADERS[side].load_universal_checkpoint
-    for at, spoil in enumerate([*(spoil for spoil, _ in SPOILS), *MORE]):
+    for at, (spoil, message) in enumerate([*SPOILS, *MORE]):
         folder = tmp_path / str(at)
         shutil.copytree(UNIVERSAL, folder)
         spoil(folder)
-        with pytest.raises(ValueError, match="should") as caught:
-            load(run.optimizer, folder, names)
+        with pytest.raises(ValueError, match=message) as caught:
+            load_universal(run, folder)
         assert "\n" not in str(caught.value)
         assert differences(run.seen(), before) == [], str(caught.value)
-    with pytest.raises(ValueError, match="param_names has no name"):
-        load(run.optimizer, UNIVERSAL, dict(list(names.items())[1:]))
+
+
+@SCALED
+@pytest.mark.parametrize("side", SIDES)
+def test_names_that_are_missing_are_refused(side: str, kind: str) -> None:
+    run = universal(side, kind)
+    before = run.seen()
+    names = dict(list(named(run.params).items())[1:])
+    with pytest.raises(ValueError, match="param_names has no name for 1 parameters"):
+        load_universal_checkpoint(run.optimizer, UNIVERSAL, names)
     with pytest.raises(ValueError, match="does not exist"):
-        load(run.optimizer, UNIVERSAL, dict(zip(run.params, "abc", strict=True)))
+        load_universal_checkpoint(
+            run.optimizer, UNIVERSAL, dict(zip(run.params, "abc", strict=True))
+        )
     assert differences(run.seen(), before) == []
 
 
-@KINDS
+@SCALED
 def test_a_universal_checkpoint_of_zero_on_fp16_brings_its_scale(kind: str) -> None:
     """Written by an engine with ZeRO; its scaler is an object of DeepSpeed's, read as values."""
     folder = FOLDER / "deepspeed_universal_fp16"
     for side in SIDES:
         run = started(side, kind, SHAPES.values(), inside=torch.optim.AdamW)
         run.optimizer.loss_scale = 2.0
-        names = dict(zip(run.params, SHAPES, strict=True))
-        LOADERS[side].load_universal_checkpoint(run.optimizer, folder, names)
+        load_universal(run, folder)
         saved = run.optimizer.state_dict()
         assert (saved["cur_scale"], saved["cur_iter"], saved["last_overflow_iter"]) == (16.0, 3, -1)
         static = started(side, kind, SHAPES.values(), dynamic_loss_scale=False)
-        names = dict(zip(static.params, SHAPES, strict=True))
-        LOADERS[side].load_universal_checkpoint(static.optimizer, folder, names)
+        load_universal(static, folder)
         assert static.optimizer.loss_scale == 1.0
         for one, other in zip(run.params, static.params, strict=True):
             assert bits(one.detach()) == bits(other.detach())
@@ -234,6 +235,14 @@ def code(folder: Path) -> None:
 
 
 MORE = [
-    *(half_moment, one_moment_less, no_moments, turned, no_number, no_step),
-    *(two_groups, no_rate, strange_groups, code),
+    (half_moment, "exp_avg.pt of 0.bias is torch.float16, but should be torch.float32"),
+    (one_moment_less, "1.weight has exp_avg, fp32, but should have exp_avg, exp_avg_sq, fp32"),
+    (no_moments, "has step, exp_avg, but should have step, exp_avg, exp_avg_sq"),
+    (turned, r"fp32.pt of 0.weight has shape \(3, 2\), but should have \(2, 3\)"),
+    (no_number, "step.pt holds a dict, but should hold a number"),
+    (no_step, "step=nan, but should be a whole number of steps"),
+    (two_groups, "optimizer_state.pt has 2 groups, but should have 1"),
+    (no_rate, "lr=nan, but should be finite"),
+    (strange_groups, "param_groups of optimizer_state.pt should be a list of dicts"),
+    (code, "exp_avg.pt should be a whole checkpoint .* but it names code"),
 ]

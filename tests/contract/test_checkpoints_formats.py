@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.checkpoint_runs import SIDES, started
+from tests.helpers.checkpoint_runs import started
+from tests.helpers.sides import SIDES
 
 pytestmark = pytest.mark.usefixtures("replay")
 BOTH = pytest.mark.parametrize("side", SIDES)

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import twinstep.fast.bf16_universal
-from tests.fast.test_fast_bf16_ranks import BRAIN, SIDES
+import twinstep.contract.checkpoint.universal
+from tests.helpers.partitions import BRAIN
+from tests.helpers.sides import CLASSES, SIDES
 from twinstep.parity.cases.fixed_inputs import moderate
 
 pytestmark = pytest.mark.usefixtures("replay")
 NAMES = ("a.weight", "aa.weight", "a.weight.a", "b.a.weight")
 KINDS = ("fp32", "exp_avg", "exp_avg_sq")
-READ = twinstep.fast.bf16_universal.read_group
+READ = twinstep.contract.checkpoint.universal.read_group
 
 
 def written(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -38,9 +39,11 @@ def written(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 def loaded(side: str, folder: Path) -> dict[str, dict[str, Tensor]]:
     """What an optimizer has by name once it has loaded them."""
-    cls, adam = SIDES[side]
+    home = CLASSES[side]
     params = [nn.Parameter(torch.zeros(5, dtype=BRAIN)) for _ in NAMES]
-    optimizer = cls(adam(params), param_names=dict(zip(params, NAMES, strict=True)))
+    optimizer = home["BF16Optimizer"](
+        home["FusedAdam"](params), param_names=dict(zip(params, NAMES, strict=True))
+    )
     optimizer.load_state_dict([], checkpoint_folder=folder)
     whole = optimizer.get_full_hp_param
     return {name: {k: whole(name, None if k == "fp32" else k) for k in KINDS} for name in NAMES}
@@ -50,7 +53,7 @@ def same(found: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str, Tensor
     return all(torch.equal(found[n][k], wanted[n][k]) for n in NAMES for k in KINDS)
 
 
-@pytest.mark.parametrize("side", list(SIDES))
+@pytest.mark.parametrize("side", SIDES)
 def test_a_name_inside_another_is_not_taken_for_it(side: str, tmp_path: Path) -> None:
     wanted = written(tmp_path)
     assert same(loaded(side, tmp_path), wanted)
@@ -69,5 +72,5 @@ def test_a_name_found_inside_another_is_noticed(
 ) -> None:
     """H07 of docs/reference/bugs.md."""
     wanted = written(tmp_path)
-    monkeypatch.setattr(twinstep.fast.bf16_universal, "read_group", by_part_of_a_name)
+    monkeypatch.setattr(twinstep.contract.checkpoint.universal, "read_group", by_part_of_a_name)
     assert not same(loaded("fast", tmp_path), wanted)

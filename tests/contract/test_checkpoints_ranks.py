@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fast.test_fast_bf16_ranks import SIDES, Polite, built, in_turns, seen, trained
-from tests.golden.test_golden_checkpoints import SHAPES, UNIVERSAL
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.battery import Twins as AnyTwins
+from tests.helpers.partitions import built, seen, trained
+from tests.helpers.ranks import Polite, in_turns
+from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.universal_checkpoint import SHAPES, UNIVERSAL
+from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
-BOTH = pytest.mark.parametrize("side", list(SIDES))
+Twins = partial(AnyTwins, "BF16Optimizer")
+BOTH = pytest.mark.parametrize("side", SIDES)
 MASTERS = "single_partition_of_fp32_groups"
 
 
@@ -56,7 +60,7 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
     for rank in range(2):
         shutil.copytree(UNIVERSAL, tmp_path / str(rank))
     (tmp_path / "0" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
-    cls, adam = SIDES[side]
+    home = CLASSES[side]
 
     def run(group: Polite | None) -> tuple[str, bool]:
         assert group is not None
@@ -64,7 +68,9 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
             nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)) for shape in SHAPES.values()
         ]
         names = dict(zip(params, SHAPES, strict=True))
-        optimizer = cls(adam(params), param_names=names, dp_process_group=group)
+        optimizer = home["BF16Optimizer"](
+            home["FusedAdam"](params), param_names=names, dp_process_group=group
+        )
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
             optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank))
         untouched = not any(bool(param.any()) for param in params) and not optimizer.state
@@ -104,3 +110,42 @@ def test_either_side_resumes_the_other_on_another_number_of_ranks(
 
     (wanted,) = in_turns(1, whole)
     assert in_turns(after, resuming) == [wanted] * after
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_without_fp32_weights_masters_come_from_the_model(keep: bool) -> None:
+    twins = Twins(compat={"keep_masters_on_load": keep})
+    twins.backward(0)
+    twins.step()
+    for optimizer, _ in twins.both():
+        optimizer.load_state_dict([optimizer.state_dict()], load_optimizer_states=keep)
+    twins.check()
+
+
+@pytest.mark.parametrize("source", SIDES)
+def test_entries_of_two_ranks_are_joined_for_one(source: str) -> None:
+    twins = Twins([[(7,), (5, 3)]])
+    twins.backward(0)
+    twins.step()
+    whole = getattr(twins, source).state_dict()
+    size = 12  # two ranks pad 22 elements to 24
+    entries = []
+    for rank in range(2):
+        entry = {**whole, "partition_count": [2]}
+        place = slice(rank * size, (rank + 1) * size)
+        flat = whole[MASTERS][0]
+        padded = torch.cat([flat, torch.zeros(2)])
+        entry[MASTERS] = [padded[place]]
+        state = whole["base_optimizer_state"]["state"][0]
+        cut = {
+            key: torch.cat([value, torch.zeros(2)])[place] if value.dim() else value
+            for key, value in state.items()
+        }
+        entry["base_optimizer_state"] = {**whole["base_optimizer_state"], "state": {0: cut}}
+        entries.append(entry)
+    resumed = Twins([[(7,), (5, 3)]])
+    for optimizer, _ in resumed.both():
+        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+    resumed.check()
+    left, right = resumed.fast.groups[0], getattr(twins, source).groups[0]
+    assert bool(same(left.master.detach(), right.master.detach()).all())

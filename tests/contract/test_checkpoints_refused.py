@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.checkpoint_faults import MASTERS, faults
-from tests.helpers.checkpoint_runs import KINDS, SIDES, Run, started
+from tests.helpers.checkpoint_faults import INNER, MASTERS, faults
+from tests.helpers.checkpoint_runs import KINDS, Run, started
+from tests.helpers.sides import SIDES
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -49,6 +50,49 @@ def test_what_does_not_fit_is_said_and_changes_nothing(side: str, kind: str) -> 
     assert {name: what for name, what in wrong.items() if what} == {}
     assert len(wrong) > 100
     run.load(state)
+
+
+SENTENCES = {
+    "list": "state is a list, but should be a dict",
+    "foreign": "state has no {inner}, {masters}, but should",
+    "clip text": "clip_grad='much', but should be a number",
+    "masters none": "{masters} (should be a list of tensors|is a NoneType, but should be a list)",
+    "masters fewer": "{masters} has 1 (tensors|groups), but should have 2",
+    "masters longer": r"{masters}\[0\](\[0\])? has .* elements, but should have",
+    "masters half": r"{masters}\[0\](\[0\])? is torch.float16, but should be torch.float32",
+    "inner number": "{inner} should be the state dict of an optimizer, but is not",
+    "inner groups": r"state has groups of \[.*\] parameters, but should have \[.*\]",
+    "inner lacking": "has step, exp_avg, but should have step, exp_avg, exp_avg_sq",
+    "moment short": r"exp_avg_sq of parameter \d has shape \(.*\), but should have \(.*\)",
+    "options of sgd": "state has no betas, but .* should",
+    "lr text": "lr='fast', but should be a number",
+    "step 1.5": "step=1.5, but should be a whole number of steps",
+}
+SCALE = {
+    "no cur_scale": "state has no cur_scale, but should",
+    "static": "dynamic_loss_scale=False, but should be True: the rule comes from the constructor",
+    "scale -1.0": "loss scale is -1.0, but should be positive and finite",
+    "cur_iter 1.5": "cur_iter=1.5, but should be a whole number",
+    "cur_iter -3": "cur_iter=-3, but should be at least 0 and fit int64",
+}
+SPLIT = {
+    "empty version": "ds_version is empty, but should name a version",
+    "other ranks": r"partition_count=\[2, 2\], but should be \[1, 1\]",
+    "places": "p0 lies at {{'numel': 6, 'start': 1}}, but should lie at",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+def test_a_fault_is_named_with_what_should_be(side: str, kind: str) -> None:
+    state, made = good(kind), faults(kind)
+    run = started(side, kind)
+    named = {"masters": MASTERS[kind], "inner": INNER.get(kind, "optimizer_state_dict")}
+    for fault, sentence in (SENTENCES | (SPLIT if kind == "bf16" else SCALE)).items():
+        if kind == "bf16" and fault == "foreign":
+            sentence = "state has no ds_version, {inner}, {masters}, but should"
+        with pytest.raises(ValueError, match=sentence.format(**named)):
+            run.load(made[fault](state))
 
 
 @pytest.mark.parametrize("kind", KINDS)

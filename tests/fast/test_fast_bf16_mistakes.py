@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import twinstep.contract.checkpoint.partitions
 import twinstep.fast.bf16_groups
 import twinstep.fast.bf16_optimizer
-import twinstep.fast.bf16_state
-from tests.fast.test_fast_bf16_ranks import BRAIN, Polite, built, in_turns, seen, trained
 from tests.helpers.mesh import Mesh, on_mesh
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.partitions import BRAIN, built, seen, trained
+from tests.helpers.ranks import Polite, in_turns
 from twinstep.fast.bf16_groups import PartitionedGroup
 from twinstep.fast.bf16_optimizer import BF16Optimizer
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
 # The first group is smaller than the world: the second and the third rank own nothing of it.
 SIZES = (1, 0, 3, 6)
 OPTIONS: dict[str, Any] = {"sizes": SIZES, "clip_grad": 0.5, "allgather_bucket_size": 4}
@@ -173,7 +172,7 @@ def cut_at_the_world(group: PartitionedGroup, pieces: list[Tensor]) -> Tensor:
         (BF16Optimizer, "_laid_out", outer_rank, "crossed"),
         (BF16Optimizer, "clear_hp_grads", own_part_cleared, "resumed"),
         (twinstep.fast.bf16_groups, "UNIT", 1, "resumed"),
-        (twinstep.fast.bf16_state, "_cut", cut_at_the_world, "resumed"),
+        (twinstep.contract.checkpoint.partitions, "recut", cut_at_the_world, "resumed"),
         (BF16Optimizer, "load_state_dict", gathered_first, "followed"),
     ],
     ids=[
@@ -190,5 +189,6 @@ def test_a_mistake_about_partitions_is_noticed(
     home: Any, name: str, wrong: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G04, G07, G17, G19, G28, H02 and H20 of docs/reference/bugs.md."""
+    right = wanted(run)
     monkeypatch.setattr(home, name, wrong)
-    assert RUNS[run]("fast") != wanted(run)
+    assert RUNS[run]("fast") != right

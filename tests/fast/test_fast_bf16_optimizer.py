@@ -1,114 +1,21 @@
 """The fast BF16Optimizer keeps step with the reference's, bit for bit."""
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 
-import twinstep.fast.bf16_optimizer
-import twinstep.fast.compat
-import twinstep.fast.fused_adam
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.compat
-import twinstep.reference.fused_adam
+from tests.helpers.battery import Subject
+from tests.helpers.battery import Twins as AnyTwins
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay")
 
 BRAIN, FP32 = torch.bfloat16, torch.float32
-SHAPES = [[(3, 70), (0,), (5,)], [(), (300,)]]
-OPTIONS: list[dict[str, Any]] = [
-    {"lr": 0.03, "weight_decay": 0.1},
-    {"lr": 0.004, "betas": (0.8, 0.95), "eps": 1e-5, "bias_correction": False},
-]
-
-
-class Twins:
-    """The same model under both optimizers."""
-
-    def __init__(self, shapes: Any = SHAPES, dtype: torch.dtype = BRAIN, **options: Any) -> None:
-        inner = options.pop("inner", {})
-        compat = options.pop("compat", {})
-        self.params: list[list[torch.nn.Parameter]] = []
-        both = []
-        for side, adam, made in (
-            (
-                twinstep.fast.bf16_optimizer,
-                twinstep.fast.fused_adam.FusedAdam,
-                twinstep.fast.compat.Compat,
-            ),
-            (
-                twinstep.reference.bf16_optimizer,
-                twinstep.reference.fused_adam.FusedAdam,
-                twinstep.reference.compat.Compat,
-            ),
-        ):
-            groups = [
-                {"params": [self.param(shape, 7 * at + n, dtype) for n, shape in enumerate(row)]}
-                | OPTIONS[at % 2]
-                for at, row in enumerate(shapes)
-            ]
-            params = [param for group in groups for param in group["params"]]
-            names = {param: f"p{at}" for at, param in enumerate(params)}
-            inside = adam(groups, **inner)
-            more = {"param_names": names, "compat": made(**compat), **options}
-            both.append(side.BF16Optimizer(inside, **more))
-            self.params.append(params)
-        self.fast, self.reference = both
-
-    @staticmethod
-    def param(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.nn.Parameter:
-        """A parameter with moderate values."""
-        return torch.nn.Parameter(moderate(math.prod(shape), seed, dtype).reshape(shape))
-
-    def both(self) -> Iterator[tuple[Any, list[torch.nn.Parameter]]]:
-        """Each side with its parameters."""
-        return zip((self.fast, self.reference), self.params, strict=True)
-
-    def backward(self, seed: int, missing: tuple[int, ...] = (), bad: float | None = None) -> None:
-        """One micro batch whose gradients are the same numbers on both sides."""
-        for optimizer, params in self.both():
-            loss = torch.zeros(())
-            for slot, param in enumerate(params):
-                if slot not in missing:
-                    weight = moderate(param.numel(), 50 * seed + slot, param.dtype)
-                    if bad is not None and param.numel():
-                        weight[0] = bad
-                    loss = loss + (param * weight.reshape(param.shape)).float().sum()
-            if loss.requires_grad:
-                optimizer.backward(loss)
-
-    def step(self) -> None:
-        """Step both."""
-        for optimizer, _ in self.both():
-            optimizer.step()
-
-    def check(self) -> None:
-        """Compare everything that can be seen."""
-        one, other = self.fast, self.reference
-        assert one.overflow == other.overflow
-        norms = torch.tensor([one.get_global_norm(), other.get_global_norm()])
-        assert bool(same(norms[0], norms[1]).all()), norms
-        for ours, theirs in zip(one.groups, other.groups, strict=True):
-            for name in ("flat", "master", "accumulator"):
-                left, right = getattr(ours, name).detach(), getattr(theirs, name).detach()
-                assert left.dtype == right.dtype
-                assert bool(same(left, right).all()), name
-            assert ours.has_gradient == theirs.has_gradient
-            assert ours.padding == theirs.padding
-            mine, wanted = one.state.get(ours.master, {}), other.state.get(theirs.master, {})
-            assert mine.keys() == wanted.keys()
-            for name in wanted:
-                assert mine[name].dtype == wanted[name].dtype
-                assert bool(same(mine[name], wanted[name]).all()), name
-        for left, right in zip(*self.params, strict=True):
-            assert bool(same(left.detach(), right.detach()).all())
-            assert (left.grad is None) == (right.grad is None)
-            if left.grad is not None and right.grad is not None:
-                assert bool(same(left.grad, right.grad).all())
+SUBJECT = Subject("fast", "BF16Optimizer")
+Twins = partial(AnyTwins, "BF16Optimizer")
 
 
 @pytest.mark.parametrize("immediate", [False, True])
@@ -155,15 +62,6 @@ def test_finite_gradients_with_an_infinite_norm_skip_the_step() -> None:
     assert twins.fast.overflow
     assert twins.fast.get_global_norm() == math.inf
     twins.check()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, FP32])
-def test_models_of_other_dtypes_equal_the_reference(dtype: torch.dtype) -> None:
-    twins = Twins([[(700,), (5,)]], dtype, clip_grad=0.5, inner={"adam_w_mode": False})
-    for number in range(3):
-        twins.backward(number)
-        twins.step()
-        twins.check()
 
 
 def test_what_others_put_into_the_accumulators_is_stepped_with() -> None:
@@ -248,28 +146,6 @@ def test_gradients_are_kept_and_cleared_like_the_references() -> None:
     twins.check()
 
 
-def test_masters_follow_model_weights_that_somebody_loaded() -> None:
-    twins = Twins()
-    for optimizer, params in twins.both():
-        with torch.no_grad():
-            params[0].fill_(0.25)
-        optimizer.refresh_fp32_params()
-        assert optimizer.memory_report()["accumulators"] == 4 * (216 + 302)
-    twins.check()
-
-
-def test_a_skipped_first_step_leaves_no_state() -> None:
-    twins = Twins()
-    twins.backward(0, bad=math.nan)
-    twins.step()
-    assert not twins.fast.optimizer.state
-    twins.check()
-    twins.backward(1)
-    twins.step()
-    assert len(twins.fast.optimizer.state) == 2
-    twins.check()
-
-
 def test_hooks_of_immediate_updates_can_be_removed() -> None:
     twins = Twins(immediate_grad_update=True)
     twins.fast.destroy()
@@ -278,38 +154,11 @@ def test_hooks_of_immediate_updates_can_be_removed() -> None:
     assert twins.params[0][0].grad is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"grad_acc_dtype": torch.float16}, "grad_acc_dtype=torch.float16, but should be float32"),
-        ({"norm_type": 3.0}, "norm_type=3.0, but should be 1, 2 or infinity"),
-        ({"param_names": {}}, r"param_names has no name for parameter 0 \[group 0"),
-        ({"has_moe_layers": True}, "has_moe_layers=True, but no group is marked moe"),
-    ],
-)
-def test_a_bad_option_is_refused_in_one_sentence(options: dict[str, Any], says: str) -> None:
-    param = torch.nn.Parameter(torch.ones(3, dtype=BRAIN))
-    given = {"param_names": {param: "p0"}, **options}
-    with pytest.raises(ValueError, match=says):
-        twinstep.fast.bf16_optimizer.BF16Optimizer(
-            twinstep.fast.fused_adam.FusedAdam([param]), **given
-        )
-
-
-def test_what_is_not_supported_says_so() -> None:
-    param = torch.nn.Parameter(torch.ones(3, dtype=BRAIN))
+def test_what_only_the_reference_does_is_refused() -> None:
+    params = SUBJECT.parameters(3)
     with pytest.raises(
         TypeError, match=r"is a SGD, but should be a twinstep.fast.fused_adam.FusedAdam"
     ):
-        twinstep.fast.bf16_optimizer.BF16Optimizer(
-            torch.optim.SGD([param]), param_names={param: "p0"}
-        )
-    twins = Twins()
-    with pytest.raises(RuntimeError, match="closure was given"):
-        twins.fast.step(lambda: 1.0)
-    with pytest.raises(RuntimeError, match="a group was added"):
-        twins.fast.add_param_group({"params": [param]})
-    other = torch.nn.Parameter(torch.ones(3))
-    both = twinstep.fast.fused_adam.FusedAdam([param, other])
-    with pytest.raises(ValueError, match="bfloat16 and float32, but should have one dtype"):
-        twinstep.fast.bf16_optimizer.BF16Optimizer(both, param_names={param: "a", other: "b"})
+        SUBJECT(params, inside="SGD")
+    with pytest.raises(ValueError, match=r"norm_type=3.0, but should be 1, 2 or infinity"):
+        SUBJECT(params, norm_type=3.0)

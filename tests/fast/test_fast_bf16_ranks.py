@@ -3,103 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import twinstep.fast.bf16_optimizer
-import twinstep.fast.fused_adam
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fused_adam
-from tests.reference.test_reference_bf16_ranks import Group, on_ranks, simulated
-from twinstep.parity.cases.fixed_inputs import bits, moderate
+from tests.helpers.partitions import BRAIN, built, seen, trained
+from tests.helpers.ranks import Polite, in_turns
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
-
-__all__ = ["simulated"]  # a fixture
-BRAIN = torch.bfloat16
-SIDES: dict[str, tuple[Any, Any]] = {
-    "fast": (twinstep.fast.bf16_optimizer.BF16Optimizer, twinstep.fast.fused_adam.FusedAdam),
-    "reference": (
-        twinstep.reference.bf16_optimizer.BF16Optimizer,
-        twinstep.reference.fused_adam.FusedAdam,
-    ),
-}
-T = TypeVar("T")
-TURN = threading.Lock()
-
-
-class Polite(Group):
-    """A rank that runs alone, but for when it waits for others: replay is not for threads."""
-
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Let others run until they have come as far."""
-        TURN.release()
-        try:
-            return super().exchange(tensor)
-        finally:
-            TURN.acquire()
-
-
-@contextmanager
-def turn() -> Iterator[None]:
-    """Hold the turn."""
-    TURN.acquire()
-    try:
-        yield
-    finally:
-        TURN.release()
-
-
-def in_turns(world: int, run: Callable[[Polite | None], T]) -> list[T]:
-    """Run a function on every rank, one at a time."""
-
-    def polite(group: Group | None) -> T:
-        with turn():
-            if group is None:
-                return run(None)
-            return run(Polite(group.meeting, group.rank, group.world))
-
-    return on_ranks(world, polite)
-
-
-def built(
-    side: str, sizes: tuple[int, ...] = (4, 0, 3, 5), **options: Any
-) -> tuple[list[nn.Parameter], Any]:
-    """Parameters of the same values on all ranks."""
-    cls, adam = SIDES[side]
-    params = [nn.Parameter(moderate(size, size + 1, BRAIN)) for size in sizes]
-    marks = options.pop("marks", lambda params: None)
-    marks(params)
-    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.3}]
-    groups[1] |= options.pop("second", {})
-    names = {p: f"p{place}" for place, p in enumerate(params)}
-    return params, cls(adam(groups, lr=0.02, weight_decay=0.1), param_names=names, **options)
-
-
-def trained(params: list[nn.Parameter], optimizer: Any, steps: range, seed: int = 0) -> None:
-    """Steps with numbered gradients."""
-    for number in steps:
-        for place, param in enumerate(params):
-            param.grad = moderate(param.numel(), seed + 10 * number + place, BRAIN)
-        optimizer.update_hp_grads(clear_lp_grads=True)
-        optimizer.step()
-
-
-def seen(params: list[nn.Parameter], optimizer: Any) -> list[object]:
-    """Weights, whole masters and states, and what the last step says."""
-    whole = [
-        optimizer.get_full_hp_param(f"p{place}", key)
-        for place in range(len(params))
-        for key in (None, "exp_avg", "exp_avg_sq")
-    ]
-    found: list[object] = [bits(tensor.detach()) for tensor in (*params, *whole)]
-    return [*found, optimizer.overflow, str(optimizer.get_global_norm())]
 
 
 @pytest.mark.parametrize("accumulation", [torch.float32, BRAIN])

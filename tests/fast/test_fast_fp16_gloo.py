@@ -8,9 +8,8 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.fast.test_fast_bf16_ranks import TURN
 from tests.helpers.mesh import BADS, Experts, Mesh, Training, compared, experts
-from tests.reference.test_reference_bf16_ranks import Group
+from tests.helpers.ranks import TURN, Group
 
 pytestmark = [
     pytest.mark.usefixtures("replay", "either"),

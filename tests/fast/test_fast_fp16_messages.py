@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.helpers.mesh import BADS, Counting, Idle, Mesh, Simulated, Training, on_mesh
-from tests.reference.test_reference_bf16_ranks import Meeting, simulated
+from tests.helpers.ranks import Meeting
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
 STEP = FP16Optimizer.step
 Calls = list[tuple[int, torch.dtype]]
 
@@ -52,7 +51,7 @@ def sent(cls: type[Training], kind: str) -> list[Calls]:
     return on_mesh(1, 2, run, Mirrors)
 
 
-@pytest.mark.parametrize("kind", ["fp16_optimizer", "fp16_unfused_optimizer"])
+@pytest.mark.parametrize("kind", ["FP16Optimizer", "FP16UnfusedOptimizer"])
 @pytest.mark.parametrize("cls", [Training, Idle])
 def test_every_rank_sends_the_same_whatever_it_finds(cls: type[Training], kind: str) -> None:
     """Nobody waits for a rank that has overflowed, or has no gradients."""
@@ -84,5 +83,5 @@ def test_a_rank_that_takes_no_part_is_noticed(
 ) -> None:
     """C11 and C19 of docs/reference/bugs.md."""
     monkeypatch.setattr(FP16Optimizer, "step", wrong)
-    first, second = sent(cls, "fp16_optimizer")
+    first, second = sent(cls, "FP16Optimizer")
     assert first != second

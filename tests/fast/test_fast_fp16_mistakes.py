@@ -10,14 +10,11 @@ import pytest
 import torch
 
 import twinstep.fast.collectives
-from tests.fast.test_fast_fp16_ranks import engine, norms_of_experts
-from tests.helpers.mesh import Experts, Unreduced, compared, experts
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.mesh import Experts, Unreduced, compared, engine, experts, norms_of_experts
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
 SORTED, STEP = twinstep.fast.collectives.Ranks.gradients, FP16Optimizer.step
 
 
@@ -78,7 +75,7 @@ def reports_its_part(self: Any, closure: None = None) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "world", "options"),
     [
-        ("counts_here", lambda param, rank: True, (1, 2), {}),
+        ("counts_in_norm", lambda param, rank: True, (1, 2), {}),
         ("expert_name", lambda param: "", (1, 2), {"cls": Experts, "given": experts}),
         ("gradients", without(model=()), (1, 2), {}),
         ("gradients", without(uncounted=()), (1, 2), {"slot": 0}),

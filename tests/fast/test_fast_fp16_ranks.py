@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,23 +12,23 @@ import torch
 
 from tests.helpers.mesh import (
     BADS,
-    SIDES,
     Experts,
     Idle,
     Mesh,
     Training,
     Unreduced,
     compared,
+    engine,
     experts,
+    norms_of_experts,
     on_mesh,
 )
-from tests.reference.test_reference_bf16_ranks import simulated
+from tests.helpers.sides import CLASSES, SIDES
 from twinstep.parity.runner.host_sync import watched
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-__all__ = ["simulated"]  # a fixture
-KINDS = pytest.mark.parametrize("kind", ["fp16_optimizer", "fp16_unfused_optimizer"])
+KINDS = pytest.mark.parametrize("kind", ["FP16Optimizer", "FP16UnfusedOptimizer"])
 
 
 @KINDS
@@ -63,11 +62,11 @@ def test_experts_on_different_ranks_step_like_the_reference(kind: str, norm_type
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
-@pytest.mark.parametrize("inside", ["lamb", "sgd"])
+@pytest.mark.parametrize("inside", ["FusedLamb", "SGD"])
 def test_other_optimizers_inside_step_over_ranks_like_the_reference(inside: str) -> None:
     for cls, given in ((Training, None), (Experts, experts)):
         more = {} if given is None else {"given": given}
-        compared(1, 2, cls=cls, kind="fp16_unfused_optimizer", inside=inside, **more)
+        compared(1, 2, cls=cls, kind="FP16UnfusedOptimizer", inside=inside, **more)
 
 
 @KINDS
@@ -77,12 +76,6 @@ def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_typ
     said = compared(1, 2, kind=kind, norm_type=norm_type, slot=0)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
     assert not math.isfinite(float.fromhex(said[1][1]))
-
-
-def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
-    """An engine that reduces gradients over columns, or does not."""
-    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
-    return {"deepspeed": handle}
 
 
 def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
@@ -97,26 +90,11 @@ def test_a_rank_without_any_gradient_agrees_like_the_others() -> None:
 
 def test_upstreams_norm_leaves_out_the_experts_of_all_ranks() -> None:
     """Edge ME-3: they skip a step, and clip nothing."""
-    options: dict[str, Any] = {"cls": Experts, "kind": "fp16_unfused_optimizer", "given": experts}
+    options: dict[str, Any] = {"cls": Experts, "kind": "FP16UnfusedOptimizer", "given": experts}
     ours = compared(1, 2, **options, compat={"clip_without_experts": True})
     theirs = compared(1, 2, **options)
     assert ours[0][1] != theirs[0][1]
     assert [step[0] for step in ours] == [step[0] for step in theirs]
-
-
-def norms_of_experts(side: str, values: list[float], given: Any, norm_type: float) -> list[float]:
-    """What each rank of a column reports, whose expert has this gradient."""
-
-    def run(mesh: Mesh) -> float:
-        training = Experts(side, mesh, given=given, norm_type=norm_type)
-        for param in training.params:
-            param.grad = torch.zeros_like(param)
-        training.params[3].grad = torch.full_like(training.params[3], values[mesh.place[1]])
-        training.optimizer.step()
-        norm: float = training.optimizer.get_global_norm()
-        return norm * 64.0
-
-    return on_mesh(len(values), 1, run)
 
 
 @pytest.mark.parametrize("grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1)])
@@ -163,13 +141,13 @@ def test_a_step_over_ranks_waits_for_nothing_and_sends_one_sum(kind: str) -> Non
     assert run(Experts, both) == [([], [message] * 3)] * 2
 
 
-@pytest.mark.parametrize("side", list(SIDES))
+@pytest.mark.parametrize("side", SIDES)
 def test_the_error_at_the_floor_comes_on_all_ranks_at_once(side: str) -> None:
     """Edge LS-9: one rank overflows, every rank raises and has changed nothing."""
 
     def run(mesh: Mesh) -> tuple[str, bool]:
         floor = {"init_scale": 1.0, "min_scale": 1.0, "delayed_shift": 1}
-        scaler = SIDES[side].scalers.DynamicLossScale(**floor, raise_error_at_min_scale=True)
+        scaler = CLASSES[side]["DynamicLossScale"](**floor, raise_error_at_min_scale=True)
         training = Training(side, mesh, loss_scale_config=scaler)
         before = [param.detach().clone() for param in training.params]
         training.fill(0, math.inf)

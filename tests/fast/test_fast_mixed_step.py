@@ -11,11 +11,10 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import twinstep.fast.compat
-import twinstep.reference.compat
 import twinstep.reference.mixed_step
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.collectives import Gradients, Share
-from twinstep.fast.errors import MinimumLossScale
 from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.mixed_step import mixed_step_
@@ -39,8 +38,8 @@ WRITTEN = (
 )
 RULES = ("static", "dynamic", "wrapper", "torch")
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
-CONTROLS = (*HYPER, "max_norm", "scale_factor", "scale_window", "min_scale", "delayed_shift")
-CONTROLS += ("backoff_factor", *WRITTEN)
+CONSTANTS = ("max_norm", "scale_factor", "scale_window", "min_scale", "delayed_shift")
+CONTROLS = (*HYPER, *CONSTANTS, "backoff_factor", *WRITTEN)
 
 
 class Stepper:
@@ -50,7 +49,7 @@ class Stepper:
         self,
         lists: list[list[Tensor]],
         scaling: LossScaling,
-        compat: twinstep.fast.compat.Compat,
+        compat: Compat,
         **options: Any,
     ) -> None:
         params, *_ = lists
@@ -100,7 +99,7 @@ class Training:
         self.step = Stepper(
             ours,
             scaling,
-            twinstep.fast.compat.Compat(**compat),
+            Compat(**compat),
             lr=0.013,
             betas=(0.87, 0.987),
             eps=1e-7,
@@ -116,7 +115,7 @@ class Training:
             "consecutive_hysteresis": scaling.consecutive_hysteresis,
             "raise_error_at_min_scale": scaling.raise_error_at_min_scale,
         }
-        self.compat = twinstep.reference.compat.Compat(**compat)
+        self.compat = Compat(**compat)
 
     def grads(self, seed: int, bad: float | None = None) -> list[Tensor]:
         """Return gradients, the last of them with one element that is not finite."""
@@ -291,7 +290,7 @@ def test_a_captured_step_replays_like_an_eager_one() -> None:
         params = [moderate(n, n, FP32).cuda() for n in (5000, 77)]
         zeros = [[torch.zeros_like(p) for p in params] for _ in range(2)]
         lists = [params, *zeros, [p.half() for p in params]]
-        return lists, Stepper(lists, LossScaling(init_scale=4.0), twinstep.fast.compat.CORRECT)
+        return lists, Stepper(lists, LossScaling(init_scale=4.0), CORRECT)
 
     (eager, one), (captured, other) = build(), build()
     grads = [moderate(p.numel(), 7, FP16).cuda() for p in eager[0]]

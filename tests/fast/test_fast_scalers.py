@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import twinstep.reference.scalers
-from twinstep.fast.compat import Compat
-from twinstep.fast.errors import MinimumLossScale
+from twinstep.contract.compat import Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.scalers import DynamicLossScale, StaticLossScale
 from twinstep.golden.trace import Trace, read_all
 

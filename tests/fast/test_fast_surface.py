@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.checkpoint_runs import KINDS, SIDES, plain, started
+from tests.helpers.checkpoint_runs import KINDS, plain, started
+from tests.helpers.sides import SIDES
 from twinstep.parity.sequences.observe import differences
 
 pytestmark = pytest.mark.usefixtures("replay")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from twinstep.contract.compat import Compat
 from twinstep.golden import record, record_torch
 from twinstep.golden.sequences import SITUATIONS
 from twinstep.golden.trace import TRACES, Trace, from_text, read, read_all, to_text
 from twinstep.parity.proof.gates.golden_traces import first_difference, replayed
 from twinstep.parity.proof.upstream.edges import edge_ids
-from twinstep.reference.compat import Compat
 
 ALL = read_all()
 TORCH = [situation for situation in SITUATIONS if situation.rule == "torch"]

@@ -9,40 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import twinstep.fast.bf16_optimizer
-import twinstep.fast.fp16_optimizer
-import twinstep.fast.fp16_unfused_optimizer
-import twinstep.fast.fused_adam
-import twinstep.fast.fused_lamb
-import twinstep.reference.bf16_optimizer
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
+from tests.helpers.sides import CLASSES
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.sequences.observe import Observation, Walk
 
-SIDES = ("fast", "reference")
-KINDS = ("flat", "unfused", "lamb", "bf16")
-SHAPES = ((2, 3), (0,), (4,))
-CLASSES: dict[str, dict[str, Callable[..., Any]]] = {
-    "fast": {
-        "flat": twinstep.fast.fp16_optimizer.FP16Optimizer,
-        "unfused": twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "lamb": twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "bf16": twinstep.fast.bf16_optimizer.BF16Optimizer,
-        "Adam": twinstep.fast.fused_adam.FusedAdam,
-        "Lamb": twinstep.fast.fused_lamb.FusedLamb,
-    },
-    "reference": {
-        "flat": twinstep.reference.fp16_optimizer.FP16Optimizer,
-        "unfused": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "lamb": twinstep.reference.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "bf16": twinstep.reference.bf16_optimizer.BF16Optimizer,
-        "Adam": twinstep.reference.fused_adam.FusedAdam,
-        "Lamb": twinstep.reference.fused_lamb.FusedLamb,
-    },
+KINDS = {
+    "flat": "FP16Optimizer",
+    "unfused": "FP16UnfusedOptimizer",
+    "lamb": "FP16UnfusedOptimizer",
+    "bf16": "BF16Optimizer",
 }
+SHAPES = ((2, 3), (0,), (4,))
 SCALING = {"init_scale": 16.0, "scale_window": 2, "min_scale": 0.25}
 
 
@@ -96,12 +73,13 @@ class Run:
 
 def started(side: str, kind: str, inside: Callable[..., Any] | None = None, **more: Any) -> Run:
     """A fresh one; equal every time."""
-    dtype = torch.bfloat16 if kind == "bf16" else torch.float16
+    dtype = more.get("low_precision_dtype", torch.float16)
+    dtype = torch.bfloat16 if kind == "bf16" else dtype
     params = [
         nn.Parameter(moderate(torch.Size(shape).numel(), at, dtype).view(shape))
         for at, shape in enumerate(SHAPES)
     ]
-    make = inside or CLASSES[side]["Lamb" if kind == "lamb" else "Adam"]
+    make = inside or CLASSES[side]["FusedLamb" if kind == "lamb" else "FusedAdam"]
     first: dict[str, object] = {"params": params[:2], "lr": 0.02, "weight_decay": 0.1}
     second: dict[str, object] = {"params": params[2:], "lr": 0.01, "weight_decay": 0.0}
     options: dict[str, object] = {"clip_grad": 0.5}
@@ -109,7 +87,9 @@ def started(side: str, kind: str, inside: Callable[..., Any] | None = None, **mo
         options["param_names"] = {param: f"p{at}" for at, param in enumerate(params)}
     else:
         options |= {"dynamic_loss_scale": True, "dynamic_loss_args": SCALING, "verbose": False}
-    return Run(kind, params, CLASSES[side][kind](make([first, second]), **{**options, **more}))
+    return Run(
+        kind, params, CLASSES[side][KINDS[kind]](make([first, second]), **{**options, **more})
+    )
 
 
 def plain(value: object) -> object:

@@ -5,30 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-import twinstep.fast.compat
-import twinstep.fast.fp16_optimizer
-import twinstep.fast.fp16_unfused_optimizer
-import twinstep.fast.fused_adam
-import twinstep.fast.fused_lamb
-import twinstep.fast.scalers
-import twinstep.reference.compat
-import twinstep.reference.fp16_optimizer
-import twinstep.reference.fp16_unfused_optimizer
-import twinstep.reference.fused_adam
-import twinstep.reference.fused_lamb
-import twinstep.reference.scalers
-from tests.fast.test_fast_bf16_ranks import Polite, in_turns
-from tests.reference.test_reference_bf16_ranks import Group, Meeting
+from tests.helpers.ranks import Group, Meeting, Polite, in_turns
+from tests.helpers.sides import CLASSES
+from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 HALF = torch.float16
 T = TypeVar("T")
-SIDES: dict[str, Any] = {"fast": twinstep.fast, "reference": twinstep.reference}
 SIZES = (20, 5, 70, 33)
 BADS = (None, math.inf, None, math.nan)
 
@@ -121,8 +110,8 @@ class Training:
         side: str,
         mesh: Mesh,
         *,
-        kind: str = "fp16_optimizer",
-        inside: str = "adam",
+        kind: str = "FP16Optimizer",
+        inside: str = "FusedAdam",
         dtype: torch.dtype = HALF,
         given: Callable[[Mesh], dict[str, Any]] = lambda mesh: {"mpu": mesh},
         compat: dict[str, bool] | None = None,
@@ -132,24 +121,18 @@ class Training:
         self.params = [nn.Parameter(moderate(n, slot, dtype)) for slot, n in enumerate(SIZES)]
         self.mark()
         groups = [{"params": self.params[:2]}, {"params": self.params[2:], "lr": 0.3}]
-        home = SIDES[side]
+        home = CLASSES[side]
         hyper = {"lr": 0.02, "betas": (0.87, 0.987), "weight_decay": 0.03}
-        inner = home.fused_lamb.FusedLamb if inside == "lamb" else home.fused_adam.FusedAdam
-        wrapper = {
-            "fp16_optimizer": home.fp16_optimizer.__dict__.get("FP16Optimizer"),
-            "fp16_unfused_optimizer": home.fp16_unfused_optimizer.__dict__.get(
-                "FP16UnfusedOptimizer"
-            ),
-        }[kind]
-        assert wrapper is not None
         made: Any = (
-            torch.optim.SGD(self.params, lr=0.02) if inside == "sgd" else inner(groups, **hyper)
+            torch.optim.SGD(self.params, lr=0.02)
+            if inside == "SGD"
+            else home[inside](groups, **hyper)
         )
-        scaler = home.scalers.DynamicLossScale(init_scale=64.0, scale_window=2, delayed_shift=1)
-        self.optimizer = wrapper(
+        scaler = home["DynamicLossScale"](init_scale=64.0, scale_window=2, delayed_shift=1)
+        self.optimizer = home[kind](
             made,
             verbose=False,
-            compat=home.compat.Compat(**(compat or {})),
+            compat=Compat(**(compat or {})),
             **{"loss_scale_config": scaler, "clip_grad": 0.7, **given(mesh), **options},
         )
 
@@ -247,3 +230,24 @@ class Idle(Training):
         super().fill(seed, bad, slot)
         for param in self.params if self.mesh.place[0] == 0 else []:
             param.grad = None
+
+
+def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
+    """An engine that reduces gradients over columns, or does not."""
+    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
+    return {"deepspeed": handle}
+
+
+def norms_of_experts(side: str, values: list[float], given: Any, norm_type: float) -> list[float]:
+    """What each rank of a column reports, whose expert has this gradient."""
+
+    def run(mesh: Mesh) -> float:
+        training = Experts(side, mesh, given=given, norm_type=norm_type)
+        for param in training.params:
+            param.grad = torch.zeros_like(param)
+        training.params[3].grad = torch.full_like(training.params[3], values[mesh.place[1]])
+        training.optimizer.step()
+        norm: float = training.optimizer.get_global_norm()
+        return norm * 64.0
+
+    return on_mesh(len(values), 1, run)

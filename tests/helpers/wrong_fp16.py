@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.moments import StateDict
 from twinstep.fast.collectives import Gradients
-from twinstep.fast.compat import CORRECT, Compat
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.fast.moments import StateDict
 
 
 class SaysItStepped(FP16Optimizer):
@@ -132,8 +132,8 @@ class EditsDeadGroups(FP16Optimizer):
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, object]]) -> None:
         # torch's constructor assigns before there is anything inside.
-        if self._inside is not None:
-            self._inside.param_groups = groups
+        if self._inner is not None:
+            self._inner.param_groups = groups
 
 
 class ClipsAsConstructed(FP16UnfusedOptimizer):

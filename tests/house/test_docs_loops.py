@@ -14,7 +14,7 @@ import pytest
 
 import twinstep.replay
 from tools.source import ROOT
-from twinstep.fast.compat import Compat
+from twinstep.contract.compat import Compat
 
 BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 PAGES = {

@@ -25,6 +25,8 @@ def test_every_file_keeps_the_arrows() -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
+        ("contract/errors.py", "import numpy"),
+        ("contract/errors.py", "from twinstep.reference.adam import adam_step"),
         ("reference/adam.py", "import numpy"),
         ("reference/adam.py", "import torch, triton.language as tl"),
         ("reference/adam.py", "from hypothesis import given"),
@@ -57,6 +59,9 @@ def test_a_planted_breach_is_caught_once_with_its_line(path: str, code: str) -> 
             "import math\nimport torch\nfrom twinstep.reference.clip import clip_factor",
         ),
         ("reference/adam.py", "from torch import Tensor\nimport torch.optim"),
+        ("reference/adam.py", "from twinstep.contract.compat import Compat"),
+        ("fast/adam.py", "from twinstep.contract.compat import Compat"),
+        ("contract/wrapper.py", "from twinstep.contract.timers import Timers\nimport torch"),
         ("fast/adam.py", "import triton\nfrom twinstep.fast.kernels import adam"),
         (
             "parity/registry/kernels.py",

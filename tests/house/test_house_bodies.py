@@ -1,6 +1,8 @@
-"""The two sides hold no function body in common, and the comparison can say no."""
+"""The two sides hold no arithmetic in common, and the comparison can say no."""
 
 from __future__ import annotations
+
+import pytest
 
 from tools.bodies import LINES, bodies, copies
 from tools.source import ROOT, python_files
@@ -38,7 +40,7 @@ class Layout:
 '''
 
 
-def test_the_two_sides_never_hold_the_same_body() -> None:
+def test_the_two_sides_never_hold_the_same_arithmetic() -> None:
     sides = [
         {str(path): (ROOT / path).read_text() for path in python_files(side)}
         for side in ("reference", "fast")
@@ -67,3 +69,33 @@ def test_bodies_shorter_than_the_limit_are_left_alone() -> None:
     short = ORIGINAL.split("        if end")[0] + "        start = end\n    return pieces\n"
     assert copies({"reference/a.py": short}, {"fast/b.py": short}) == []
     assert LINES == 8
+
+
+CHECK = """
+def check(names, given, where):
+    lacking = [name for name in names if name not in given]
+    if lacking:
+        raise ValueError(f"{where} lacks {lacking}")
+    for name in names:
+        if not isinstance(given[name], float):
+            raise TypeError(f"{name} is no number")
+        if name == "lr":
+            continue
+        print(name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("print(name)", 0),
+        ("print(given.numel())", 0),
+        ("given[name] = 2.0 * given[name]", 1),
+        ("given[name] += 1.0", 1),
+        ("given[name].mul_(0.5)", 1),
+        ("print(torch.isnan(given[name]))", 1),
+    ],
+)
+def test_checks_may_be_alike_and_what_touches_values_may_not(line: str, found: int) -> None:
+    code = CHECK.replace("print(name)", line)
+    assert len(copies({"reference/a.py": code}, {"fast/b.py": code})) == found

@@ -1,4 +1,4 @@
-"""What both sides need exists twice, and the two are equal: records, enums, exceptions."""
+"""Records, enums and exceptions that both sides define under one name are equal."""
 
 from __future__ import annotations
 

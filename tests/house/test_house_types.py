@@ -17,7 +17,7 @@ RELAXED = [
     or path.parts[0] == "tests"
 ]
 ANY = re.compile(r"\bAny\b")
-PACKAGES = ("benchmarks", "fast", "golden", "parity", "reference", "scenarios", "tools")
+PACKAGES = ("benchmarks", "contract", "fast", "golden", "parity", "reference", "scenarios", "tools")
 
 
 def unannotated(tree: ast.Module) -> list[str]:

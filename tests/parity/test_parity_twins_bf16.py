@@ -48,9 +48,9 @@ class StateOnSkip(BF16Optimizer):
 class KeepsPending(BF16Optimizer):
     """Has its old state back after a state dict without one was loaded."""
 
-    def _load_inside(self, state_dict: dict[str, object]) -> None:
+    def _load_inner(self, state_dict: dict[str, object]) -> None:
         before = dict(self.state)
-        super()._load_inside(state_dict)
+        super()._load_inner(state_dict)
         self._pending.update(before)
 
 

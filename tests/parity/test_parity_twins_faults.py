@@ -53,7 +53,7 @@ def test_nothing_is_noticed_where_nothing_is_planted(name: str) -> None:
 
 def own_methods(cls: type) -> list[str]:
     """Public methods that a class has from the reference, not from torch."""
-    ours = [kind for kind in cls.__mro__ if kind.__module__.startswith("reference.")]
+    ours = [kind for kind in cls.__mro__ if kind.__module__.startswith(("contract.", "reference."))]
     names = {name for kind in ours for name, value in vars(kind).items() if callable(value)}
     return sorted(name for name in names if not name.startswith("_"))
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.helpers.wrong_fp16 import UPSTREAM
+from twinstep.contract.moments import StateDict
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.moments import StateDict
 from twinstep.parity.registry.engines import running
 from twinstep.parity.sequences.drive import Side, run, sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_list import ORDER, contradictions, recorded_edges, scenes
 from twinstep.parity.proof.peers.edge_scene import Scene, Shown, faults, rounded, verdict
 from twinstep.parity.proof.peers.edge_training import of, with_decay, with_growing_scale
 from twinstep.parity.proof.peers.edge_wrappers import ours
 from twinstep.parity.proof.upstream.edges import edge_ids
-from twinstep.reference.compat import Compat
 
 # Its own side loads a file that DeepSpeed has to write first.
 ALONE = [scene for scene in scenes() if scene.ours and scene.edge != "TF-3"]

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.differences import DIFFERENCES, evidence
 from twinstep.parity.proof.peers.edge_list import ORDER
 from twinstep.parity.proof.peers.edge_scene import Shown
@@ -21,7 +22,6 @@ from twinstep.parity.proof.peers.live_config import KINDS, Config, drawn
 from twinstep.parity.proof.peers.live_run import Seen, ours, run
 from twinstep.parity.proof.peers.page import seen_where
 from twinstep.parity.proof.peers.record import live
-from twinstep.reference.compat import Compat
 
 SEEDS = range(12)
 

@@ -102,7 +102,7 @@ def import_violations(node: ast.stmt) -> list[str]:
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         names = [node.module or "."]
-    allowed = {"torch", "reference", *sys.stdlib_module_names}
+    allowed = {"torch", "contract", "reference", *sys.stdlib_module_names}
     return [f"import {name}" for name in names if name.split(".")[0] not in allowed]
 
 

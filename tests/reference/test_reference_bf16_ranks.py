@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.helpers.ranks import Group, on_ranks
+from twinstep.contract.compat import Compat
+from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.moments import StateDict
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.compat import Compat
-from twinstep.reference.fragments import FragmentAddress
 from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.restore import StateDict
+
+pytestmark = pytest.mark.usefixtures("simulated")
 
 BRAIN = torch.bfloat16
 MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"
 SIZES = (4, 0, 3, 5)
-T = TypeVar("T")
-
-
-class Meeting:
-    """Where the threads that stand for ranks bring their tensors."""
-
-    def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=20)
-        self.brought: dict[int, Tensor] = {}
-
-
-class Group:
-    """One rank's handle of a process group."""
-
-    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
-        self.meeting, self.rank, self.world = meeting, rank, world
-
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """What all ranks brought, in order."""
-        self.meeting.brought[self.rank] = tensor.clone()
-        self.meeting.barrier.wait()
-        found = [self.meeting.brought[rank] for rank in range(self.world)]
-        self.meeting.barrier.wait()
-        return found
-
-    def all_reduce(self, tensor: Tensor, op: object) -> None:
-        """Sum or maximum."""
-        stacked = torch.stack(self.exchange(tensor))
-        tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
-
-    def all_gather(self, outputs: list[Tensor], tensor: Tensor) -> None:
-        """One output per rank."""
-        for output, found in zip(outputs, self.exchange(tensor), strict=True):
-            output.copy_(found)
-
-
-@pytest.fixture(autouse=True)
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send collectives to the handle they are given."""
-    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
-    monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
-    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
-
-
-def on_ranks(world: int, run: Callable[[Group | None], T]) -> list[T]:
-    """Run a function on every rank at once; a world of one has no group."""
-    if world == 1:
-        return [run(None)]
-    meeting = Meeting(world)
-    results: dict[int, T] = {}
-
-    def one(rank: int) -> None:
-        results[rank] = run(Group(meeting, rank, world))
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[rank] for rank in range(world)]
 
 
 def built(
@@ -271,7 +210,7 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
     "nothing": (lambda e: [], "states should be a list with one entry per rank"),
     "no dict": (lambda e: [None], "state is a NoneType, but should be a dict"),
     "no version": (lambda e: [{**e, "ds_version": ""}], "ds_version is empty"),
-    "foreign": (lambda e: [{"ds_version": "1"}], "state lacks base_optimizer_state"),
+    "foreign": (lambda e: [{"ds_version": "1"}], "state has no base_optimizer_state"),
     "groups": (
         lambda e: [{**e, "single_partition_of_fp32_groups": []}],
         "has 0 tensors, but should have 1",
@@ -281,7 +220,7 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
         lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
         "should be the state dict",
     ),
-    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has zero_stage, as that of a ZeRO opti"),
+    "zero": (lambda e: [{**e, "zero_stage": 1}], "state has a zero_stage, but only a ZeRO opti"),
     "cut": (lambda e: [{**e, MASTERS: [first_master(e)[:-3]]}], "elements, but should have"),
     "half": (lambda e: [{**e, MASTERS: [first_master(e).half()]}], "is torch.float16, but should"),
     "moved": (

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.errors import MinimumLossScale
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fused_adam import FusedAdam
 from twinstep.reference.mixed_step import MixedResult, mixed_step
-from twinstep.reference.scalers import DynamicLossScale
+from twinstep.reference.scalers import DynamicLossScale, StaticLossScale
 from twinstep.reference.update_scale import float64, int64
 
 UPSTREAM = Compat.deepspeed()
@@ -23,7 +23,9 @@ HALF, BRAIN = torch.float16, torch.bfloat16
 WINDOW_OF_TWO = {"init_scale": 4.0, "scale_window": 2, "min_scale": 1.0}
 
 
-def param(values: list[float] | Tensor, dtype: torch.dtype = HALF) -> torch.nn.Parameter:
+def param(
+    values: list[float] | list[list[float]] | Tensor, dtype: torch.dtype = HALF
+) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.as_tensor(values, dtype=dtype))
 
 
@@ -127,24 +129,6 @@ def test_compat_halves_gradient_and_norm_of_a_growth_step() -> None:
     assert run_window_of_two(UPSTREAM) == wanted
 
 
-def test_overflow_skips_the_step_drops_gradients_and_shrinks_the_scale() -> None:
-    weights = param([1.0, 2.0])
-    inside = FusedAdam([weights], lr=0.1)
-    optimizer = FP16Optimizer(inside, dynamic_loss_scale=True, dynamic_loss_args=WINDOW_OF_TWO)
-    backward(optimizer, weights)
-    optimizer.step()
-    before = optimizer.state_dict()
-    backward(optimizer, weights * torch.tensor([1.0, math.inf]))
-    optimizer.step()
-    after = optimizer.state_dict()
-    assert optimizer.overflow
-    assert weights.grad is None
-    assert math.isinf(optimizer.get_global_norm())
-    assert (after["cur_scale"], after["cur_iter"], after["last_overflow_iter"]) == (2.0, 2, 1)
-    for key in ("fp32_groups_flat", "optimizer_state_dict"):
-        assert repr(before[key]) == repr(after[key])
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bf16_step_with_a_non_finite_gradient_is_skipped(bad: float) -> None:
     """Edge FP-4, as DeepSpeed 0.19.8 does; older versions applied it and said it was skipped."""
@@ -155,16 +139,6 @@ def test_a_bf16_step_with_a_non_finite_gradient_is_skipped(bad: float) -> None:
     assert optimizer.overflow
     assert weights.tolist() == [1.0, 2.0]
     assert not math.isfinite(optimizer.get_global_norm())
-
-
-def test_construction_changes_nothing() -> None:
-    """Edge FP-1."""
-    weights = param([1.0, 1.0])
-    optimizer = FP16Optimizer(FusedAdam([weights], lr=0.1, weight_decay=0.5))
-    (master,) = optimizer.fp32_groups_flat
-    optimizer.initialize_optimizer_states()
-    assert master.tolist() == [1.0, 1.0]
-    assert optimizer.state[master]["step"] == int64(0)
 
 
 def test_compat_takes_a_step_at_construction() -> None:
@@ -254,19 +228,6 @@ def test_an_fp16_loss_is_scaled_in_fp32_and_limited_by_its_own_cast() -> None:
     assert weights.grad.item() == 2.0**15
 
 
-def test_a_closure_is_refused_with_the_reason() -> None:
-    """Edge FP-5: upstream drops it without a word."""
-    optimizer = sgd(param([0.0]))
-    with pytest.raises(RuntimeError, match="closure was given, .* without the loss scale"):
-        optimizer.step(lambda: 1.0)
-
-
-def test_the_old_way_of_apex_is_refused_at_construction() -> None:
-    """Edge FP-6."""
-    with pytest.raises(RuntimeError, match="fused_adam_legacy=True, but should be False"):
-        sgd(param([0.0]), fused_adam_legacy=True)
-
-
 def test_an_error_at_the_floor_comes_before_anything_changes() -> None:
     weights = param([1.0])
     scaler = DynamicLossScale(rule="dynamic", init_scale=1.0, delayed_shift=1)
@@ -277,3 +238,119 @@ def test_an_error_at_the_floor_comes_before_anything_changes() -> None:
             optimizer.step()
         assert weights.grad is not None
         assert optimizer.state_dict()["cur_iter"] == 0
+
+
+def test_mixed_dtypes_keep_their_dtypes() -> None:
+    """Upstream turns every parameter of such a group into fp32."""
+    params = [param([1.0], HALF), param([2.0], torch.float32), param([3.0], BRAIN), param([4.0])]
+    optimizer = sgd(*params, static_loss_scale=2.0)
+    assert [flat.dtype for flat in optimizer.fp16_groups_flat] == [HALF, torch.float32, BRAIN]
+    backward(optimizer, *params)
+    optimizer.step()
+    assert [p.item() for p in params] == [0.0, 1.0, 2.0, 3.0]
+    assert [p.dtype for p in params] == [HALF, torch.float32, BRAIN, HALF]
+    assert optimizer.fp32_groups_flat[0].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_model_weights_are_views_of_the_flat_buffer() -> None:
+    params = [param([[1.0, 2.0], [3.0, 4.0]]), param([5.0])]
+    optimizer = sgd(*params)
+    (flat,) = optimizer.fp16_groups_flat
+    assert flat.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    flat += 1
+    assert params[0].tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    optimizer.refresh_fp32_params()
+    assert optimizer.fp32_groups_flat[0].tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_groups_have_their_own_rate_and_decay() -> None:
+    a, b = param([1.0]), param([1.0])
+    inside = torch.optim.SGD(
+        [{"params": [a], "lr": 1.0}, {"params": [b], "weight_decay": 0.5}], 0.5
+    )
+    optimizer = FP16Optimizer(inside)
+    backward(optimizer, a, b)
+    optimizer.step()
+    assert (a.item(), b.item()) == (0.0, 0.25)
+    optimizer.set_lr(0.125)
+    assert [group["lr"] for group in inside.param_groups] == [0.125, 0.125]
+    assert optimizer.get_lr() == 0.125
+
+
+@pytest.mark.parametrize(
+    ("norm_type", "norm"), [(2.0, 5.0), (1.0, 7.0), (math.inf, 4.0), (3.0, 91.0 ** (1 / 3))]
+)
+def test_clipping_uses_the_norm_it_is_told(norm_type: float, norm: float) -> None:
+    weights = param([0.0, 0.0])
+    optimizer = sgd(weights, clip_grad=0.5, norm_type=norm_type, static_loss_scale=16.0)
+    backward(optimizer, weights * torch.tensor([3.0, -4.0]))
+    optimizer.step()
+    assert optimizer.get_global_norm() == pytest.approx(norm, rel=1e-6)
+    assert optimizer.fp32_groups_flat[0].tolist() == pytest.approx(
+        [-1.5 / norm, 2.0 / norm], rel=1e-4
+    )
+
+
+def test_defaults_of_the_dynamic_scale() -> None:
+    optimizer = sgd(param([1.0]), dynamic_loss_scale=True)
+    assert (optimizer.loss_scale, optimizer.dynamic_loss_scale) == (2.0**32, True)
+    assert isinstance(optimizer.loss_scale, float)
+
+
+class Clock:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __call__(self, name: str) -> Clock:
+        """Turn to one phase."""
+        self.name = name
+        return self
+
+    def start(self) -> None:
+        """Begin."""
+        self.said.append(f"start {self.name}")
+
+    def stop(self) -> None:
+        """End."""
+        self.said.append(f"stop {self.name}")
+
+    def log(self, names: list[str]) -> None:
+        """Report."""
+        self.said.append(f"log {len(names)}")
+
+
+def test_timers_are_called_by_phase_and_logged() -> None:
+    weights, clock = param([1.0]), Clock()
+    optimizer = sgd(weights, timers=clock)
+    backward(optimizer, weights)
+    optimizer.step()
+    phases = ["overflow_check", "compute_norm", "unscale_and_clip", "basic_step", "update_fp16"]
+    assert clock.said == [f"{act} {p}" for p in phases for act in ("start", "stop")] + ["log 5"]
+    clock.said.clear()
+    weights.grad = torch.tensor([math.inf], dtype=HALF)
+    optimizer.step()
+    assert clock.said[-1] == "log 2"
+
+
+def test_a_skipped_step_is_logged_with_both_scales(caplog: pytest.LogCaptureFixture) -> None:
+    weights = param([1.0])
+    args = {**WINDOW_OF_TWO, "init_scale": 0.5, "min_scale": 0.125}
+    optimizer = sgd(weights, verbose=True, dynamic_loss_scale=True, dynamic_loss_args=args)
+    weights.grad = torch.tensor([math.inf], dtype=HALF)
+    with caplog.at_level("INFO"):
+        optimizer.step()
+    assert "overflow, step skipped: loss scale 0.5 -> 0.25" in caplog.text
+
+
+def test_a_given_scaler_scales_bf16_too() -> None:
+    weights = param([0.0], BRAIN)
+    scaler = StaticLossScale(scale=8.0)
+    optimizer = sgd(weights, low_precision_dtype=BRAIN, loss_scale_config=scaler)
+    backward(optimizer, weights)
+    assert weights.grad is not None
+    assert weights.grad.item() == 8.0
+    optimizer.step()
+    assert weights.item() == -1.0
+    assert optimizer.state_dict()["cur_scale"] == 8.0

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.reference.fused_adam import FusedAdam
@@ -159,16 +159,6 @@ def test_overflow_skips_the_step_and_drops_gradients(dtype: torch.dtype, legacy:
     assert math.isnan(optimizer.get_global_norm())
 
 
-def test_construction_changes_nothing() -> None:
-    """Edge UF-5."""
-    weights = param([3.0, 4.0])
-    optimizer = around(FusedLamb([weights], lr=0.1, weight_decay=0.01))
-    (master,) = optimizer.fp32_groups[0]
-    optimizer.initialize_optimizer_states()
-    assert master.tolist() == [3.0, 4.0]
-    assert optimizer.state[master]["step"] == int64(0)
-
-
 def test_compat_takes_a_step_at_construction() -> None:
     """Edge UF-5: the numbers of LAMB's step with zero gradients and decay."""
     weights = param([3.0, 4.0])
@@ -264,26 +254,3 @@ def test_frozen_parameters_and_mixed_dtypes() -> None:
     assert [p.dtype for p in params] == [HALF, BRAIN, torch.float32, HALF]
     assert [p.data_ptr() for p in params] == where
     assert len(optimizer.fp32_groups[0]) == 3
-
-
-def test_masters_follow_model_weights_that_somebody_loaded() -> None:
-    weights = param([1.0, 2.0])
-    optimizer = sgd(weights)
-    with torch.no_grad():
-        weights.copy_(torch.tensor([5.0, 6.0]))
-    optimizer.refresh_fp32_params()
-    assert optimizer.fp32_groups[0][0].tolist() == [5.0, 6.0]
-
-
-def test_a_closure_is_refused_with_the_reason() -> None:
-    with pytest.raises(RuntimeError, match="closure was given, .*FP16UnfusedOptimizer.step"):
-        sgd(param([1.0])).step(lambda: 1.0)
-
-
-def test_memory_is_reported_by_kind() -> None:
-    weights = param([1.0] * 10)
-    optimizer = around(FusedLamb([weights]))
-    optimizer.initialize_optimizer_states()
-    assert optimizer.memory_report() == {
-        "model_weights": 20, "master_weights": 40, "gradients": 0, "optimizer_state": 88
-    }  # fmt: skip

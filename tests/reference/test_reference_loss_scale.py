@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from twinstep.reference.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
 from twinstep.reference.adam import AdamResult, adam_step, adamw_step
 from twinstep.reference.clip import clip_factor, l2_norm
-from twinstep.reference.compat import CORRECT, Compat
 from twinstep.reference.mixed_step import MixedResult, mixed_step
 from twinstep.reference.update_scale import float64, int64, update_scale_dynamic
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from twinstep.contract.moe import is_moe_param, split_moe_groups, split_shared_and_expert
 from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.moe import is_moe_param, split_moe_groups, split_shared_and_expert
 from twinstep.reference.norms import norm_of_parts
 
 

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
+from twinstep.contract.parallel import counts_in_norm, tensor_parallel_rank
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
 from twinstep.reference.clip import l2_norm
-from twinstep.reference.collectives import counted_once, overflow_groups, tensor_parallel_rank
+from twinstep.reference.collectives import overflow_groups
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.reference.fused_lamb import FusedLamb
@@ -252,7 +253,7 @@ def test_who_counts(marks: dict[str, bool], rank: int, counts: bool) -> None:
     param = torch.zeros(1)
     for name, value in marks.items():
         setattr(param, name, value)
-    assert counted_once(param, rank) is counts
+    assert counts_in_norm(param, rank) is counts
 
 
 def test_overflows_are_agreed_among_those_who_may_differ() -> None:

@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 import torch
 
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.golden.trace import Trace, read_all
-from twinstep.reference.errors import MinimumLossScale
 from twinstep.reference.scalers import DynamicLossScale, LossScale, StaticLossScale
 
 RULES = ("dynamic", "wrapper", "torch")
@@ -100,10 +100,10 @@ def test_overflow_is_looked_for_in_gradients_alone() -> None:
 def test_what_does_not_fit_is_refused_and_changes_nothing(scaler: LossScale) -> None:
     good, before = scaler.state_dict(), copy.copy(scaler.state)
     bad: list[tuple[dict[str, object], str]] = [
-        ({}, "state lacks dynamic_loss_scale, cur_scale"),
+        ({}, "state has no dynamic_loss_scale, cur_scale"),
         ({**good, "dynamic_loss_scale": not scaler.dynamic}, "the rule comes from the constructor"),
         ({**good, "cur_scale": -1.0}, "loss scale is -1.0, but should be positive"),
-        ({**good, "cur_scale": "big"}, "loss scale is a str, but should be a number"),
+        ({**good, "cur_scale": "big"}, "loss scale is 'big', but should be a number"),
         ({**good, list(good)[-1]: 1.5}, "=1.5, but should be a whole number"),
     ]
     for state, message in bad:
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(scaler: LossScale) -> 
 def test_states_of_different_rules_do_not_mix() -> None:
     """Edge LS-12: the wrapper's dict has no hysteresis."""
     saved = DynamicLossScale(rule="wrapper").state_dict()
-    with pytest.raises(ValueError, match="state lacks cur_hysteresis"):
+    with pytest.raises(ValueError, match="state has no cur_hysteresis"):
         DynamicLossScale(rule="dynamic").load_state_dict(saved)
 
 

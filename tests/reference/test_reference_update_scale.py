@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.reference.errors import MinimumLossScale
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,

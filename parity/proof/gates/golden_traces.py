@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.golden.trace import Header, Step, Trace
 from twinstep.parity.proof.gates import golden_traces_wrappers
-from twinstep.reference.compat import CORRECT, Compat
-from twinstep.reference.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
     DynamicState,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.compat import Compat
 from twinstep.golden.trace import Header, Step
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.compat import Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 

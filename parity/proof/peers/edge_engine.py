@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
 from twinstep.parity.proof.peers.installed import deepspeed
 from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.compat import Compat
 from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
 
 Config = Mapping[str, object]

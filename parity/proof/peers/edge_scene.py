@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from twinstep.reference.compat import Compat
+from twinstep.contract.compat import Compat
 
 Numbers = list[float]
 DIGITS = 5

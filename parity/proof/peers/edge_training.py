@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_engine import engine
 from twinstep.parity.proof.peers.edge_wrappers import Make, ours, theirs
-from twinstep.reference.compat import Compat
 
 STEPS = 100
 EARLY = 20

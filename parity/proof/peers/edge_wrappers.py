@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_scene import Numbers, Scene
 from twinstep.parity.proof.peers.installed import EXPERTS, deepspeed, make_expert_group
-from twinstep.reference.compat import Compat
 from twinstep.reference.fp16_optimizer import FP16Optimizer
 from twinstep.reference.fused_adam import FusedAdam
 

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.live_config import Config, drawn
 from twinstep.parity.proof.peers.live_run import Seen, ours, run, theirs
-from twinstep.reference.compat import Compat
 
 U = 2.0**-24  # half an ULP of fp32, relative
 CONFIGURATIONS = 60

@@ -81,7 +81,7 @@ CHECKPOINTS = (
         "A pickled scaler needs unrestricted unpickling",
         "correct",
         "A state is tensors and plain values; torch.load(weights_only=True) reads it.",
-        "reference_checkpoint::a_file_is_read_without_running_code",
+        "checkpoints_resume::a_file_is_read_whole_or_refused",
     ),
     waits(
         "CK-3",

@@ -15,7 +15,7 @@ FUSED_LAMB = (
         "A limit for the gradient's norm without the norms raises TypeError",
         "correct",
         "The norm that nobody gave is computed.",
-        "reference_fused_lamb::max_grad_norm_clips_each_gradient",
+        "battery_lamb::max_grad_norm_clips_each_gradient",
     ),
     proved(
         "LB-2",
@@ -36,7 +36,7 @@ FUSED_LAMB = (
         "An empty list of gradients raises IndexError",
         "correct",
         "A list that is not as long as its group is refused in one sentence.",
-        "reference_fused_lamb::an_empty_list_of_gradients_is_refused_in_one_sentence",
+        "battery_refusals::lamb_refuses_lists_of_another_length",
     ),
     proved(
         "LB-5",
@@ -67,14 +67,14 @@ FLAT_FP16 = (
         "0.14 gave frozen parameters zero gradients, so that they decay",
         "same",
         "0.19.8 leaves frozen parameters out, and so do we.",
-        "reference_fp16_surface::frozen_parameters_are_left_alone",
+        "battery_steps::frozen_parameters_are_left_alone",
     ),
     proved(
         "FP-3",
         "A parameter without a gradient is treated as having a zero gradient",
         "same",
         "The master is one tensor: its moments and its decay move as a whole.",
-        "reference_fp16_surface::a_parameter_without_gradient_has_a_zero_gradient",
+        "battery_steps::a_missing_gradient_is_a_gradient_of_zero",
     ),
     proved(
         "FP-4",
@@ -88,14 +88,14 @@ FLAT_FP16 = (
         "A closure is ignored without a word",
         "correct",
         "It is refused with the reason: it would run backward without the loss scale.",
-        "reference_fp16_optimizer::a_closure_is_refused_with_the_reason",
+        "battery_refusals::a_closure_and_a_later_group_are_refused_with_the_reason",
     ),
     proved(
         "FP-6",
         "The legacy flag cannot work with any bundled optimizer",
         "correct",
         "It is refused at construction.",
-        "reference_fp16_optimizer::the_old_way_of_apex_is_refused_at_construction",
+        "battery_refusals::a_bad_option_is_refused_in_one_sentence",
     ),
     out(
         "FP-7",
@@ -107,7 +107,7 @@ FLAT_FP16 = (
         "state_dict holds live tensors: a later step changes what is to be saved",
         "correct",
         "It holds copies.",
-        "reference_checkpoint::a_state_dict_is_not_changed_by_later_steps",
+        "checkpoints_resume::a_state_dict_is_a_copy",
     ),
     proved(
         "FP-9",
@@ -142,7 +142,7 @@ FLAT_FP16 = (
         "A step without any gradient succeeds with norm 0",
         "same",
         "It is the step of a model whose gradients are all missing, which FP-3 defines.",
-        "reference_fp16_surface::a_step_without_any_gradient_is_a_step_with_zero_gradients",
+        "battery_steps::a_missing_gradient_is_a_gradient_of_zero",
     ),
 )
 
@@ -187,7 +187,7 @@ UNFUSED_FP16 = (
         "The clip norm is not in a checkpoint",
         "correct",
         "It is saved, as in the flat optimizer; a checkpoint without it keeps the constructor's.",
-        "reference_checkpoint::a_checkpoint_without_a_clip_norm_keeps_that_of_the_constructor",
+        "checkpoints_formats::whole_scales_and_no_clip_norm_are_taken",
     ),
     proved(
         "UF-7",

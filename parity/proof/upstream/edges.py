@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.upstream.edge import Edge
 from twinstep.parity.proof.upstream.edge_rows import ROWS
-from twinstep.reference.compat import Compat
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "edges.md"
@@ -73,9 +73,9 @@ def node_ids(root: Path) -> set[str]:
 
 
 def built(root: Path) -> set[str]:
-    """Names of all classes and modules under root/reference."""
+    """Names of all classes and modules under root/reference and root/contract."""
     found = set()
-    for path in sorted((root / "reference").glob("*.py")):
+    for path in sorted([*(root / "reference").rglob("*.py"), *(root / "contract").rglob("*.py")]):
         found.add(path.stem)
         tree = ast.walk(ast.parse(path.read_text()))
         found |= {node.name for node in tree if isinstance(node, ast.ClassDef)}

@@ -1,7 +1,7 @@
 """Steps of our optimizer classes, for the programs that only they launch.
 
 One step for each choice that reaches a kernel as a compile-time value: kind of norm, rule of the
-loss scale, inner optimizer, dtypes, `fast.compat.Compat`. Nothing is computed: see
+loss scale, inner optimizer, dtypes, `contract.compat.Compat`. Nothing is computed: see
 `variants.recorded`.
 """
 
@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.fast.bf16_optimizer import BF16Optimizer
-from twinstep.fast.compat import CORRECT, Compat
 from twinstep.fast.fp16_optimizer import FP16Optimizer
 from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
 from twinstep.fast.fused_adam import FusedAdam

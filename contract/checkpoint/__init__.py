@@ -1,0 +1,14 @@
+"""Checkpoints: read so that they can run no code, and checked whole before anything changes.
+
+files       a file of tensors and plain values
+entries     what every state dict has: keys, a clip norm, masters
+inner       the state of the inner optimizer
+fp16        state dicts of the FP16 optimizers
+partitions  state dicts of `BF16Optimizer`, one entry per rank
+universal   DeepSpeed's universal checkpoints, for all of them
+"""
+
+from twinstep.contract.checkpoint.files import read_checkpoint
+from twinstep.contract.checkpoint.universal import load_universal_checkpoint
+
+__all__ = ["load_universal_checkpoint", "read_checkpoint"]

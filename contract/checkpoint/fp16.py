@@ -1,0 +1,103 @@
+"""State dicts of the FP16 optimizers, with the keys that DeepSpeed's have.
+
+dynamic_loss_scale, cur_scale, ...    what the loss scale remembers
+clip_grad                             largest norm
+optimizer_state_dict                  dict of the inner optimizer
+fp32_groups_flat                      masters of `FP16Optimizer`, one per group
+fp32_groups                           masters of `FP16UnfusedOptimizer`, a list per group
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from twinstep.contract.checkpoint.entries import (
+    FLAT,
+    UNFUSED,
+    Loaded,
+    clip_norm,
+    matching_tensors,
+    require_keys,
+)
+from twinstep.contract.checkpoint.inner import inner_state
+from twinstep.contract.loss_scale import Saved
+from twinstep.contract.moments import StateDict
+
+INNER = "optimizer_state_dict"
+Masters = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+
+
+def saved(
+    optimizer: torch.optim.Optimizer, masters: Masters, clip_grad: float, scale: Saved
+) -> StateDict:
+    """A state dict of copies, not views.
+
+    Args:
+        optimizer: the inner one.
+        masters: flat ones, or lists of those of each parameter.
+        clip_grad: largest norm.
+        scale: the dict of the scaler; empty where the optimizer does not scale its loss.
+    """
+    return {
+        **scale,
+        "clip_grad": clip_grad,
+        INNER: copy.deepcopy(optimizer.state_dict()),
+        FLAT if _are_flat(masters) else UNFUSED: _copies(masters),
+    }
+
+
+def _are_flat(masters: Masters) -> bool:
+    return all(isinstance(one, Tensor) for one in masters)
+
+
+def _copies(masters: Masters) -> list[object]:
+    return [one.detach().clone() if isinstance(one, Tensor) else _copies(one) for one in masters]
+
+
+def checked(
+    optimizer: torch.optim.Optimizer,
+    state_dict: object,
+    masters: Masters,
+    where: str,
+    *,
+    states: bool,
+) -> Loaded:
+    """What a wrapper takes from a state dict, the loss scale excepted.
+
+    Args:
+        optimizer: the inner one; not changed.
+        state_dict: of this class on either side, or of DeepSpeed's.
+        masters: as they are now.
+        where: the method, for messages.
+        states: the state of the inner optimizer is asked for, too.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+    key = FLAT if _are_flat(masters) else UNFUSED
+    given = require_keys(state_dict, (INNER, key), where)
+    return Loaded(
+        clip_grad=clip_norm(given, where),
+        masters=_matching(given[key], masters, key, where),
+        inner=inner_state(optimizer, given[INNER], where) if states else None,
+    )
+
+
+def _matching(found: object, masters: Masters, key: str, where: str) -> list[Tensor]:
+    """Saved masters in one list."""
+    if key == FLAT:
+        return matching_tensors(found, [m for m in masters if isinstance(m, Tensor)], key, where)
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{key} is a {type(found).__name__}, but should be a list [{where}]")
+    if len(found) != len(masters):
+        raise ValueError(f"{key} has {len(found)} groups, but should have {len(masters)} [{where}]")
+    rows = [
+        matching_tensors(group, list(own), f"{key}[{index}]", where)
+        for index, (group, own) in enumerate(zip(found, masters, strict=True))
+    ]
+    return list(chain.from_iterable(rows))

@@ -1,0 +1,69 @@
+"""Hyper-parameters of `FusedAdam` and `FusedLamb`, checked where they come in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from twinstep.contract.errors import in_words
+
+Number = float | Tensor
+
+
+def check_adam(group: Mapping[str, object], where: str) -> None:
+    """Check lr, betas, eps, weight_decay and bias_correction of one parameter group.
+
+    Raises:
+        TypeError: a value is no number, betas are not two, bias_correction is no bool.
+        ValueError: a value is not finite, lr or eps is negative, a beta is not in [0, 1).
+    """
+    _require_at_least_zero("lr", group["lr"], where)
+    _require_at_least_zero("eps", group["eps"], where)
+    _finite("weight_decay", group["weight_decay"], where)
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise TypeError(f"betas={in_words(betas)}, but should be two numbers [{where}]")
+    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+        if not 0.0 <= _finite(name, beta, where) < 1.0:
+            raise ValueError(f"{name}={float(beta)}, but should be in [0, 1) [{where}]")
+    flag = group["bias_correction"]
+    if not isinstance(flag, bool):
+        raise TypeError(f"bias_correction={in_words(flag)}, but should be True or False [{where}]")
+
+
+def check_lamb(group: Mapping[str, object], where: str) -> None:
+    """Check min_coeff, max_coeff and max_grad_norm of one parameter group of LAMB, after the rest.
+
+    Raises:
+        TypeError: a value is no number.
+        ValueError: a value is not finite, min_coeff is negative or above max_coeff.
+    """
+    check_adam(group, where)
+    _require_at_least_zero("min_coeff", group["min_coeff"], where)
+    low, high = (_finite(name, group[name], where) for name in ("min_coeff", "max_coeff"))
+    if high < low:
+        raise ValueError(f"max_coeff={high}, but should be at least min_coeff={low} [{where}]")
+    _finite("max_grad_norm", group["max_grad_norm"], where)
+
+
+def _require_at_least_zero(name: str, value: object, where: str) -> None:
+    number = _finite(name, value, where)
+    if number < 0.0:
+        raise ValueError(f"{name}={number}, but should be at least 0 [{where}]")
+
+
+def _finite(name: str, value: object, where: str) -> float:
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            raise ValueError(f"{name} has shape {shape}, but should have one element [{where}]")
+    elif not isinstance(value, int | float):
+        raise TypeError(
+            f"{name}={in_words(value)}, but should be a number or a 0-dim tensor [{where}]"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}={number}, but should be finite [{where}]")
+    return number

@@ -1,0 +1,157 @@
+"""Another optimizer inside a `torch.optim.Optimizer`, stepping master weights.
+
+Schedulers, step hooks and whatever else takes an optimizer take the wrapper: its `param_groups` and
+`state` are those of the inner optimizer, whose parameters are the masters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from twinstep.contract.compat import Compat
+from twinstep.contract.tensors import drop_gradients
+from twinstep.contract.timers import Timers
+
+ParamGroup = dict[str, object]
+State = dict[str, Tensor]
+
+
+@runtime_checkable
+class MomentOptimizer(Protocol):
+    """`FusedAdam` or `FusedLamb` of either side: moments and counters, made before a first step."""
+
+    compat: Compat
+
+    def initialize_states(self) -> None:
+        """Allocate the state of every parameter that has none; no value changes."""
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around a fresh one.
+
+    Args:
+        optimizer: without state; its groups are rewritten by the class that derives.
+        timers: called by phase, or None.
+
+    Raises:
+        ValueError: it has state.
+    """
+
+    _inner: torch.optim.Optimizer | None = None
+
+    def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
+        if optimizer.state:
+            raise ValueError(
+                f"init_optimizer has state of {len(optimizer.state)} parameters, but should be "
+                f"fresh: its parameters become master weights [{type(self).__name__}]"
+            )
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        super().__init__(params, optimizer.defaults)
+        self._inner = optimizer
+        self.timers = timers
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer."""
+        return self._held()
+
+    def _held(self) -> torch.optim.Optimizer:
+        assert self._inner is not None
+        return self._inner
+
+    @property
+    def param_groups(self) -> list[ParamGroup]:
+        """Groups of the inner optimizer, whose parameters are masters."""
+        return [] if self._inner is None else self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[ParamGroup]) -> None:
+        # torch's constructor assigns before there is an inner optimizer.
+        if self._inner is not None:
+            self._inner.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, State]:
+        """State of the inner optimizer, by master."""
+        return defaultdict(dict) if self._inner is None else self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, State]) -> None:
+        if self._inner is not None:
+            self._inner.state = state
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Refused: masters are laid out at construction."""
+        if self._inner is not None:
+            raise RuntimeError(
+                "a group was added, but all groups should be there at construction, when masters "
+                f"are laid out [{type(self).__name__}]"
+            )
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of every group."""
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    def get_lr(self) -> float:
+        """The learning rate of the first group."""
+        return cast(float, self.param_groups[0]["lr"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} around {self._inner!r}"
+
+    def _refuse(self, closure: object) -> None:
+        if closure is not None:
+            raise RuntimeError(
+                "a closure was given, but should not be: it would run backward without the loss "
+                f"scale, and a skipped step could not take it back [{type(self).__name__}.step]"
+            )
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        timer = None if self.timers is None else self.timers(name)
+        if timer is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            # A phase that fails has ended, too.
+            if timer is not None:
+                timer.stop()
+
+    def _bytes(self, **tensors: Iterable[Tensor | None]) -> dict[str, int]:
+        """Bytes by kind; the state of the inner optimizer is a kind of its own."""
+        inner = (value for held in self.state.values() for value in held.values())
+        kinds = {**tensors, "optimizer_state": (t for t in inner if isinstance(t, Tensor))}
+        return {
+            kind: sum(tensor.nbytes for tensor in held if tensor is not None)
+            for kind, held in kinds.items()
+        }
+
+
+def initialize(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], compat: Compat) -> None:
+    """Allocate the state of all masters.
+
+    No value changes: moments are zero and counters are 0, as before a first step. An optimizer
+    that is not ours allocates when it first steps, and is left alone. With
+    `compat.step_at_construction` a whole step with zero gradients is taken instead (edge FP-1): it
+    decays masters, and counters become 1.
+
+    Args:
+        optimizer: whose parameters are the masters.
+        masters: written with the compat field alone.
+        compat: see above.
+    """
+    if compat.step_at_construction:
+        for master in masters:
+            master.grad = torch.zeros_like(master)
+        optimizer.step()
+        drop_gradients(masters)
+    elif isinstance(optimizer, MomentOptimizer):
+        optimizer.initialize_states()
