@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from twinstep.fast.tables import live_tensors
+from twinstep.fast.runtime.tables import live_tensors
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch import register_buffer_provider
 from twinstep.replay.launcher import WARP, Launcher

@@ -182,7 +182,9 @@ def stepper_of(side: str, plan: Plan, names: Sequence[str], weights: Sequence[Te
 
 
 def _class(side: str, module: str, name: str) -> Build:
-    """A class of one side: both have the same modules."""
+    """A class of one side."""
+    if side == "fast":
+        side, module = "twinstep.fast.optimizers", module.removesuffix("_optimizer")
     return cast(Build, getattr(importlib.import_module(f"{side}.{module}"), name))
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinstep.fast.dispatch import Jitted, cdiv, launch
 from twinstep.fast.kernels._arith import HEADER, LANES
-from twinstep.fast.tables import TableCache, address_table
+from twinstep.fast.runtime.dispatch import Jitted, cdiv, launch
+from twinstep.fast.runtime.tables import TableCache, address_table
 
 
 def prepared(

@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import require_pairs
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -24,7 +22,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_pairs
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import only_slot, tensor_tables
 
 
 @triton.jit

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import launch
 from twinstep.fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
 from twinstep.fast.kernels._lamb import advance_lamb_steps, store_lamb_header
 from twinstep.fast.kernels._limbs import INFINITY, NONFINITE, PADDED, largest_of, norm_of, sum_of
 from twinstep.fast.kernels.clip import unscale_and_clip
 from twinstep.fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
-from twinstep.fast.tables import SHARED, TableCache, address_table
+from twinstep.fast.runtime.dispatch import launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, address_table
 
 CONTROLS = (
     "lr",

@@ -26,8 +26,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import require_step
-from twinstep.fast.dispatch import TRITON_DTYPE, launch
 from twinstep.fast.kernels._arith import FOUND_INF, HEADER, LANES
 from twinstep.fast.kernels._lamb import (
     advance_lamb_steps,
@@ -41,7 +39,9 @@ from twinstep.fast.kernels._layout import TILE, address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import PADDED, add_tile
 from twinstep.fast.kernels._prepare import prepared
 from twinstep.fast.kernels.reduce import store_limbs
-from twinstep.fast.tables import SHARED, TableCache, tensor_tables
+from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
 
 CONTROLS = (
     "lr",

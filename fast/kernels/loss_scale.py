@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import require_controls
-from twinstep.fast.dispatch import launch
+from twinstep.fast.runtime.checks import require_controls
+from twinstep.fast.runtime.dispatch import launch
 
 
 @triton.jit

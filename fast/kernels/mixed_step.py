@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from twinstep.contract.loss_scale import check_rule
-from twinstep.fast.checks import require_step
 from twinstep.fast.kernels._arith import HEADER
 from twinstep.fast.kernels.adam import update_adam
 from twinstep.fast.kernels.finalise import CONTROLS, Finish, finalise
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
+from twinstep.fast.runtime.checks import require_step
 
 
 def new_coefficients(device: torch.device, tensors: int) -> Tensor:

@@ -18,8 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.contract.tensors import FLOATS
-from twinstep.fast.checks import require_tensor
-from twinstep.fast.dispatch import launch
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -30,7 +28,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import SHARED, TensorTable, build_table
+from twinstep.fast.runtime.checks import require_tensor
+from twinstep.fast.runtime.dispatch import launch
+from twinstep.fast.runtime.tables import SHARED, TensorTable, build_table
 
 # Bits are copied as integers: a NaN keeps its payload.
 WORD = {2: tl.int16, 4: tl.int32}

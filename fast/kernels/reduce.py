@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.contract.tensors import FLOATS
-from twinstep.fast.checks import require_controls, require_lists
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
 from twinstep.fast.kernels._layout import address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE, PADDED, add_tile, norm_of
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_controls, require_lists
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 REDUCE_CHUNK = tl.constexpr(4096)  # elements whose squares are added at once
 SPAN = tl.constexpr(16384)  # elements for each entry of the pointer table

@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.checks import require_step
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._arith import (
     FOUND_INF,
     HEADER,
@@ -45,7 +43,9 @@ from twinstep.fast.kernels._layout import (
     whole_tiles,
 )
 from twinstep.fast.kernels._prepare import prepared
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
 

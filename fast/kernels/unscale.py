@@ -18,8 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.contract.tensors import FLOATS
-from twinstep.fast.checks import require_controls, require_lists
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -30,7 +28,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_controls, require_lists
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 
 @triton.jit

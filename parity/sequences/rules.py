@@ -307,6 +307,11 @@ def side_of(cls: Callable[..., object]) -> str:
     return next((home for home in homes if home in ("reference", "fast")), "reference")
 
 
+def optimizers_of(side: str) -> str:
+    """The package that holds the optimizers of a side."""
+    return "twinstep.fast.optimizers" if side == "fast" else side
+
+
 class _Initializing(Protocol):
     def initialize_states(self) -> None:
         """Make all state."""

@@ -136,8 +136,8 @@ def test_another_length_compiles_nothing() -> None:
 @pytest.mark.gpu
 def test_a_captured_step_replays_like_an_eager_one() -> None:
     """Not yet measured: no GPU was there when this was written."""
-    from twinstep.fast.bf16_optimizer import BF16Optimizer
-    from twinstep.fast.fused_adam import FusedAdam
+    from twinstep.fast.optimizers.bf16 import BF16Optimizer
+    from twinstep.fast.optimizers.fused_adam import FusedAdam
 
     def build() -> tuple[torch.nn.Parameter, BF16Optimizer]:
         param = torch.nn.Parameter(torch.arange(5000.0).to(BRAIN).cuda())

@@ -18,7 +18,7 @@ from twinstep.fast.kernels import (
     sgd,
     unscale,
 )
-from twinstep.fast.scalers import LossScaling
+from twinstep.fast.optimizers.scalers import LossScaling
 
 Change = Callable[[dict[str, Any]], None]
 

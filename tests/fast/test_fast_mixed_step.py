@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import twinstep.reference.mixed_step
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
-from twinstep.fast.collectives import Gradients, Share
-from twinstep.fast.fused_adam import FusedAdam
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.mixed_step import mixed_step_
-from twinstep.fast.scalers import LossScale, LossScaling
-from twinstep.fast.step_driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
+from twinstep.fast.optimizers.scalers import LossScale, LossScaling
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 
@@ -82,7 +82,7 @@ class Stepper:
         lists = [params, grads, first, second, *([copies] if copies else [])]
         group = GroupTensors(lists=lists, steps=self.steps, bias_correction=True)
         self.sync_hyperparameters()
-        self.driver.run(Gradients(shares=[Share(tensors=grads)]), [group], self.inner)
+        self.driver.run(Gradients(shares=[NormBucket(tensors=grads)]), [group], self.inner)
 
 
 class Training:

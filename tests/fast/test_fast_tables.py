@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels.pack import offsets_of, region_table
-from twinstep.fast.tables import (
+from twinstep.fast.runtime.tables import (
     AddressTable,
     TableCache,
     TensorTable,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.moments import StateDict
-from twinstep.fast.collectives import Gradients
-from twinstep.fast.fp16_optimizer import FP16Optimizer
-from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.parallelism import Gradients
 
 
 class SaysItStepped(FP16Optimizer):
@@ -20,7 +20,7 @@ class SaysItStepped(FP16Optimizer):
     @property
     def overflow(self) -> bool:
         """Never."""
-        self._settle()
+        self._sync_state()
         return False
 
 

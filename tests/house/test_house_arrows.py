@@ -34,8 +34,11 @@ def test_every_file_keeps_the_arrows() -> None:
         ("fast/adam.py", "from twinstep.reference.adam import adam_step"),
         ("fast/adam.py", "from . import dispatch"),
         ("fast/kernels/adam.py", "from ..dispatch import engine"),
-        ("fast/dispatch.py", "import importlib\nimportlib.import_module('twinstep.replay')"),
-        ("fast/dispatch.py", "__import__('golden')"),
+        (
+            "fast/runtime/dispatch.py",
+            "import importlib\nimportlib.import_module('twinstep.replay')",
+        ),
+        ("fast/runtime/dispatch.py", "__import__('golden')"),
         ("golden/trace.py", "import twinstep.fast"),
         ("golden/trace.py", "import twinstep.parity.runner.failure"),
         ("parity/run.py", "import twinstep.scenarios.cli"),

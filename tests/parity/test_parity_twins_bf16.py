@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from twinstep.fast.bf16_optimizer import BF16Optimizer
-from twinstep.fast.step_driver import GroupTensors
+from twinstep.fast.optimizers.bf16 import BF16Optimizer
+from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.parity.registry.engines import running
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.drive import Side, run, sequence
@@ -40,7 +40,7 @@ class KeepsGradients(BF16Optimizer):
 class StateOnSkip(BF16Optimizer):
     """Shows state after a step that was skipped."""
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         self._held().state.update(self._pending)
         self._pending.clear()
 

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, asdict, fields
 import pytest
 import torch
 
-import twinstep.fast.fused_adam
+import twinstep.fast.optimizers.fused_adam
 import twinstep.reference.fused_adam
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.upstream.edge_rows import ROWS
@@ -30,7 +30,10 @@ def test_deepspeed_is_everything_but_the_early_growth() -> None:
 def test_both_fused_adams_have_the_same_arguments() -> None:
     ours, theirs = (
         inspect.signature(kind.__init__).parameters
-        for kind in (twinstep.reference.fused_adam.FusedAdam, twinstep.fast.fused_adam.FusedAdam)
+        for kind in (
+            twinstep.reference.fused_adam.FusedAdam,
+            twinstep.fast.optimizers.fused_adam.FusedAdam,
+        )
     )
     assert list(ours) == list(theirs)
     for name in set(ours) - {"self", "params", "compat"}:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from twinstep import fast
-from twinstep.fast.tables import SHARED
+from twinstep.fast.runtime.tables import SHARED
 from twinstep.parity.operations.operation import LAYOUTS
 from twinstep.parity.proof.mutate.sites import PACKAGE, Mutant
 from twinstep.parity.registry.house_kernels import FILES, GPU_ENGINES

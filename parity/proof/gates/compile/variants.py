@@ -164,10 +164,10 @@ def _launch(kernel: Kernel, dtype: str, layout: str) -> None:
 
 def _launch_compat(kernel: Kernel) -> None:
     """The programs of a whole step that only `contract.compat.Compat` switches on."""
-    from twinstep.fast.control import ControlBlock
     from twinstep.fast.kernels.finalise import CONTROLS, Finish, finalise
     from twinstep.fast.kernels.mixed_step import new_coefficients
     from twinstep.fast.kernels.reduce import new_limbs
+    from twinstep.fast.runtime.control import ControlBlock
 
     device = torch.device("cpu")
     block = ControlBlock(device, {})

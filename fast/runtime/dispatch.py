@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.tables import TensorLists, reachable
+from twinstep.fast.runtime.tables import TensorLists, reachable
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,

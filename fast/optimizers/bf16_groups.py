@@ -104,7 +104,7 @@ class PartitionedGroup:
         return [self.accumulator[begin:stop] for begin, stop in bounds]
 
 
-def lay_out(
+def partitioned_group(
     params: Sequence[Tensor],
     param_names: Mapping[Tensor, str],
     process_group: dist.ProcessGroup | None,
@@ -215,13 +215,13 @@ def _accumulate_now(group: PartitionedGroup, index: int, param: Tensor) -> None:
         group.has_gradient[index] = True
 
 
-def publish(groups: Sequence[PartitionedGroup]) -> None:
+def copy_masters_to_model(groups: Sequence[PartitionedGroup]) -> None:
     """Write this rank's masters into the model weights, each rounded once."""
     sources = [group.master.detach() for group in groups]
     cast_copy_(sources, [group.own(group.flat) for group in groups])
 
 
-def refresh(groups: Sequence[PartitionedGroup]) -> None:
+def copy_model_to_masters(groups: Sequence[PartitionedGroup]) -> None:
     """Write the model weights into this rank's masters."""
     targets = [group.master.detach() for group in groups]
     cast_copy_([group.own(group.flat) for group in groups], targets)

@@ -16,14 +16,14 @@ from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
-from twinstep.fast.collectives import Gradients, Place, Ranks
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.kernels.finalise import Finish
-from twinstep.fast.norms import kind_of_norm
-from twinstep.fast.scalers import LossScale
-from twinstep.fast.step_driver import StepDriver
-from twinstep.fast.wrapper import Wrapper
+from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.norms import kind_of_norm
+from twinstep.fast.optimizers.parallelism import Gradients, Parallelism, Place
+from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.optimizers.wrapper import Wrapper
 
 LOG = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ScaledWrapper(Wrapper):
     ) -> None:
         """Get ready to step parameters, laid out for good."""
         device = params[0].device if len(params) else torch.device("cpu")
-        self._ranks = Ranks(
+        self._parallelism = Parallelism(
             mpu=self.mpu,
             engine=self.deepspeed,
             experts=self.expert_groups,
@@ -97,11 +97,11 @@ class ScaledWrapper(Wrapper):
     def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
         """Gradients that there are, contiguous, by what they count for."""
         at: dict[Place, list[Tensor]] = {}
-        places = self._ranks.places(params, without_experts=self._without_experts)
+        places = self._parallelism.places(params, without_experts=self._without_experts)
         for grad, place in zip(grads, places, strict=True):
             if grad is not None:
                 at.setdefault(place, []).append(grad.contiguous())
-        return self._ranks.gradients(at)
+        return self._parallelism.gradients(at)
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
@@ -116,13 +116,13 @@ class ScaledWrapper(Wrapper):
             return None
         return cast(FusedAdam | FusedLamb, inside)
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         """Take notice of the last step; waits for the device where there was one.
 
         Raises:
             MinimumLossScale: it met the floor of a scale that makes this an error.
         """
-        super()._settle()
+        super()._sync_state()
         if not self._stepped:
             return
         self._stepped = False
@@ -136,7 +136,7 @@ class ScaledWrapper(Wrapper):
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped; waits for the device."""
-        self._settle()
+        self._sync_state()
         return bool(self._step.control["found_inf"].item())
 
     @property
@@ -147,7 +147,7 @@ class ScaledWrapper(Wrapper):
     @property
     def loss_scale(self) -> float:
         """What multiplies the loss; waits for the device. Assigning sets the scaler's scale."""
-        self._settle()
+        self._sync_state()
         external = self.external_loss_scale
         return self.loss_scaler.loss_scale if external is None else external
 
@@ -193,7 +193,7 @@ class ScaledWrapper(Wrapper):
 
         Non-finite after a step with overflow, 0.0 before the first step.
         """
-        self._settle()
+        self._sync_state()
         return float(self._step.control["norm"].item())
 
     def sync_hyperparameters(self) -> None:
@@ -214,6 +214,6 @@ class ScaledWrapper(Wrapper):
 
     def _initialize(self, masters: Sequence[Tensor]) -> None:
         """Make the state of all masters; with `compat.step_at_construction`, by a step."""
-        self._settle()
+        self._sync_state()
         self._pending.clear()
         initialize(self._held(), masters, self.compat)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from twinstep.fast.tables import FixedTensors
+from twinstep.fast.runtime.tables import FixedTensors
 
 
 def steps_of(tensor: Tensor) -> list[tuple[int, int]]:

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.contract.parallel import Groups
-from twinstep.fast.collectives import Gradients, Share
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE
 from twinstep.fast.kernels.reduce import reduce_gradients
-from twinstep.fast.tables import TableCache
+from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
+from twinstep.fast.runtime.tables import TableCache
 
 KINDS = {1.0: "1", 2.0: "2", math.inf: "inf"}
 GIVEN = "given"  # the host computes the norm
@@ -56,7 +56,7 @@ def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
     more for each group that it is added or averaged over.
 
     Args:
-        gradients: see `fast.collectives`.
+        gradients: see `fast.optimizers.parallelism`.
         power: positive.
         limbs: tell of gradients anywhere that are not finite. Any NaN gives NaN, otherwise any
             infinity gives infinity.
@@ -76,7 +76,7 @@ def _sum_of_powers(magnitudes: Sequence[float], power: float) -> float:
         return math.inf
 
 
-def _powers(share: Share, power: float, model: Groups, device: torch.device) -> float:
+def _powers(share: NormBucket, power: float, model: Groups, device: torch.device) -> float:
     """The sum over a share, without what is not finite."""
     wide = [grad.detach().to(torch.float64).abs().view(-1).tolist() for grad in share.tensors]
     own = _sum_of_powers([m for each in wide for m in each if math.isfinite(m)], power)

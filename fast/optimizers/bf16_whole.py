@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.fast.bf16_groups import PartitionedGroup
-from twinstep.fast.fused_adam import FusedAdam
+from twinstep.fast.optimizers.bf16_groups import PartitionedGroup
+from twinstep.fast.optimizers.fused_adam import FusedAdam
 
 
 class WholeTensors:

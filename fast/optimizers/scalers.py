@@ -20,9 +20,9 @@ from twinstep.contract.loss_scale import (
     checked_scale,
     checked_state,
 )
-from twinstep.fast.control import ControlBlock
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.runtime.control import ControlBlock
 
 COUNTERS = {
     "static": ("cur_iter",),

@@ -24,12 +24,12 @@ from twinstep.contract.moments import (
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.contract.wrapper import ParamGroup
-from twinstep.fast.control import GroupBlock
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
-from twinstep.fast.strides import contiguous_lists
-from twinstep.fast.tables import TableCache
+from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.tables import TableCache
 
 KEPT = ("eps_inside_sqrt", "compat", "_ratios")  # attributes that a pickle carries
 Given = Sequence[Tensor | None] | Sequence[Sequence[Tensor | None]]

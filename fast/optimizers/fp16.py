@@ -21,12 +21,12 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.fast.flat_groups import lay_out
-from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.step_driver import GroupTensors
+from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.flat_groups import flat_group
+from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import ZeroGradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -120,7 +120,7 @@ class FP16Optimizer(ScaledWrapper):
         )
         options = init_optimizer.param_groups
         where = "group {}, FP16Optimizer"
-        self._groups = [lay_out(g["params"], where.format(i)) for i, g in enumerate(options)]
+        self._groups = [flat_group(g["params"], where.format(i)) for i, g in enumerate(options)]
         for group, flat in zip(options, self._groups, strict=True):
             group["params"] = [flat.master]
         self._zeros = ZeroGradients()
@@ -226,7 +226,7 @@ class FP16Optimizer(ScaledWrapper):
             external = self._external_scale() is not None
             block = self._step.decide(self._gradients(params, grads), external=external)
         self._stepped = True
-        self._settle()
+        self._sync_state()
         if self._step.control["found_inf"].item():
             return
         with self._timed("unscale_and_clip"):
@@ -243,7 +243,7 @@ class FP16Optimizer(ScaledWrapper):
         drop_gradients(self.fp32_groups_flat, set_to_none=True)
         with self._timed("update_fp16"):
             for group in self._groups:
-                group.publish()
+                group.copy_masters_to_model()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
@@ -253,7 +253,7 @@ class FP16Optimizer(ScaledWrapper):
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
         for group in self._groups:
-            group.refresh()
+            group.copy_model_to_masters()
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
@@ -268,13 +268,13 @@ class FP16Optimizer(ScaledWrapper):
 
         The format is the reference's: either loads what the other has saved.
         """
-        self._settle()
+        self._sync_state()
         scale = saved_scale(self.loss_scaler) if self.scales else {}
         return fp16.saved(self._held(), self.fp32_groups_flat, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+        """Load a state of this class, the reference's or DeepSpeed's; its masters go to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
@@ -284,7 +284,7 @@ class FP16Optimizer(ScaledWrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        self._settle()
+        self._sync_state()
         where = "FP16Optimizer.load_state_dict"
         loaded = fp16.checked(
             self._held(), state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
@@ -297,4 +297,4 @@ class FP16Optimizer(ScaledWrapper):
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for group, master in zip(self._groups, loaded.masters, strict=True):
             group.master.copy_(master)
-            group.publish()
+            group.copy_masters_to_model()

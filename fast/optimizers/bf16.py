@@ -33,29 +33,29 @@ from twinstep.contract.parallel import (
 )
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
-from twinstep.fast.bf16_groups import (
+from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
+    copy_masters_to_model,
+    copy_model_to_masters,
     gather,
     immediate_hooks,
-    lay_out,
-    publish,
-    refresh,
+    partitioned_group,
 )
-from twinstep.fast.bf16_whole import WholeTensors
-from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.norms import exact_kind_of_norm
-from twinstep.fast.step_driver import GroupTensors, StepDriver
-from twinstep.fast.wrapper import Wrapper
+from twinstep.fast.optimizers.bf16_whole import WholeTensors
+from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.norms import exact_kind_of_norm
+from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
+from twinstep.fast.optimizers.wrapper import Wrapper
 
 
 class BF16Optimizer(Wrapper):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
-        init_optimizer: a fresh `fast.fused_adam.FusedAdam`; each of its groups gets this rank's
-            flat master as its only parameter. Frozen parameters are left alone.
+        init_optimizer: a fresh `fast.FusedAdam`; each of its groups gets this rank's flat master
+            as its only parameter. Frozen parameters are left alone.
         param_names: a name for every parameter, by which checkpoints address it.
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
@@ -97,7 +97,7 @@ class BF16Optimizer(Wrapper):
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
                 f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
-                "twinstep.fast.fused_adam.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
+                "fast.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
             )
         super().__init__(init_optimizer)
         self.mpu = mpu
@@ -116,7 +116,7 @@ class BF16Optimizer(Wrapper):
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
-        self._ranks = Ranks(mpu=mpu, experts=self.expert_groups)
+        self._parallelism = Parallelism(mpu=mpu, experts=self.expert_groups)
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
@@ -146,7 +146,9 @@ class BF16Optimizer(Wrapper):
             expert = expert_of_group(options, self.has_moe_layers, where)
             split = splits.get(expert)
             dtype = self.grad_acc_dtype
-            groups.append(lay_out(params, names, split, dtype, device, where, expert=expert))
+            groups.append(
+                partitioned_group(params, names, split, dtype, device, where, expert=expert)
+            )
         return groups
 
     def backward(
@@ -265,12 +267,12 @@ class BF16Optimizer(Wrapper):
         """Accumulated gradients by what they count for, in as few views as can be."""
         at: dict[Place, list[Tensor]] = {}
         for group in self.groups:
-            places = self._ranks.places(group.params)
+            places = self._parallelism.places(group.params)
             # Only the norm decides whether a step is skipped: what does not count is left out.
             for place in {*places} - {NOWHERE}:
                 rows = zip(places, group.has_gradient, strict=True)
                 at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-        return self._ranks.gradients(at)
+        return self._parallelism.gradients(at)
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""
@@ -291,14 +293,14 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_lp_params(self) -> None:
         """Model weights := masters of all ranks."""
-        publish(self.groups)
+        copy_masters_to_model(self.groups)
         for group in self.groups:
             gather(group, self.allgather_bucket_size)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
-        refresh(self.groups)
+        copy_model_to_masters(self.groups)
 
     def clear_hp_grads(self) -> None:
         """Zero the accumulators and forget which parameters have a gradient."""

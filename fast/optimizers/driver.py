@@ -21,10 +21,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from twinstep.fast.collectives import Gradients
-from twinstep.fast.control import ControlBlock, GroupBlock
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
 from twinstep.fast.kernels import finalise as finalise_kernel
 from twinstep.fast.kernels import finalise_unscaled
 from twinstep.fast.kernels._arith import INV_SCALE
@@ -34,10 +30,14 @@ from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.mixed_step import new_coefficients
 from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.kernels.unscale import unscale_gradients
-from twinstep.fast.norms import GIVEN, kind_of_norm, norm_on_host
-from twinstep.fast.reduction import reduce_over_ranks
-from twinstep.fast.scalers import LossScale
-from twinstep.fast.tables import TableCache
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm, norm_on_host
+from twinstep.fast.optimizers.parallelism import Gradients
+from twinstep.fast.optimizers.reduction import reduce_over_ranks
+from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.runtime.control import ControlBlock, GroupBlock
+from twinstep.fast.runtime.tables import TableCache
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,14 +23,14 @@ from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.gradients import ZeroGradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.step_driver import GroupTensors
-from twinstep.fast.strides import contiguous_lists
+from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.runtime.strides import contiguous_lists
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
@@ -148,13 +148,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         inside = super()._fused()
         return None if inside is None or inside.compat.shared_step_counter else inside
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         stale, self._stale = self._stale, []
         if stale and self._step.control["found_inf"].item():
             for param, grad in stale:
                 if param.grad is grad:
                     param.grad = None
-        super()._settle()
+        super()._sync_state()
 
     def backward(
         self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
@@ -241,7 +241,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def _step_inside(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
         """Let the inner optimizer step; the host waits."""
-        self._settle()
+        self._sync_state()
         legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
         external = self._external_scale() is not None
         block = self._step.decide(
@@ -249,7 +249,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         )
         divisor = self._divisor(before) if legacy else None
         self._stepped = True
-        self._settle()
+        self._sync_state()
         if self._step.control["found_inf"].item():
             drop_gradients(params, set_to_none=True)
         elif divisor is not None:
@@ -260,7 +260,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 master.grad = self._gradient(param, grad).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
-            self._publish()
+            self._copy_masters_to_model()
 
     def _divisor(self, before: float) -> Tensor:
         """What gradients are divided by, to unscale and clip at once; float64, shape ().
@@ -280,7 +280,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         return torch.where((limit > 0.0) & (c > 1.0), scale * c, scale)
 
     def _hand_over(self, divisor: Tensor) -> None:
-        """Let the optimizer inside unscale, step and publish."""
+        """Let the inner optimizer unscale, step and copy to the model."""
         cast(FusedLamb, self._held()).step(
             grads=[[self._gradient(p, p.grad) for p in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
@@ -297,7 +297,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for param, master in zip(self._params(), self._masters(), strict=True):
             master.copy_(param)
 
-    def _publish(self) -> None:
+    def _copy_masters_to_model(self) -> None:
         for param, master in zip(self._params(), self._masters(), strict=True):
             param.detach().copy_(master)
 
@@ -314,13 +314,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
         The format is the reference's: either loads what the other has saved.
         """
-        self._settle()
+        self._sync_state()
         scale = saved_scale(self.loss_scaler)
         return fp16.saved(self._held(), self.fp32_groups, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+        """Load a state of this class, the reference's or DeepSpeed's; its masters go to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
@@ -331,7 +331,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        self._settle()
+        self._sync_state()
         where = "FP16UnfusedOptimizer.load_state_dict"
         loaded = fp16.checked(
             self._held(), state_dict, self.fp32_groups, where, states=load_optimizer_states
@@ -344,7 +344,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.copy_(saved)
-        self._publish()
+        self._copy_masters_to_model()
 
 
 def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:

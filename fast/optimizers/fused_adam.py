@@ -26,10 +26,10 @@ from twinstep.contract.moments import (
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.contract.wrapper import ParamGroup
-from twinstep.fast.control import GroupBlock
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
-from twinstep.fast.strides import contiguous_lists
-from twinstep.fast.tables import FixedLists, TableCache
+from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.tables import FixedLists, TableCache
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
