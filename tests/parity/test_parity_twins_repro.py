@@ -82,7 +82,7 @@ PLANTED = (
     Planted("FusedAdam", f"{OPTIMIZERS}.fused_adam", "initialize_states = lambda self: None"),
     Planted(
         "FusedLamb",
-        "twinstep.fast.fused_lamb",
+        "twinstep.fast.optimizers.fused_lamb",
         "get_lamb_coeffs = lambda self: super(Mine, self).get_lamb_coeffs()[::-1] + [1.0]",
         "bf16",
         ("_blocks", "_cache", "_ratios"),

@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from twinstep.contract.fragments import Fragment, fragments_of
 from twinstep.contract.tensors import check_param, dtype_names
-from twinstep.fast.accumulate import accumulate_
-from twinstep.fast.cast import cast_copy_
+from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.cast import cast_copy_
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 
@@ -86,6 +86,11 @@ class PartitionedGroup:
         """The accumulator cut into parameters: 1-D views, in order."""
         return list(torch.split(self.accumulator[: self.numel], self.sizes)) if self.params else []
 
+    def lists(self, moments: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Master, accumulator, moments and model weights of this rank, each in a list of one."""
+        row = [self.master.detach(), self.own(self.accumulator), *moments, self.own(self.flat)]
+        return [[tensor] for tensor in row]
+
     def runs(self, chosen: Sequence[bool]) -> list[Tensor]:
         """Views of the accumulator that together hold the chosen parameters, as few as can be."""
         bounds: list[list[int]] = []
@@ -99,7 +104,7 @@ class PartitionedGroup:
         return [self.accumulator[begin:stop] for begin, stop in bounds]
 
 
-def lay_out(
+def partitioned_group(
     params: Sequence[Tensor],
     param_names: Mapping[Tensor, str],
     process_group: dist.ProcessGroup | None,
@@ -210,13 +215,13 @@ def _accumulate_now(group: PartitionedGroup, index: int, param: Tensor) -> None:
         group.has_gradient[index] = True
 
 
-def publish(groups: Sequence[PartitionedGroup]) -> None:
+def copy_masters_to_model(groups: Sequence[PartitionedGroup]) -> None:
     """Write this rank's masters into the model weights, each rounded once."""
     sources = [group.master.detach() for group in groups]
     cast_copy_(sources, [group.own(group.flat) for group in groups])
 
 
-def refresh(groups: Sequence[PartitionedGroup]) -> None:
+def copy_model_to_masters(groups: Sequence[PartitionedGroup]) -> None:
     """Write the model weights into this rank's masters."""
     targets = [group.master.detach() for group in groups]
     cast_copy_([group.own(group.flat) for group in groups], targets)

@@ -11,20 +11,22 @@ import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
+from twinstep.fast.runtime.tables import FixedLists
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
     """An optimizer around a fresh one; where kernels do all of its `step`, that is not called."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
-        # State that a step has written, as far as the host knows; see `_settle`.
+        # State that a step has written, as far as the host knows; see `_sync_state`.
         self._pending: dict[Tensor, State] = {}
+        self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
         super().__init__(optimizer, timers)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The inner optimizer; waits for the device as `state` does."""
-        self._settle()
+        self._sync_state()
         return self._held()
 
     @property
@@ -34,7 +36,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         Once after a first step this waits for the device: state appears with a step that was
         taken, and whether one was skipped only the device knows.
         """
-        self._settle()
+        self._sync_state()
         return defaultdict(dict) if self._inner is None else self._inner.state
 
     @state.setter
@@ -49,7 +51,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
             known = self._pending[master] = new_state(master)
         return known
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         """Hand over the state of masters that have been stepped."""
         for master, state in list(self._pending.items()):
             if int(state["step"]) > 0:
@@ -59,3 +61,4 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """Load the inner optimizer; nothing remains of the state that was there."""
         self._held().load_state_dict(state_dict)
         self._pending.clear()
+        self._fixed.clear()

@@ -16,13 +16,14 @@ from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
-from twinstep.fast.collectives import Gradients, Place, Ranks
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.norms import kind_of_norm
-from twinstep.fast.scaled_step import ScaledStep
-from twinstep.fast.scalers import LossScale
-from twinstep.fast.wrapper import Wrapper
+from twinstep.fast.kernels.finalise import Finish
+from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.norms import kind_of_norm
+from twinstep.fast.optimizers.parallelism import Gradients, Parallelism, Place
+from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.optimizers.wrapper import Wrapper
 
 LOG = logging.getLogger(__name__)
 
@@ -59,38 +60,48 @@ class ScaledWrapper(Wrapper):
         self.expert_groups = dict(expert_groups or {})
         self.expert_data_groups = dict(expert_data_groups or {})
         self.norm_type = float(norm_type)
-        self._kind = kind_of_norm(self.norm_type, type(self).__name__)
+        kind_of_norm(self.norm_type, type(self).__name__)
         self.loss_scaler, self.scales = loss_scaler, scales
         self.clip_grad = float(clip_grad)
         self.verbose, self.compat = verbose, compat
         self.external_loss_scale: float | None = None
 
-    def _prepare(self, params: Sequence[Tensor], *, reports_scaled_norm: bool = False) -> None:
+    def _prepare(
+        self,
+        params: Sequence[Tensor],
+        *,
+        reports_scaled_norm: bool = False,
+        without_experts: bool = False,
+    ) -> None:
         """Get ready to step parameters, laid out for good."""
         device = params[0].device if len(params) else torch.device("cpu")
-        self._step = ScaledStep(
-            self.loss_scaler,
-            device,
-            self.compat,
-            norm_type=self.norm_type,
-            kind=self._kind,
-            reports_scaled_norm=reports_scaled_norm,
-        )
-
-    def _gradients(self, params: Sequence[Tensor], *, without_experts: bool = False) -> Gradients:
-        """Gradients that are there, contiguous, by what they count for."""
-        ranks = Ranks(
+        self._parallelism = Parallelism(
             mpu=self.mpu,
             engine=self.deepspeed,
             experts=self.expert_groups,
             replicas=self.expert_data_groups,
         )
+        self._without_experts = without_experts
+        scaling = self.loss_scaler.scaling
+        finish = Finish(
+            rule=scaling.rule,
+            norm_kind=kind_of_norm(self.norm_type, type(self).__name__),
+            consecutive_hysteresis=scaling.consecutive_hysteresis,
+            raise_error_at_min_scale=scaling.raise_error_at_min_scale,
+            growth_counts_this_step=self.loss_scaler.compat.growth_counts_this_step,
+            unscale_with_updated_scale=self.compat.unscale_with_updated_scale,
+            reports_scaled_norm=reports_scaled_norm,
+        )
+        self._step = StepDriver(device, self.loss_scaler, finish, self.norm_type)
+
+    def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
+        """Gradients that there are, contiguous, by what they count for."""
         at: dict[Place, list[Tensor]] = {}
-        places = ranks.places(params, without_experts=without_experts)
-        for param, place in zip(params, places, strict=True):
-            if param.grad is not None:
-                at.setdefault(place, []).append(param.grad.contiguous())
-        return ranks.gradients(at)
+        places = self._parallelism.places(params, without_experts=self._without_experts)
+        for grad, place in zip(grads, places, strict=True):
+            if grad is not None:
+                at.setdefault(place, []).append(grad.contiguous())
+        return self._parallelism.gradients(at)
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
@@ -105,19 +116,19 @@ class ScaledWrapper(Wrapper):
             return None
         return cast(FusedAdam | FusedLamb, inside)
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         """Take notice of the last step; waits for the device where there was one.
 
         Raises:
             MinimumLossScale: it met the floor of a scale that makes this an error.
         """
-        super()._settle()
+        super()._sync_state()
         if not self._stepped:
             return
         self._stepped = False
         inside = self._held()
         if isinstance(inside, FusedLamb) and not inside.state:
-            inside._ratios = []
+            inside.record_coeffs(())
         if self.verbose and self._step.control["found_inf"].item():
             LOG.info("overflow, step skipped: loss scale %s", self.loss_scaler.loss_scale)
         self.loss_scaler.raise_if_exhausted()
@@ -125,7 +136,7 @@ class ScaledWrapper(Wrapper):
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped; waits for the device."""
-        self._settle()
+        self._sync_state()
         return bool(self._step.control["found_inf"].item())
 
     @property
@@ -136,7 +147,7 @@ class ScaledWrapper(Wrapper):
     @property
     def loss_scale(self) -> float:
         """What multiplies the loss; waits for the device. Assigning sets the scaler's scale."""
-        self._settle()
+        self._sync_state()
         external = self.external_loss_scale
         return self.loss_scaler.loss_scale if external is None else external
 
@@ -182,15 +193,16 @@ class ScaledWrapper(Wrapper):
 
         Non-finite after a step with overflow, 0.0 before the first step.
         """
-        self._settle()
+        self._sync_state()
         return float(self._step.control["norm"].item())
 
     def sync_hyperparameters(self) -> None:
         """Send hyper-parameters that have changed; before replaying a captured graph, call this."""
-        external = None if self.compat.external_scale_stays else self.external_loss_scale
+        external = self._external_scale()
         self._step.sync_hyperparameters(self._held(), self.clip_grad, external)
 
-    def _applied_external(self) -> float | None:
+    def _external_scale(self) -> float | None:
+        """The scale from outside that gradients are divided by, if any."""
         return None if self.compat.external_scale_stays else self.external_loss_scale
 
     def _require_scaling(self) -> None:
@@ -202,6 +214,6 @@ class ScaledWrapper(Wrapper):
 
     def _initialize(self, masters: Sequence[Tensor]) -> None:
         """Make the state of all masters; with `compat.step_at_construction`, by a step."""
-        self._settle()
+        self._sync_state()
         self._pending.clear()
         initialize(self._held(), masters, self.compat)

@@ -36,7 +36,7 @@ SHARED, NOWHERE = Place(), Place(counts=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class NormBucket:
     """Gradients whose sum is formed over the same ranks.
 
     Attributes:
@@ -61,7 +61,7 @@ class Gradients:
         model: ranks that hold one model together; all sums are added over them at last.
     """
 
-    shares: Sequence[Share]
+    shares: Sequence[NormBucket]
     uncounted: Sequence[Tensor] = ()
     unreduced: Groups = ()
     model: Groups = ()
@@ -73,7 +73,7 @@ class Gradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class Parallelism:
     """What an optimizer was told of other ranks.
 
     Attributes:
@@ -110,7 +110,7 @@ class Ranks:
         """All gradients, given those at each place."""
         # All ranks have to meet collectives in one order: every known name has its share.
         experts = [
-            Share(
+            NormBucket(
                 tensors=at.get(Place(name), ()),
                 experts=self.experts.get(name),
                 replicas=self.replicas.get(name),
@@ -118,7 +118,7 @@ class Ranks:
             for name in self._names()
         ]
         return Gradients(
-            shares=[Share(tensors=at.get(SHARED, ())), *experts],
+            shares=[NormBucket(tensors=at.get(SHARED, ())), *experts],
             uncounted=at.get(NOWHERE, ()),
             unreduced=self._unreduced(),
             model=[] if self.mpu is None else [self.mpu.get_model_parallel_group()],

@@ -1,9 +1,12 @@
 """Tensors in the order of their memory: what lets one kernel serve any dense layout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from twinstep.fast.runtime.tables import FixedTensors
 
 
 def steps_of(tensor: Tensor) -> list[tuple[int, int]]:
@@ -54,6 +57,35 @@ def aligned_layouts(tensors: Sequence[Tensor]) -> list[Tensor]:
             tensor = moved.copy_(tensor)
         flat.append(in_memory_order(tensor))
     return flat
+
+
+@contextmanager
+def contiguous_lists(
+    lists: Sequence[Sequence[Tensor]], written: Sequence[int]
+) -> Iterator[Sequence[Sequence[Tensor]]]:
+    """Lend kernels contiguous tensors for these, and write back what kernels have written.
+
+    Args:
+        lists: for each role one tensor per slot; those of a slot agree in shape. Slots that are
+            contiguous are lent as they are, dense ones as views, others as copies.
+        written: the roles that kernels write.
+    """
+    if all(map(_contiguous, lists)):
+        yield lists
+        return
+    rows = [list(row) for row in zip(*lists, strict=True)]
+    lanes = [row if _contiguous(row) else aligned_layouts(row) for row in rows]
+    yield [list(role) for role in zip(*lanes, strict=True)]
+    for row, lane in zip(rows, lanes, strict=True):
+        if lane is not row:
+            for role in written:
+                write_back(lane[role], row[role], row[0])
+
+
+def _contiguous(tensors: Sequence[Tensor]) -> bool:
+    if isinstance(tensors, FixedTensors):
+        return tensors.contiguous
+    return all(tensor.is_contiguous() for tensor in tensors)
 
 
 def write_back(flat: Tensor, tensor: Tensor, lead: Tensor) -> None:

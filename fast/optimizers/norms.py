@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.contract.parallel import Groups
-from twinstep.fast.collectives import Gradients, Share
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE
 from twinstep.fast.kernels.reduce import reduce_gradients
-from twinstep.fast.tables import TableCache
+from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
+from twinstep.fast.runtime.tables import TableCache
 
 KINDS = {1.0: "1", 2.0: "2", math.inf: "inf"}
 GIVEN = "given"  # the host computes the norm
@@ -29,6 +29,21 @@ def kind_of_norm(norm_type: float, where: str) -> str:
     return KINDS.get(float(norm_type), GIVEN)
 
 
+def exact_kind_of_norm(norm_type: float, where: str) -> str:
+    """Return the name of a kernel's norm.
+
+    Raises:
+        ValueError: norm_type is not 1, 2 or infinity.
+    """
+    kind = kind_of_norm(norm_type, where)
+    if kind == GIVEN:
+        raise ValueError(
+            f"norm_type={norm_type}, but should be 1, 2 or infinity: kernels have no other "
+            f"exact norms [{where}]"
+        )
+    return kind
+
+
 def reduce_norm(grads: Sequence[Tensor], limbs: Tensor, kind: str, cache: TableCache) -> None:
     """Enter all gradients into the limbs, in one launch for each dtype."""
     reduce_gradients(grads, limbs, cache, kind="2" if kind == GIVEN else kind)
@@ -41,7 +56,7 @@ def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
     more for each group that it is added or averaged over.
 
     Args:
-        gradients: see `fast.collectives`.
+        gradients: see `fast.optimizers.parallelism`.
         power: positive.
         limbs: tell of gradients anywhere that are not finite. Any NaN gives NaN, otherwise any
             infinity gives infinity.
@@ -61,7 +76,7 @@ def _sum_of_powers(magnitudes: Sequence[float], power: float) -> float:
         return math.inf
 
 
-def _powers(share: Share, power: float, model: Groups, device: torch.device) -> float:
+def _powers(share: NormBucket, power: float, model: Groups, device: torch.device) -> float:
     """The sum over a share, without what is not finite."""
     wide = [grad.detach().to(torch.float64).abs().view(-1).tolist() for grad in share.tensors]
     own = _sum_of_powers([m for each in wide for m in each if math.isfinite(m)], power)

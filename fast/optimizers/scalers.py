@@ -1,10 +1,11 @@
 """Loss scalers: what the scale is, the loss multiplied with it, and when the scale moves.
 
 The state of a scaler lives in a control block on the device of whoever uses it, where the kernels
-of `fast.loss_scale` and of whole steps move it. Reading it waits for that device.
+of `fast.kernels.loss_scale` and of whole steps move it. Reading it waits for that device.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,9 @@ from twinstep.contract.loss_scale import (
     checked_scale,
     checked_state,
 )
-from twinstep.fast.control import ControlBlock
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
-from twinstep.fast.mixed_step import LossScaling
+from twinstep.fast.runtime.control import ControlBlock
 
 COUNTERS = {
     "static": ("cur_iter",),
@@ -32,6 +32,41 @@ COUNTERS = {
 }
 SHARED = ("scale", "cur_iter", "last_overflow_iter", "found_inf")
 WINDOW = ("scale_factor", "scale_window")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """A rule of the loss scale and its constants, named as in `fast.kernels.mixed_step`."""
+
+    rule: str = "dynamic"
+    init_scale: float = 65536.0
+    scale_factor: float = 2.0
+    scale_window: int = 1000
+    min_scale: float = 1.0
+    delayed_shift: int = 2
+    backoff_factor: float = 0.5
+    consecutive_hysteresis: bool = False
+    raise_error_at_min_scale: bool = True
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule, "LossScaling")
+        if self.scale_window < 1:
+            raise ValueError(
+                f"scale_window={self.scale_window}, but should be at least 1 [LossScaling]"
+            )
+
+    def controls(self) -> dict[str, float]:
+        """Return constants and first state by the names of controls."""
+        return {
+            "scale": self.init_scale,
+            "scale_factor": self.scale_factor,
+            "scale_window": self.scale_window,
+            "min_scale": self.min_scale,
+            "delayed_shift": self.delayed_shift,
+            "backoff_factor": self.backoff_factor,
+            "cur_hysteresis": self.delayed_shift,
+            "last_overflow_iter": -1,
+        }
 
 
 class LossScale:

@@ -6,6 +6,7 @@ Where gradients are clipped one by one, each parameter has a factor and launches
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import cast, overload
 
 import torch
@@ -22,16 +23,15 @@ from twinstep.contract.moments import (
 )
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
-from twinstep.fast.control import ControlBlock
+from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
-from twinstep.fast.strides import aligned_layouts, contiguous, write_back
-from twinstep.fast.tables import TableCache
+from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.tables import TableCache
 
 KEPT = ("eps_inside_sqrt", "compat", "_ratios")  # attributes that a pickle carries
-
-ParamGroup = dict[str, object]
 Given = Sequence[Tensor | None] | Sequence[Sequence[Tensor | None]]
 Norms = Sequence[Sequence[Number]]
 
@@ -79,14 +79,14 @@ class FusedLamb(torch.optim.Optimizer):
     ) -> None:
         refuse_amsgrad(amsgrad, "FusedLamb")
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
-        self._ratios: list[Tensor] = []
+        self._ratios: list[tuple[Sequence[int], Tensor]] = []
         self._forget_device()
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
         defaults |= {"weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         super().__init__(params, {**defaults, "max_coeff": max_coeff, "min_coeff": min_coeff})
 
     def _forget_device(self) -> None:
-        self._blocks: dict[tuple[int, torch.device], LambBlock] = {}
+        self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
         self._cache = TableCache(limit=64)
 
     def add_param_group(self, param_group: ParamGroup) -> None:
@@ -106,7 +106,18 @@ class FusedLamb(torch.optim.Optimizer):
 
         Waits for the device.
         """
-        return torch.stack(self._ratios).tolist() if self._ratios else []
+        found: dict[int, float] = {}
+        for places, ratios in self._ratios:
+            found.update(zip(places, ratios.tolist(), strict=True))
+        return [found[place] for place in sorted(found)]
+
+    def record_coeffs(self, ratios: Sequence[Tensor]) -> None:
+        """Remember trust ratios of a step that was taken elsewhere, in order; none forgets all."""
+        ends = list(accumulate(map(len, ratios), initial=0))
+        self._ratios = [
+            (range(first, end), each)
+            for first, end, each in zip(ends, ends[1:], ratios, strict=False)
+        ]
 
     @overload
     def step(
@@ -166,11 +177,10 @@ class FusedLamb(torch.optim.Optimizer):
         rows = list(self._rows(grads, output_params, grad_norms))
         for row in rows:
             check_dense_gradient(row.grad, "FusedLamb.step")
-        found: dict[int, Tensor] = {}
-        for batch in _batches(rows):
-            ratios = self._step_batch(batch, scale)
-            found |= {row.place: ratio for row, ratio in zip(batch, ratios, strict=True)}
-        self._ratios = [found[row.place] for row in rows]
+        self._ratios = [
+            ([row.place for row in batch], self._step_batch(batch, scale))
+            for batch in _batches(rows)
+        ]
         return loss
 
     def _rows(
@@ -201,26 +211,21 @@ class FusedLamb(torch.optim.Optimizer):
         factor = _factor(first, block, scale)
         coefficients = prepare_lamb(
             [self.state[row.param]["step"] for row in rows],
-            block.controls(factor),
+            [*block.hyper(), factor, block["found_inf"]],
             bias_correction=bool(first.group["bias_correction"]),
             cache=self._cache,
         )
-        tensors = [self._tensors(row) for row in rows]
-        lanes = [own if contiguous(own) else aligned_layouts(own) for own in tensors]
-        lists = [list(role) for role in zip(*lanes, strict=True)]
+        lists = [list(role) for role in zip(*map(self._tensors, rows), strict=True)]
         ratios = torch.empty(len(rows), dtype=torch.float32, device=first.param.device)
-        update_lamb(
-            lists[:4],
-            lists[4] if len(lists) > 4 else [],
-            coefficients,
-            eps_inside_sqrt=self.eps_inside_sqrt,
-            cache=self._cache,
-            ratios=ratios,
-        )
-        for own, lane in zip(tensors, lanes, strict=True):
-            if lane is not own:
-                for role in (0, *range(2, len(own))):
-                    write_back(lane[role], own[role], own[0])
+        with contiguous_lists(lists, (0, *range(2, len(lists)))) as lanes:
+            update_lamb(
+                lanes[:4],
+                lanes[4] if len(lanes) > 4 else [],
+                coefficients,
+                eps_inside_sqrt=self.eps_inside_sqrt,
+                cache=self._cache,
+                ratios=ratios,
+            )
         return ratios
 
     def _tensors(self, row: "_Row") -> list[Tensor]:
@@ -228,10 +233,10 @@ class FusedLamb(torch.optim.Optimizer):
         tensors = [row.param, row.grad, *(state[name] for name in MOMENTS)]
         return tensors if row.copy is None else [*tensors, row.copy]
 
-    def _block(self, row: "_Row") -> "LambBlock":
+    def _block(self, row: "_Row") -> "GroupBlock":
         key = (row.index, row.param.device)
         if key not in self._blocks:
-            self._blocks[key] = LambBlock(row.param.device)
+            self._blocks[key] = GroupBlock(row.param.device, lamb=True)
         self._blocks[key].set_group(row.group)
         return self._blocks[key]
 
@@ -260,41 +265,6 @@ class FusedLamb(torch.optim.Optimizer):
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
         self._forget_device()
-
-
-class LambBlock:
-    """The hyper-parameters of a group of LAMB on one device, sent when they change."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._block = ControlBlock(device, {"factor": 1.0})
-        # The two bounds ride in slots that an optimizer without a loss scale has no use for.
-        self._bounds = {"max_coeff": "scale_factor", "min_coeff": "min_scale"}
-        self.one = self._block["factor"]
-        self.zero = self._block["norm"]
-
-    def set_group(self, group: ParamGroup) -> None:
-        """Take over a group's hyper-parameters, in at most one asynchronous copy."""
-        beta1, beta2 = cast(tuple[Number, Number], group["betas"])
-        named = {"beta1": beta1, "beta2": beta2, "max_norm": group["max_grad_norm"]}
-        named |= {name: group[name] for name in ("lr", "eps", "weight_decay")}
-        named |= {slot: group[name] for name, slot in self._bounds.items()}
-        for name, value in named.items():
-            self._block.set(name, cast(Number, value))
-        self._block.sync_hyperparameters()
-
-    @property
-    def max_norm(self) -> Tensor:
-        """Largest norm of a gradient; float64, shape ()."""
-        return self._block["max_norm"]
-
-    def hyper(self) -> list[Tensor]:
-        """Controls from lr to min_coeff, in the order of `fast.kernels.lamb.CONTROLS`."""
-        names = ("lr", "beta1", "beta2", "eps", "weight_decay", *self._bounds.values())
-        return [self._block[name] for name in names]
-
-    def controls(self, factor: Tensor) -> list[Tensor]:
-        """All controls of a step that is not skipped."""
-        return [*self.hyper(), factor, self._block["found_inf"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,15 +296,15 @@ def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
     yield from batches.values()
 
 
-def _factor(row: _Row, block: LambBlock, scale: Number) -> Tensor:
+def _factor(row: _Row, block: GroupBlock, scale: Number) -> Tensor:
     """Return what the gradients are multiplied by; fp32, shape ()."""
     device = row.param.device
     if not row.clips and not isinstance(scale, Tensor) and scale == 1.0:
-        return block.one
+        return block["factor"]
     if not isinstance(scale, Tensor):
         scale = torch.full((), float(scale), dtype=torch.float64, device=device)
     scale = scale.detach().to(device=device, dtype=torch.float64).reshape(())
-    norm, factor = block.zero, torch.empty((), dtype=torch.float32, device=device)
+    norm, factor = block["norm"], torch.empty((), dtype=torch.float32, device=device)
     if row.clips and row.norm is None:
         norm = torch.empty((), dtype=torch.float32, device=device)
         gradient = row.grad if row.grad.is_contiguous() else row.grad.contiguous()
@@ -343,7 +313,7 @@ def _factor(row: _Row, block: LambBlock, scale: Number) -> Tensor:
     elif row.clips:
         given = torch.as_tensor(row.norm, dtype=torch.float64, device=device)
         norm = given.detach().to(torch.float32).reshape(())
-    clip_factor_(norm=norm, scale=scale, max_norm=block.max_norm, factor=factor)
+    clip_factor_(norm=norm, scale=scale, max_norm=block["max_norm"], factor=factor)
     return factor
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from twinstep.contract.tensors import dtype_names
+from twinstep.contract.tensors import FLOATS, dtype_names
 
 FP32 = (torch.float32,)
 FP64 = (torch.float64,)
@@ -73,6 +73,24 @@ def require_steps(where: str, steps: Sequence[Tensor], count: int, near: Tensor)
         require_control(where, f"steps[{slot}]", step, INT64, near)
 
 
+def require_pairs(where: str, lists: Lists) -> None:
+    """Require lists of any floats that agree in length and shapes; none may be given."""
+    given = [tensor for tensors in lists.values() for tensor in tensors]
+    if given:
+        require_lists(where, lists, dict.fromkeys(lists, FLOATS), given[0])
+
+
+def require_step(
+    where: str, lists: Lists, steps: Sequence[Tensor], controls: Mapping[str, Tensor]
+) -> None:
+    """Require the arguments of an optimizer's step; optional lists may be empty."""
+    near = next(iter(controls.values()))
+    given = {name: tensors for name, tensors in lists.items() if name not in OPTIONAL or tensors}
+    require_lists(where, given, LIST_DTYPES, near)
+    require_steps(where, steps, len(lists["params"]), near)
+    require_controls(where, near, controls)
+
+
 def require_control(where: str, name: str, value: Tensor, dtypes: Dtypes, near: Tensor) -> None:
     """Require a 0-dim tensor of one of the dtypes on the device of `near`."""
     if value.dim() != 0:
@@ -87,6 +105,12 @@ def require_controls(where: str, near: Tensor, controls: Mapping[str, Tensor]) -
     for name, value in controls.items():
         require_control(where, name, value, CONTROL_DTYPES[name], near)
 
+
+LIST_DTYPES: dict[str, Dtypes] = {
+    **dict.fromkeys(("params", "grads", "copies"), FLOATS),
+    **dict.fromkeys(("exp_avgs", "exp_avg_sqs", "momentums"), FP32),
+}
+OPTIONAL = ("copies", "momentums")
 
 CONTROL_DTYPES: dict[str, Dtypes] = {
     **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), FP64),

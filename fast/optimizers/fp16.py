@@ -5,7 +5,8 @@ autograd left them, and masters, moments and model weights are written in one pa
 The host decides nothing and waits for nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import overload
 
@@ -20,12 +21,12 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.fast.flat_groups import lay_out
-from twinstep.fast.gradients import ZeroGradients
-from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.scaled_step import Batch
-from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.flat_groups import flat_group
+from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import ZeroGradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -45,7 +46,7 @@ class FP16Optimizer(ScaledWrapper):
         loss_scale_config: a scaler, which then decides instead of the five arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
-        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.kernels.loss_scale`.
         initial_dynamic_scale: the first scale without dynamic_loss_args.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`.
         verbose: log skipped steps, when something is read after them.
@@ -119,7 +120,7 @@ class FP16Optimizer(ScaledWrapper):
         )
         options = init_optimizer.param_groups
         where = "group {}, FP16Optimizer"
-        self._groups = [lay_out(g["params"], where.format(i)) for i, g in enumerate(options)]
+        self._groups = [flat_group(g["params"], where.format(i)) for i, g in enumerate(options)]
         for group, flat in zip(options, self._groups, strict=True):
             group["params"] = [flat.master]
         self._zeros = ZeroGradients()
@@ -175,17 +176,20 @@ class FP16Optimizer(ScaledWrapper):
         self._refuse(closure)
         params = self._params()
         check_dense_gradients(params, "FP16Optimizer.step")
+        grads = [param.grad for param in params]
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
-            self._step_by_torch(params)
+            self._step_by_torch(params, grads)
         else:
+            # Copied at most once: the norm and the update read the same memory.
+            grads = [None if grad is None else grad.contiguous() for grad in grads]
             self._step.run(
-                self._gradients(params),
-                [self._batch(index) for index in range(len(self._groups))],
+                self._gradients(params, grads),
+                self._group_tensors(iter(grads)),
                 inside,
-                self._applied_external(),
-                self._timed,
+                external=self._external_scale() is not None,
+                timed=self._timed,
             )
             self._stepped = True
         drop_gradients(params, set_to_none=True)
@@ -193,34 +197,40 @@ class FP16Optimizer(ScaledWrapper):
             self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
-    def _batch(self, index: int) -> Batch:
-        """A group as the kernels take it: pieces of its master, in the order of its parameters."""
-        group = self._groups[index]
-        state = self._state_to_step(group.master)
-        grads = [
-            self._zeros.like(param) if param.grad is None else param.grad.contiguous()
-            for param in group.params
-        ]
-        moments = [group.pieces(state[name]) for name in MOMENTS]
-        masters, copies = group.pieces(group.master), [param.detach() for param in group.params]
-        return Batch(
-            options=self._held().param_groups[index],
-            lists=[masters, grads, *moments, copies],
-            steps=[state["step"]],
-            shared=True,
-        )
+    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+        """Groups as the kernels take them: pieces of masters, in the order of the parameters."""
+        found = []
+        for index, group in enumerate(self._groups):
+            state = self._state_to_step(group.master)
+            flat = [group.master, *(state[name] for name in MOMENTS)]
+            fixed = self._fixed[index].of([*flat, *group.params], partial(group.lists, flat))
+            masters, *moments, weights = fixed
+            given = [
+                self._zeros.like(param) if grad is None else grad
+                for param, grad in zip(group.params, grads, strict=False)
+            ]
+            found.append(
+                GroupTensors(
+                    lists=[masters, given, *moments, weights],
+                    steps=[state["step"]],
+                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
+                    shared=True,
+                )
+            )
+        return found
 
-    def _step_by_torch(self, params: list[Tensor]) -> None:
-        """Unscale with torch, call the optimizer inside, publish; the host waits."""
+    def _step_by_torch(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+        """Unscale with torch, call the inner optimizer, copy to the model; the host waits."""
         inside = self._held()
         with self._timed("compute_norm"):
-            block = self._step.decide(self._gradients(params), None, self._applied_external())
+            external = self._external_scale() is not None
+            block = self._step.decide(self._gradients(params, grads), external=external)
         self._stepped = True
-        self._settle()
+        self._sync_state()
         if self._step.control["found_inf"].item():
             return
         with self._timed("unscale_and_clip"):
-            factor = block[FACTOR.value]
+            factor = block[INV_SCALE.value]
             for group in self._groups:
                 flat = torch.zeros_like(group.master)
                 for param, piece in zip(group.params, group.pieces(flat), strict=True):
@@ -233,7 +243,7 @@ class FP16Optimizer(ScaledWrapper):
         drop_gradients(self.fp32_groups_flat, set_to_none=True)
         with self._timed("update_fp16"):
             for group in self._groups:
-                group.publish()
+                group.copy_masters_to_model()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
@@ -243,7 +253,7 @@ class FP16Optimizer(ScaledWrapper):
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
         for group in self._groups:
-            group.refresh()
+            group.copy_model_to_masters()
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients and the state of the optimizer inside."""
@@ -258,13 +268,13 @@ class FP16Optimizer(ScaledWrapper):
 
         The format is the reference's: either loads what the other has saved.
         """
-        self._settle()
+        self._sync_state()
         scale = saved_scale(self.loss_scaler) if self.scales else {}
         return fp16.saved(self._held(), self.fp32_groups_flat, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+        """Load a state of this class, the reference's or DeepSpeed's; its masters go to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
@@ -274,7 +284,7 @@ class FP16Optimizer(ScaledWrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        self._settle()
+        self._sync_state()
         where = "FP16Optimizer.load_state_dict"
         loaded = fp16.checked(
             self._held(), state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
@@ -287,4 +297,4 @@ class FP16Optimizer(ScaledWrapper):
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for group, master in zip(self._groups, loaded.masters, strict=True):
             group.master.copy_(master)
-            group.publish()
+            group.copy_masters_to_model()

@@ -7,7 +7,7 @@ the same, whichever Python objects hold the tensors; it is rebuilt when one of t
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 TensorLists = Sequence[Sequence[Tensor]]  # one list for each role, all of equal length
 Key = tuple[object, ...]
-Built = TypeVar("Built", "StepTable", "list[TensorTable]")
+Built = TypeVar("Built", "AddressTable", "list[TensorTable]")
 
-_reached: list[Sequence[Tensor]] = []
+_reached: list[TensorLists] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,75 @@ class TensorTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTable:
-    """Addresses of 0-dim int64 step counters."""
+class AddressTable:
+    """Addresses of 0-dim tensors, one after the other."""
 
     data: Tensor
     host: Tensor
-    tensors: int
+
+
+class FixedTensors(list[Tensor]):
+    """A list that is not changed, of tensors that stay where they are: looked at once.
+
+    Attributes:
+        facts: addresses, sizes and dtypes.
+        contiguous: whether all of them are.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__(tensors)
+        self.facts = _read(self)
+        self.contiguous = all(tensor.is_contiguous() for tensor in self)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What a table is made of, for each tensor of a list; compared by identity."""
+
+    addresses: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    def key(self) -> Key:
+        """The same as something that is compared by value."""
+        return self.addresses, self.sizes, self.dtypes
+
+
+def facts_of(tensors: Sequence[Tensor]) -> Facts:
+    """Return addresses, sizes and dtypes of a list."""
+    return tensors.facts if isinstance(tensors, FixedTensors) else _read(tensors)
+
+
+def _read(tensors: Sequence[Tensor]) -> Facts:
+    return Facts(
+        addresses=tuple(tensor.data_ptr() for tensor in tensors),
+        sizes=tuple(tensor.numel() for tensor in tensors),
+        dtypes=tuple(tensor.dtype for tensor in tensors),
+    )
+
+
+class FixedLists:
+    """Lists for kernels, made anew only when one of the tensors behind them has moved."""
+
+    def __init__(self) -> None:
+        self._addresses: list[int] | None = None
+        self._lists: list[FixedTensors] = []
+
+    def of(
+        self, tensors: Iterable[Tensor], make: Callable[[], Iterable[Iterable[Tensor]]]
+    ) -> list[FixedTensors]:
+        """Return what `make` has returned for tensors at these addresses.
+
+        Args:
+            tensors: whose memory the lists are views of. It is kept alive, so that nothing else
+                can come to lie at the same addresses.
+            make: returns the lists.
+        """
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses != self._addresses:
+            self._lists = [FixedTensors(tensors) for tensors in make()]
+            self._addresses = addresses
+        return self._lists
 
 
 class TableCache:
@@ -53,8 +116,8 @@ class TableCache:
     """
 
     def __init__(self, limit: int = 16) -> None:
-        self._tables: OrderedDict[Key, StepTable | list[TensorTable]] = OrderedDict()
-        self._captured: list[StepTable | list[TensorTable]] = []
+        self._tables: OrderedDict[Key, AddressTable | list[TensorTable]] = OrderedDict()
+        self._captured: list[AddressTable | list[TensorTable]] = []
         self._limit = limit
         self.built = 0  # how many tables were ever built: a test counts rebuilds
 
@@ -138,39 +201,38 @@ def tensor_tables(
         cache: where tables live between calls.
         shared: give every tensor slot 0.
     """
-    slots = [slot for slot, tensor in enumerate(lists[0]) if tensor.numel()]
-    if not slots:
+    facts = [facts_of(role) for role in lists]
+    sizes = facts[0].sizes
+    if not any(sizes):
         return []
-    device = lists[0][slots[0]].device
-    sizes = tuple(tensor.numel() for tensor in lists[0])
-    addresses = tuple(tuple(tensor.data_ptr() for tensor in role) for role in lists)
-    dtypes = tuple(tuple(tensor.dtype for tensor in role) for role in lists)
+    device = lists[0][0].device
 
     def build() -> list[TensorTable]:
         groups: dict[tuple[torch.dtype, ...], list[int]] = {}
-        for slot in slots:
-            groups.setdefault(tuple(role[slot] for role in dtypes), []).append(slot)
+        for slot in filter(sizes.__getitem__, range(len(sizes))):
+            groups.setdefault(tuple(role.dtypes[slot] for role in facts), []).append(slot)
         return [
-            _group_table(addresses, sizes, members, chunk, combination, device, shared)
+            _group_table(facts, members, chunk, combination, device, shared)
             for combination, members in groups.items()
         ]
 
-    key = ("tensors", device, chunk, shared, sizes, addresses, dtypes)
-    return cache.find(key, device, build)
+    # What is fixed is found by identity, which costs nothing; what may have moved, by address.
+    fixed = [isinstance(role, FixedTensors) for role in lists]
+    keys = [one if still else one.key() for one, still in zip(facts, fixed, strict=True)]
+    return cache.find(("tensors", device, chunk, shared, *keys), device, build)
 
 
 def _group_table(
-    addresses: tuple[tuple[int, ...], ...],
-    sizes: tuple[int, ...],
+    facts: Sequence[Facts],
     members: list[int],
     chunk: int,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
     shared: bool,
 ) -> TensorTable:
-    numel = torch.tensor([sizes[slot] for slot in members])
+    numel = torch.tensor([facts[0].sizes[slot] for slot in members])
     return build_table(
-        torch.tensor([[role[slot] for slot in members] for role in addresses]),
+        torch.tensor([[role.addresses[slot] for slot in members] for role in facts]),
         numel,
         torch.tensor([0] * len(members) if shared else members),
         chunked=numel,
@@ -180,16 +242,16 @@ def _group_table(
     )
 
 
-def step_table(steps: Sequence[Tensor], cache: TableCache = SHARED) -> StepTable:
-    """Return the table of step counters' addresses; at least one counter."""
-    device = steps[0].device
-    addresses = tuple(step.data_ptr() for step in steps)
+def address_table(scalars: Sequence[Tensor], cache: TableCache = SHARED) -> AddressTable:
+    """Return the table of the addresses of 0-dim tensors; at least one."""
+    addresses = tuple(scalar.data_ptr() for scalar in scalars)
+    device = scalars[0].device
 
-    def build() -> StepTable:
+    def build() -> AddressTable:
         host, data = upload(torch.tensor(addresses), device)
-        return StepTable(data=data, host=host, tensors=len(addresses))
+        return AddressTable(data=data, host=host)
 
-    return cache.find(("steps", device, addresses), device, build)
+    return cache.find(("addresses", device, addresses), device, build)
 
 
 def only_slot(lists: TensorLists) -> int | None:
@@ -199,16 +261,22 @@ def only_slot(lists: TensorLists) -> int | None:
     Where one is not, the compiler would give each tensor a thread layout of its own and send
     values from one to the other through shared memory; a table's element path does not.
     """
-    filled = [slot for slot, tensor in enumerate(lists[0]) if tensor.numel()]
+    filled = [slot for slot, size in enumerate(_sizes(lists[0])) if size]
     if len(filled) != 1 or any(role[filled[0]].data_ptr() % 16 for role in lists):
         return None
     return filled[0]
 
 
+def _sizes(tensors: Sequence[Tensor]) -> Iterable[int]:
+    if isinstance(tensors, FixedTensors):
+        return tensors.facts.sizes
+    return (tensor.numel() for tensor in tensors)
+
+
 @contextlib.contextmanager
-def reachable(tensors: Sequence[Tensor]) -> Iterator[None]:
+def reachable(lists: TensorLists) -> Iterator[None]:
     """Name the tensors that the launches inside reach through tables."""
-    _reached.append(tensors)
+    _reached.append(lists)
     try:
         yield
     finally:
@@ -220,4 +288,4 @@ def live_tensors() -> list[Tensor]:
 
     A driver that executes kernels itself asks for them, to know which memory is in bounds.
     """
-    return [tensor for tensors in _reached for tensor in tensors]
+    return [tensor for lists in _reached for tensors in lists for tensor in tensors]

@@ -6,21 +6,24 @@
     2     beta2                float64   the host
     3     eps                  float64   the host
     4     weight_decay         float64   the host
-    5     max_norm             float64   the host
-    6     scale_factor         float64   the host
-    7     scale_window         int64     the host
-    8     min_scale            float64   the host
-    9     delayed_shift        int64     the host
-    10    backoff_factor       float64   the host
-    11    scale                float64   the step
-    12    cur_iter             int64     the step
-    13    last_overflow_iter   int64     the step
-    14    cur_hysteresis       int64     the step
-    15    growth_tracker       int64     the step
-    16    exhausted            int64     the step
-    17    norm                 float32   the step (first half of the slot)
-    18    found_inf            float32   the step (first half of the slot)
-    19    factor               float32   the step (first half of the slot)
+    5     max_coeff            float64   the host
+    6     min_coeff            float64   the host
+    7     max_norm             float64   the host
+    8     scale_factor         float64   the host
+    9     scale_window         int64     the host
+    10    min_scale            float64   the host
+    11    delayed_shift        int64     the host
+    12    backoff_factor       float64   the host
+    13    external_scale       float64   the host
+    14    scale                float64   the step
+    15    cur_iter             int64     the step
+    16    last_overflow_iter   int64     the step
+    17    cur_hysteresis       int64     the step
+    18    growth_tracker       int64     the step
+    19    exhausted            int64     the step
+    20    norm                 float32   the step (first half of the slot)
+    21    found_inf            float32   the step (first half of the slot)
+    22    factor               float32   the step (first half of the slot)
 
 The block is one int64 tensor; a control is a 0-dim view of its slot. What the host writes is the
 beginning of the block, so that one asynchronous copy carries it.
@@ -28,9 +31,13 @@ beginning of the block, so that one asynchronous copy carries it.
 
 import struct
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from twinstep.contract.hyper import Number
+from twinstep.contract.wrapper import ParamGroup
 
 HOST = {
     "lr": torch.float64,
@@ -38,12 +45,15 @@ HOST = {
     "beta2": torch.float64,
     "eps": torch.float64,
     "weight_decay": torch.float64,
+    "max_coeff": torch.float64,
+    "min_coeff": torch.float64,
     "max_norm": torch.float64,
     "scale_factor": torch.float64,
     "scale_window": torch.int64,
     "min_scale": torch.float64,
     "delayed_shift": torch.int64,
     "backoff_factor": torch.float64,
+    "external_scale": torch.float64,
 }
 DEVICE = {
     "scale": torch.float64,
@@ -56,10 +66,10 @@ DEVICE = {
     "found_inf": torch.float32,
     "factor": torch.float32,
 }
+# What belongs to a parameter group; the rest belongs to a whole step.
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "max_coeff", "min_coeff")
 SLOTS = {name: slot for slot, name in enumerate((*HOST, *DEVICE))}
 FORMATS = {torch.float64: "<d", torch.int64: "<q", torch.float32: "<f4x"}
-
-Number = float | Tensor
 
 
 def word_of(name: str, value: float) -> int:
@@ -117,6 +127,7 @@ class ControlBlock:
         self.block = torch.tensor(words).to(device)
         self._ring = StagingRing(len(HOST))
         self._changed = False
+        self._given: dict[str, float] = {}  # numbers as they were set last
         self._foreign: dict[str, Tensor] = {}  # tensors used instead of a slot
         self._held: dict[str, Tensor] = {}  # converted ones, at addresses that do not change
         kinds = {dtype: self.block.view(dtype) for dtype in FORMATS}
@@ -132,14 +143,18 @@ class ControlBlock:
     def set(self, name: str, value: Number) -> None:
         """Give a control of the host a new value; `sync_hyperparameters` sends it.
 
-        A tensor of the slot's dtype on the device is used as it is, without a copy; another
+        A tensor of the slot's dtype on the device is used where it lies, without a copy; another
         tensor is converted on the device, now.
         """
+        if value is self._given.get(name):
+            return
         self._foreign.pop(name, None)
+        self._given.pop(name, None)
         if not isinstance(value, Tensor):
             word = word_of(name, value)
             self._changed = self._changed or word != self._words[SLOTS[name]]
             self._words[SLOTS[name]] = word
+            self._given[name] = value
             return
         view = self._views[name]
         if value.dtype == view.dtype and value.device == view.device:
@@ -174,3 +189,32 @@ class ControlBlock:
             )
         with torch.cuda.device(target.device):
             self._ring.send(words, target)
+
+
+class GroupBlock(ControlBlock):
+    """The hyper-parameters of one parameter group on one device, sent when they change.
+
+    Args:
+        device: where steps run.
+        lamb: the group has bounds of the trust ratio.
+    """
+
+    def __init__(self, device: torch.device, *, lamb: bool) -> None:
+        super().__init__(device, {"factor": 1.0})
+        self.lamb = lamb
+
+    def set_group(self, group: ParamGroup) -> None:
+        """Take over a group's hyper-parameters, in at most one asynchronous copy."""
+        beta1, beta2 = cast(tuple[Number, Number], group["betas"])
+        self.set("beta1", beta1)
+        self.set("beta2", beta2)
+        bounds = ("max_coeff", "min_coeff") if self.lamb else ()
+        for name in ("lr", "eps", "weight_decay", *bounds):
+            self.set(name, cast(Number, group[name]))
+        if self.lamb:
+            self.set("max_norm", cast(Number, group["max_grad_norm"]))
+        self.sync_hyperparameters()
+
+    def hyper(self) -> list[Tensor]:
+        """The group's controls, in the order of HYPER."""
+        return [self[name] for name in (HYPER if self.lamb else HYPER[:5])]

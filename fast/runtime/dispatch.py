@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.tables import live_tensors, reachable
+from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -85,13 +85,13 @@ def launch(
     near: Tensor,
     args: Sequence[object],
     *,
-    reaches: Sequence[Tensor] = (),
+    reaches: TensorLists = (),
     warps: int = 4,
     **options: object,
 ) -> None:
     """Launch a kernel of `programs` programs on the device of `near`; zero programs: nothing.
 
-    `reaches` names the tensors that the kernel finds through a pointer table among its arguments;
+    `reaches` lists the tensors that the kernel finds through a pointer table among its arguments;
     `options` are the kernel's compile-time arguments. Contraction of a*b + c is off: it would
     drop a rounding that the reference performs.
 

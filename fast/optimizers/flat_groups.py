@@ -33,18 +33,22 @@ class FlatGroup:
         """Return the part of each parameter in a tensor laid out like the master, as views."""
         return list(torch.split(flat.detach(), [param.numel() for param in self.params]))
 
-    def publish(self) -> None:
+    def lists(self, flat: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the pieces of tensors laid out like the master, and the model weights."""
+        return [*map(self.pieces, flat), [param.detach() for param in self.params]]
+
+    def copy_masters_to_model(self) -> None:
         """Write the master into the model weights, each rounded once."""
         for param, piece in zip(self.params, self.pieces(self.master), strict=True):
             param.detach().view(-1).copy_(piece)
 
-    def refresh(self) -> None:
+    def copy_model_to_masters(self) -> None:
         """Write the model weights into the master."""
         for param, piece in zip(self.params, self.pieces(self.master), strict=True):
             piece.copy_(param.detach().reshape(-1))
 
 
-def lay_out(params: Sequence[Tensor], where: str) -> FlatGroup:
+def flat_group(params: Sequence[Tensor], where: str) -> FlatGroup:
     """Move a group's parameters into buffers; they keep their values, and frozen ones their place.
 
     Args:
@@ -64,7 +68,7 @@ def lay_out(params: Sequence[Tensor], where: str) -> FlatGroup:
     for param in trained:
         by_dtype.setdefault(param.dtype, []).append(param)
     group = FlatGroup(trained, [_moved(alike) for alike in by_dtype.values()], master)
-    group.refresh()
+    group.copy_model_to_masters()
     master.requires_grad_()
     return group
 

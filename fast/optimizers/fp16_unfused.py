@@ -6,7 +6,10 @@ a skipped step are dropped as soon as something tells the host of it, and are ze
 before a backward pass that comes earlier.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import cast, overload
 
@@ -20,17 +23,16 @@ from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
-from twinstep.fast.collectives import Gradients
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.gradients import ZeroGradients
-from twinstep.fast.kernels._arith import FACTOR
-from twinstep.fast.scaled_step import Batch
-from twinstep.fast.scaled_wrapper import ScaledWrapper
-from twinstep.fast.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.strides import aligned_layouts, contiguous, write_back
+from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.runtime.strides import contiguous_lists
 
-WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a batch
+WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -46,7 +48,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         loss_scale_config: a scaler, which then decides instead of the four arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
         static_loss_scale: the scale without dynamic_loss_scale.
-        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.loss_scale`.
+        dynamic_loss_scale: let the scale move by the wrapper rule of `fast.kernels.loss_scale`.
         dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; without it 65536, 1000
             and 0.25.
         verbose: log skipped steps, when something is read after them.
@@ -120,7 +122,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             group["params"] = masters
         self._zeros = ZeroGradients()
         self._stale: list[tuple[Tensor, Tensor]] = []
-        self._prepare(self._params(), reports_scaled_norm=compat.report_scaled_norm)
+        self._prepare(
+            self._params(),
+            reports_scaled_norm=compat.report_scaled_norm,
+            without_experts=compat.clip_without_experts,
+        )
         if compat.step_at_construction:
             self.initialize_optimizer_states()
 
@@ -142,13 +148,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         inside = super()._fused()
         return None if inside is None or inside.compat.shared_step_counter else inside
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         stale, self._stale = self._stale, []
         if stale and self._step.control["found_inf"].item():
             for param, grad in stale:
                 if param.grad is grad:
                     param.grad = None
-        super()._settle()
+        super()._sync_state()
 
     def backward(
         self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
@@ -189,73 +195,72 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._refuse(closure)
         params = self._params()
         check_dense_gradients(params, "FP16UnfusedOptimizer.step")
+        grads = [param.grad for param in params]
         self.sync_hyperparameters()
         inside = self._fused()
         if inside is None:
-            self._step_inside(params)
+            self._step_inside(params, grads)
             return None
-        rows = [self._rows(index) for index in range(len(self.fp16_groups))]
-        batches = [self._batch(index, group) for index, group in enumerate(rows)]
-        self._step.run(self._counted(params), batches, inside, self._applied_external())
-        for group, batch in zip(rows, batches, strict=True):
-            for slot, row in enumerate(group):
-                if not contiguous(row):
-                    for role in WRITTEN:
-                        write_back(batch.lists[role][slot], row[role], row[0])
+        groups = self._group_tensors(iter(grads))
+        with ExitStack() as lent:
+            for index, group in enumerate(groups):
+                lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
+                groups[index] = replace(group, lists=lists)
+            external = self._external_scale() is not None
+            self._step.run(self._gradients(params, grads), groups, inside, external=external)
         self._stepped = True
-        self._stale = [(param, param.grad) for param in params if param.grad is not None]
+        pairs = zip(params, grads, strict=True)
+        self._stale = [(param, grad) for param, grad in pairs if grad is not None]
         return None
 
-    def _counted(self, params: list[Tensor]) -> Gradients:
-        """Gradients by what they count for."""
-        return self._gradients(params, without_experts=self.compat.clip_without_experts)
+    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+        """Groups as the kernels take them."""
+        found = []
+        pairs = zip(self.fp16_groups, self.fp32_groups, strict=True)
+        for index, (params, masters) in enumerate(pairs):
+            states = [self._state_to_step(master) for master in masters]
+            moments = [[state[name] for state in states] for name in MOMENTS]
+            columns = [masters, *moments, params]
+            own, first, second, weights = self._fixed[index].of(
+                chain(*columns), partial(_detached, columns)
+            )
+            given = [
+                self._gradient(param, grad) for param, grad in zip(params, grads, strict=False)
+            ]
+            found.append(
+                GroupTensors(
+                    lists=[own, given, first, second, weights],
+                    steps=[state["step"] for state in states],
+                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
+                )
+            )
+        return found
 
-    def _rows(self, index: int) -> list[list[Tensor]]:
-        """Master, gradient, moments and model weights of each parameter of a group."""
-        rows = []
-        for param, master in zip(self.fp16_groups[index], self.fp32_groups[index], strict=True):
-            state = self._state_to_step(master)
-            grad = self._gradient(param)
-            moments = (state[name] for name in MOMENTS)
-            rows.append([master.detach(), grad, *moments, param.detach()])
-        return rows
+    def _gradient(self, param: Tensor, grad: Tensor | None) -> Tensor:
+        return self._zeros.like(param).view(param.shape) if grad is None else grad
 
-    def _batch(self, index: int, rows: Sequence[list[Tensor]]) -> Batch:
-        lanes = [row if contiguous(row) else aligned_layouts(row) for row in rows]
-        masters = self.fp32_groups[index]
-        return Batch(
-            options=self._held().param_groups[index],
-            lists=[[lane[role] for lane in lanes] for role in range(5)],
-            steps=[self._state_to_step(master)["step"] for master in masters],
-            shared=False,
-        )
-
-    def _gradient(self, param: Tensor) -> Tensor:
-        if param.grad is None:
-            return self._zeros.like(param).view(param.shape)
-        return param.grad
-
-    def _step_inside(self, params: list[Tensor]) -> None:
-        """Let the optimizer inside step; the host waits."""
-        self._settle()
+    def _step_inside(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+        """Let the inner optimizer step; the host waits."""
+        self._sync_state()
         legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
+        external = self._external_scale() is not None
         block = self._step.decide(
-            self._counted(params), None, self._applied_external(), leaves_scaled_norm=legacy
+            self._gradients(params, grads), external=external, leaves_scaled_norm=legacy
         )
         divisor = self._divisor(before) if legacy else None
         self._stepped = True
-        self._settle()
+        self._sync_state()
         if self._step.control["found_inf"].item():
             drop_gradients(params, set_to_none=True)
         elif divisor is not None:
             self._hand_over(divisor)
         else:
-            factor = block[FACTOR.value]
-            for param, master in zip(params, self._masters(), strict=True):
-                master.grad = self._gradient(param).to(torch.float32) * factor
+            factor = block[INV_SCALE.value]
+            for param, grad, master in zip(params, grads, self._masters(), strict=True):
+                master.grad = self._gradient(param, grad).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
-            self._publish()
+            self._copy_masters_to_model()
 
     def _divisor(self, before: float) -> Tensor:
         """What gradients are divided by, to unscale and clip at once; float64, shape ().
@@ -263,7 +268,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         Leaves the norm that is to be reported where the scaled one was.
         """
         late = self.compat.unscale_with_updated_scale
-        external = self._applied_external()
+        external = self._external_scale()
         applied = self.loss_scaler.loss_scale if late else before
         norm = self._step.control["norm"]
         scale = norm.to(torch.float64).fill_(applied if external is None else external)
@@ -275,9 +280,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         return torch.where((limit > 0.0) & (c > 1.0), scale * c, scale)
 
     def _hand_over(self, divisor: Tensor) -> None:
-        """Let the optimizer inside unscale, step and publish."""
+        """Let the inner optimizer unscale, step and copy to the model."""
         cast(FusedLamb, self._held()).step(
-            grads=[[self._gradient(param) for param in group] for group in self.fp16_groups],
+            grads=[[self._gradient(p, p.grad) for p in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
             scale=divisor,
         )
@@ -292,7 +297,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for param, master in zip(self._params(), self._masters(), strict=True):
             master.copy_(param)
 
-    def _publish(self) -> None:
+    def _copy_masters_to_model(self) -> None:
         for param, master in zip(self._params(), self._masters(), strict=True):
             param.detach().copy_(master)
 
@@ -309,13 +314,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
         The format is the reference's: either loads what the other has saved.
         """
-        self._settle()
+        self._sync_state()
         scale = saved_scale(self.loss_scaler)
         return fp16.saved(self._held(), self.fp32_groups, self.clip_grad, scale)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
-        """Load a state of this class, of the reference's or of DeepSpeed's; publish its masters.
+        """Load a state of this class, the reference's or DeepSpeed's; its masters go to the model.
 
         Args:
             state_dict: copied; later steps do not write into it. Constants of the loss-scale rule
@@ -326,7 +331,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        self._settle()
+        self._sync_state()
         where = "FP16UnfusedOptimizer.load_state_dict"
         loaded = fp16.checked(
             self._held(), state_dict, self.fp32_groups, where, states=load_optimizer_states
@@ -339,7 +344,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.copy_(saved)
-        self._publish()
+        self._copy_masters_to_model()
+
+
+def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[tensor.detach() for tensor in column] for column in columns]
 
 
 def _master(param: Tensor) -> Tensor:

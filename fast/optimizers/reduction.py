@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.fast.collectives import Gradients, Share
 from twinstep.fast.kernels._limbs import INFINITY, LIMBS, NONFINITE
-from twinstep.fast.norms import LARGEST_SLOT, reduce_norm
-from twinstep.fast.tables import TableCache
+from twinstep.fast.optimizers.norms import LARGEST_SLOT, reduce_norm
+from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
+from twinstep.fast.runtime.tables import TableCache
 
 CARRIED = 31  # the slot in which a row carries what is known to be non-finite elsewhere
 LOW = 0xFFFFFFFF
@@ -70,7 +70,7 @@ def _enter_by_share(gradients: Gradients, limbs: Tensor, kind: str, cache: Table
         limbs[NONFINITE.value] = found
 
 
-def _agree(share: Share, row: Tensor, rows: Tensor, kind: str) -> None:
+def _agree(share: NormBucket, row: Tensor, rows: Tensor, kind: str) -> None:
     """Add a share's row up over the ranks that hold other experts, and average over copies."""
     if share.experts is not None:
         row[CARRIED] = _nonfinite(rows, kind)

@@ -5,8 +5,10 @@ one launch for each dtype combination; it never waits for the GPU. Numbers reach
 a control block, and only when they have changed.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import cast, overload
 
 import torch
@@ -23,14 +25,14 @@ from twinstep.contract.moments import (
 )
 from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
-from twinstep.fast.control import ControlBlock
-from twinstep.fast.kernels.adam import CONTROLS, prepare_adam, update_adam
-from twinstep.fast.strides import aligned_layouts, contiguous, write_back
-from twinstep.fast.tables import TableCache
+from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.tables import FixedLists, TableCache
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
-
-ParamGroup = dict[str, object]
+WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -78,7 +80,8 @@ class FusedAdam(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "eps": eps, "weight_decay": weight_decay})
 
     def _forget_device(self) -> None:
-        self._blocks: dict[tuple[int, torch.device], ControlBlock] = {}
+        self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
+        self._fixed: defaultdict[tuple[object, ...], FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
 
     def add_param_group(self, param_group: ParamGroup) -> None:
@@ -142,60 +145,49 @@ class FusedAdam(torch.optim.Optimizer):
         for param in params.members:
             if not self.state[param]:
                 self.state[param] = self._new_state(param)
-        controls = self._controls(params)
+        block = self._block(params)
+        controls = [*block.hyper(), block["factor"], block["found_inf"]]
         if not self.compat.shared_step_counter:
-            self._update(params.members, params.members, controls, params.group)
+            self._update(params, params.members, params.members, controls)
             return
         # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
         for dtype in FLOATS:
             alike = [param for param in params.members if param.dtype == dtype]
             if alike:
-                self._update(alike, params.members[-1:], controls, params.group)
+                self._update(params, alike, params.members[-1:], controls)
 
-    def _controls(self, params: "_Members") -> list[Tensor]:
+    def _block(self, params: "_Members") -> GroupBlock:
         key = (params.index, params.device)
-        block = self._blocks.get(key)
-        if block is None:
-            block = self._blocks[key] = ControlBlock(params.device, {"factor": 1.0})
-        beta1, beta2 = cast(tuple[Number, Number], params.group["betas"])
-        block.set("beta1", beta1)
-        block.set("beta2", beta2)
-        for name in ("lr", "eps", "weight_decay"):
-            block.set(name, cast(Number, params.group[name]))
-        block.sync_hyperparameters()
-        return [block[name] for name in CONTROLS]
+        if key not in self._blocks:
+            self._blocks[key] = GroupBlock(params.device, lamb=False)
+        self._blocks[key].set_group(params.group)
+        return self._blocks[key]
 
     def _update(
         self,
+        place: "_Members",
         params: list[Tensor],
         counting: list[Tensor],
         controls: list[Tensor],
-        group: ParamGroup,
     ) -> None:
         """Advance the counters of `counting` and update `params` with their corrections."""
         steps = [self.state[param]["step"] for param in counting]
-        bias_correction = bool(group["bias_correction"])
+        bias_correction = bool(place.group["bias_correction"])
         coefficients = prepare_adam(
             steps, controls, bias_correction=bias_correction, cache=self._cache
         )
-        rows = [self._row(param) for param in params]
-        lanes = [row if contiguous(row) else aligned_layouts(row) for row in rows]
-        lists = [list(role) for role in zip(*lanes, strict=True)]
-        update_adam(
-            lists,
-            coefficients,
-            decoupled=self.adam_w_mode,
-            cache=self._cache,
-            shared=len(counting) == 1,
-        )
-        for row, lane in zip(rows, lanes, strict=True):
-            if lane is not row:
-                for role in (0, 2, 3):
-                    write_back(lane[role], row[role], row[0])
-
-    def _row(self, param: Tensor) -> list[Tensor]:
-        state = self.state[param]
-        return [param, cast(Tensor, param.grad), *(state[name] for name in MOMENTS)]
+        columns = [params, *([self.state[param][name] for param in params] for name in MOMENTS)]
+        key = (place.index, place.device, params[0].dtype if params is not counting else None)
+        weights, *moments = self._fixed[key].of(chain(*columns), lambda: columns)
+        grads = [cast(Tensor, param.grad) for param in params]
+        with contiguous_lists([weights, grads, *moments], WRITTEN) as lanes:
+            update_adam(
+                lanes,
+                coefficients,
+                decoupled=self.adam_w_mode,
+                cache=self._cache,
+                shared=len(counting) == 1,
+            )
 
     def initialize_states(self) -> None:
         """Make the state of parameters that have not been stepped yet; values stay as they are."""
@@ -213,6 +205,7 @@ class FusedAdam(torch.optim.Optimizer):
         """
         with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
+        self._fixed.clear()
 
     def __getstate__(self) -> StateDict:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in KEPT}}

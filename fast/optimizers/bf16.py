@@ -11,6 +11,7 @@ Ranks of a group have to hold equal accumulators when a step begins; their calle
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import cast, overload
@@ -23,7 +24,7 @@ from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
-from twinstep.contract.moments import StateDict
+from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import (
     ExpertGroups,
     ModelParallelUnit,
@@ -33,27 +34,28 @@ from twinstep.contract.parallel import (
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
-from twinstep.fast.bf16_groups import (
+from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
+    copy_masters_to_model,
+    copy_model_to_masters,
     gather,
     immediate_hooks,
-    lay_out,
-    publish,
-    refresh,
+    partitioned_group,
 )
-from twinstep.fast.bf16_step import PartitionedStep, kind_of
-from twinstep.fast.collectives import NOWHERE, Gradients, Place, Ranks
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.wrapper import Wrapper
+from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.norms import exact_kind_of_norm
+from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
+from twinstep.fast.optimizers.wrapper import Wrapper
 
 
 class BF16Optimizer(Wrapper):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
-        init_optimizer: a fresh `fast.fused_adam.FusedAdam`; each of its groups gets this rank's
-            flat master as its only parameter. Frozen parameters are left alone.
+        init_optimizer: a fresh `fast.FusedAdam`; each of its groups gets this rank's flat master
+            as its only parameter. Frozen parameters are left alone.
         param_names: a name for every parameter, by which checkpoints address it.
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
@@ -91,12 +93,11 @@ class BF16Optimizer(Wrapper):
         compat: Compat = CORRECT,
     ) -> None:
         check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
-        kind = kind_of(norm_type, "BF16Optimizer")
+        exact_kind_of_norm(norm_type, "BF16Optimizer")
         if not isinstance(init_optimizer, FusedAdam):
             raise TypeError(
                 f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
-                "twinstep.fast.fused_adam.FusedAdam: one kernel does its step "
-                "and casts [BF16Optimizer]"
+                "fast.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
             )
         super().__init__(init_optimizer)
         self.mpu = mpu
@@ -115,7 +116,9 @@ class BF16Optimizer(Wrapper):
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
-        self._step = PartitionedStep(self.groups, kind)
+        self._parallelism = Parallelism(mpu=mpu, experts=self.expert_groups)
+        device = self.groups[0].flat.device
+        self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def initialize_optimizer_states(self) -> None:
@@ -143,7 +146,9 @@ class BF16Optimizer(Wrapper):
             expert = expert_of_group(options, self.has_moe_layers, where)
             split = splits.get(expert)
             dtype = self.grad_acc_dtype
-            groups.append(lay_out(params, names, split, dtype, device, where, expert=expert))
+            groups.append(
+                partitioned_group(params, names, split, dtype, device, where, expert=expert)
+            )
         return groups
 
     def backward(
@@ -230,58 +235,72 @@ class BF16Optimizer(Wrapper):
                 device. Nothing has changed.
         """
         self._refuse(closure)
-        inside = cast(FusedAdam, self._held())
+        self.sync_hyperparameters()
         self._step.run(
             self._gradients(),
-            [self._state_to_step(group.master) for group in self.groups],
-            self.param_groups,
-            max_norm=self.clip_grad,
-            decoupled=inside.adam_w_mode,
+            [self._group_tensors(index) for index in range(len(self.groups))],
+            cast(FusedAdam, self._held()),
+            clip_apart=self._clipped_apart(),
         )
         for group in self.groups:
             gather(group, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
 
+    def _group_tensors(self, index: int) -> GroupTensors:
+        group = self.groups[index]
+        state = self._state_to_step(group.master)
+        moments = [state[name] for name in MOMENTS]
+        row = [group.master, group.accumulator, *moments, group.flat]
+        fixed = self._fixed[index].of(row, partial(group.lists, moments))
+        bias_correction = bool(self.param_groups[index]["bias_correction"])
+        return GroupTensors(lists=fixed, steps=[state["step"]], bias_correction=bias_correction)
+
+    def _clipped_apart(self) -> list[Tensor]:
+        """Accumulators that are rounded when they are clipped, because they have 16 bits."""
+        if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
+            return []
+        everything = [group.runs([True] * len(group.params)) for group in self.groups]
+        return list(chain(*everything))
+
     def _gradients(self) -> Gradients:
         """Accumulated gradients by what they count for, in as few views as can be."""
-        ranks = Ranks(mpu=self.mpu, experts=self.expert_groups)
         at: dict[Place, list[Tensor]] = {}
         for group in self.groups:
-            places = ranks.places(group.params)
+            places = self._parallelism.places(group.params)
             # Only the norm decides whether a step is skipped: what does not count is left out.
             for place in {*places} - {NOWHERE}:
                 rows = zip(places, group.has_gradient, strict=True)
                 at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-        return ranks.gradients(at)
+        return self._parallelism.gradients(at)
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""
-        self._step.sync_hyperparameters(self.param_groups, self.clip_grad)
+        self._step.sync_hyperparameters(self._held(), self.clip_grad)
 
     @property
     def overflow(self) -> bool:
         """Whether the last step was skipped; waits for the device."""
-        return bool(self._step.found_inf.item())
+        return bool(self._step.control["found_inf"].item())
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step.
 
         Waits for the device.
         """
-        return float(self._step.norm.item())
+        return float(self._step.control["norm"].item())
 
     @torch.no_grad()
     def update_lp_params(self) -> None:
         """Model weights := masters of all ranks."""
-        publish(self.groups)
+        copy_masters_to_model(self.groups)
         for group in self.groups:
             gather(group, self.allgather_bucket_size)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after somebody has loaded or changed these."""
-        refresh(self.groups)
+        copy_model_to_masters(self.groups)
 
     def clear_hp_grads(self) -> None:
         """Zero the accumulators and forget which parameters have a gradient."""
