@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -101,15 +102,9 @@ class NormOfTheFirstBackward(FP16Optimizer):
             grads = [param.grad for param in self._params()]
             self._first = [None if grad is None else grad.clone() for grad in grads]
 
-    def _gradients(self, params: Any, *, without_experts: bool = False) -> Gradients:
-        whole = [param.grad for param in params]
-        for param, grad in zip(params, self._first or whole, strict=True):
-            param.grad = grad
-        found = super()._gradients(params, without_experts=without_experts)
-        for param, grad in zip(params, whole, strict=True):
-            param.grad = grad
-        self._first = None
-        return found
+    def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
+        first, self._first = self._first, None
+        return super()._gradients(params, grads if first is None else first)
 
 
 class EditsDeadGroups(FP16Optimizer):
