@@ -1,7 +1,23 @@
-"""What both sides promise and neither computes: errors, choices, checks, protocols, checkpoints.
+"""Promises of both sides that neither computes: errors, checks, protocols, checkpoints.
 
 `reference` and `fast` import it; it imports torch and the standard library. Nothing here does
 arithmetic on tensors, so that no mistake of arithmetic can be shared.
+
+errors       MinimumLossScale, and values in sentences
+compat       Compat: upstream's behaviour on request
+hyper        hyper-parameters of `FusedAdam` and `FusedLamb`, checked
+refusals     arguments that exist for callers of upstream
+tensors      parameters, gradients and saved tensors, checked; gradients dropped
+moments      state of Adam and LAMB: made, and loaded as it was stored
+loss_scale   arguments and saved states of loss scalers, checked
+wrapper      an optimizer around another one, on master weights
+timers       timers by phase that never wait
+parallel     process groups, model-parallel units, engines
+moe          experts, and groups that hold nothing else
+fragments    places of parameters in partitions
+whole        weights and states of parameters whose masters are split over ranks
+agreement    what one rank cannot do, no rank does
+checkpoint/  files, state dicts, universal checkpoints
 """
 
 if __name__ != "twinstep.contract":

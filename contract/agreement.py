@@ -38,5 +38,7 @@ def on_all_ranks(
     if failure is not None:
         raise failure
     if asked and refusals.item():
-        raise ValueError("state does not fit another rank, which says why; it should fit all")
+        raise ValueError(
+            "state does not fit another rank, which names the reason; it should fit all"
+        )
     return result

@@ -106,6 +106,9 @@ class Partition(Protocol):
     def numel(self) -> int:
         """Elements of the parameters, without padding."""
 
+    def gradients(self) -> list[Tensor]:
+        """Accumulated gradients of the parameters: 1-D views, in order."""
+
     @property
     def padding(self) -> int:
         """Elements of the partition that belong to no parameter."""

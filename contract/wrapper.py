@@ -1,4 +1,4 @@
-"""Another optimizer inside a `torch.optim.Optimizer`, stepping master weights.
+"""An optimizer around an inner one that steps master weights.
 
 Schedulers, step hooks and whatever else takes an optimizer take the wrapper: its `param_groups` and
 `state` are those of the inner optimizer, whose parameters are the masters.

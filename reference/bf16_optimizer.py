@@ -38,8 +38,8 @@ from twinstep.contract.parallel import (
 )
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.whole import WholeTensors
 from twinstep.contract.wrapper import Wrapper, initialize
-from twinstep.reference import whole
 from twinstep.reference.arithmetic import fp32, fp64
 from twinstep.reference.bf16_groups import (
     PartitionedGroup,
@@ -378,15 +378,15 @@ class BF16Optimizer(Wrapper):
 
     def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
         """The whole fp32 weight of a parameter, or a state of it; all ranks have to call it."""
-        return whole.gathered(self.groups, self.optimizer, name, key)
+        return WholeTensors(self.groups).read(self.optimizer, name, key)
 
     def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
         """Write this rank's part of a whole fp32 weight or state; nothing is published."""
-        whole.scatter(self.groups, self.optimizer, name, value, key)
+        WholeTensors(self.groups).write(self.optimizer, name, value, key)
 
     def get_full_hp_grad(self, name: str) -> Tensor:
         """The accumulated gradient of a parameter, neither averaged nor clipped."""
-        return whole.gradient(self.groups, name)
+        return WholeTensors(self.groups).gradient(name)
 
     def _params(self) -> list[Tensor]:
         return list(chain.from_iterable(self.bf16_groups))

@@ -1,7 +1,7 @@
 """Checkpoints: read so that they can run no code, and checked whole before anything changes.
 
 files       a file of tensors and plain values
-entries     what every state dict has: keys, a clip norm, masters
+entries     keys, a clip norm and masters of every state dict
 inner       the state of the inner optimizer
 fp16        state dicts of the FP16 optimizers
 partitions  state dicts of `BF16Optimizer`, one entry per rank

@@ -1,4 +1,4 @@
-"""What every state dict of a wrapper has: keys, a clip norm, and masters like those of now."""
+"""Keys, a clip norm and masters, which every state dict of a wrapper has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLDERS = ("optimizer", "optimizer_state_dict")
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a wrapper takes from a checkpoint; everything fits.
+    """Contents of a checkpoint that a wrapper takes; everything fits.
 
     Attributes:
         inner: dict for the inner optimizer; None where it is not asked for.
@@ -58,7 +58,7 @@ def require_keys(state_dict: object, keys: Sequence[str], where: str) -> Mapping
 
 
 def _owner(state_dict: Mapping[str, object]) -> str:
-    """Whose state it seems to be."""
+    """Words on whose state it seems to be."""
     for key, owner in OWNERS.items():
         if key in state_dict:
             return f"; it seems to be that of {owner}"

@@ -18,7 +18,7 @@ from twinstep.contract.fragments import FragmentAddress
 
 
 class SavedScaler:
-    """What stands for a scaler of DeepSpeed's: its attributes, and nothing that can be called."""
+    """Stand-in for a scaler of DeepSpeed's: its attributes, and nothing that can be called."""
 
 
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"

@@ -67,7 +67,7 @@ def checked(
     *,
     states: bool,
 ) -> Loaded:
-    """What a wrapper takes from a state dict, the loss scale excepted.
+    """Contents of a state dict that a wrapper takes, the loss scale excepted.
 
     Args:
         optimizer: the inner one; not changed.

@@ -63,7 +63,7 @@ def checked(
     *,
     states: bool = True,
 ) -> Loaded:
-    """What this rank takes from the entries of all ranks that saved.
+    """Contents that this rank takes from the entries of all ranks that saved.
 
     Args:
         groups: as they are now.

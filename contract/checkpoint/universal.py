@@ -38,12 +38,8 @@ SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 class Scaler(Protocol):
     """A loss scaler."""
 
-    @property
-    def dynamic(self) -> bool:
-        """True if the scale can move."""
-
     def state_dict(self) -> Saved:
-        """What the rule remembers."""
+        """State that the rule remembers."""
 
 
 class FP16Wrapper(Protocol):
@@ -138,7 +134,7 @@ def load_universal_checkpoint(
         load_optimizer_states: False leaves the state of the inner optimizer.
 
     Raises:
-        ValueError: something does not fit; the sentence says what. Nothing has changed.
+        ValueError: something does not fit; the sentence names it. Nothing has changed.
     """
     names: dict[Tensor, str] = dict(param_names.items())
     nameless = [p for p in chain.from_iterable(optimizer.fp16_groups) if p not in names]
@@ -172,17 +168,17 @@ def load_universal_checkpoint(
 
 
 def _resumed(scaler: Scaler, folder: Path) -> dict[str, object]:
-    """What a scaler remembers, or what that of the file does if both are dynamic."""
+    """State of the scaler, or that of the file if both are dynamic and count the same."""
     now: dict[str, object] = dict(scaler.state_dict())
     saved = read_checkpoint(folder / "zero" / "optimizer_state.pt").get("loss_scaler")
     theirs = vars(saved) if isinstance(saved, SavedScaler) else {}
-    if scaler.dynamic and theirs.get("dynamic") is True and now.keys() >= {*SCALE}:
+    if theirs.get("dynamic") is True and now.keys() >= {*SCALE}:
         now |= {key: theirs.get(key) for key in (*SCALE, "cur_hysteresis") if key in now}
     return now
 
 
 def _shaped(whole: Whole | None, param: Tensor) -> Whole:
-    """What a folder holds, shaped like its parameter; an empty one has no folder and no state."""
+    """Tensors of a folder, shaped like the parameter; an empty one has no folder and no state."""
     if whole is None:
         return {WEIGHT: torch.zeros(param.shape)}
     return {kind: tensor.view(param.shape) for kind, tensor in whole.items()}

@@ -33,6 +33,7 @@ from twinstep.contract.parallel import (
 )
 from twinstep.contract.refusals import check_accumulation_dtype
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.whole import WholeTensors
 from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
@@ -42,7 +43,6 @@ from twinstep.fast.optimizers.bf16_groups import (
     immediate_hooks,
     partitioned_group,
 )
-from twinstep.fast.optimizers.bf16_whole import WholeTensors
 from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.norms import exact_kind_of_norm

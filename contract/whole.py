@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.fast.optimizers.bf16_groups import PartitionedGroup
-from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.contract.fragments import Partition
 
 
 class WholeTensors:
@@ -19,16 +18,22 @@ class WholeTensors:
         groups: as laid out.
     """
 
-    def __init__(self, groups: Sequence[PartitionedGroup]) -> None:
+    def __init__(self, groups: Sequence[Partition]) -> None:
         self._groups = groups
         self._homes = {
             name: (group, index) for group in groups for index, name in enumerate(group.names)
         }
 
-    def read(self, inside: FusedAdam, name: str, key: str | None) -> Tensor:
-        """A new tensor: the fp32 weight (key None), or a state of it; all ranks have to call it."""
+    def read(self, optimizer: torch.optim.Optimizer, name: str, key: str | None) -> Tensor:
+        """The fp32 weight (key None) or one of its states; a new tensor, shaped like the parameter.
+
+        A collective: every rank adds the part that it owns to zeros.
+
+        Raises:
+            ValueError: there is no such parameter, or no such state yet; on every rank alike.
+        """
         group, index = self._home(name)
-        source = _source(group, inside, name, key)
+        source = _source(group, optimizer, name, key)
         param = group.params[index]
         flat = torch.zeros(param.numel(), dtype=torch.float32, device=source.device)
         if name in group.fragments:
@@ -38,26 +43,35 @@ class WholeTensors:
             dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=group.process_group)
         return flat.view(param.shape)
 
-    def write(self, inside: FusedAdam, name: str, value: Tensor, key: str | None) -> None:
-        """Write this rank's part of a whole weight or state; nothing is published."""
+    def write(
+        self, optimizer: torch.optim.Optimizer, name: str, value: Tensor, key: str | None
+    ) -> None:
+        """Write this rank's part of a whole weight or state; local, and nothing is published.
+
+        Raises:
+            ValueError: there is no such parameter or state, or the shape is another.
+        """
         group, index = self._home(name)
         shape = group.params[index].shape
         if value.shape != shape:
             raise ValueError(
                 f"value has shape {tuple(value.shape)}, but should have {tuple(shape)} [{name}]"
             )
-        target = _source(group, inside, name, key)
+        target = _source(group, optimizer, name, key)
         if name in group.fragments:
             at, own = group.fragments[name].in_param, group.fragments[name].in_partition
             part = value.detach().reshape(-1).narrow(0, at.start, at.numel)
             target.narrow(0, own.start, own.numel).copy_(part)
 
     def gradient(self, name: str) -> Tensor:
-        """A copy of the accumulated gradient, shaped like the parameter."""
+        """A copy of the accumulated gradient, shaped like the parameter.
+
+        Accumulators are whole on every rank, so that nothing is gathered.
+        """
         group, index = self._home(name)
         return group.gradients()[index].clone().view(group.params[index].shape)
 
-    def _home(self, name: str) -> tuple[PartitionedGroup, int]:
+    def _home(self, name: str) -> tuple[Partition, int]:
         if name not in self._homes:
             raise ValueError(
                 f"there is no parameter {name}, but there are {', '.join(self._homes)}"
@@ -65,11 +79,14 @@ class WholeTensors:
         return self._homes[name]
 
 
-def _source(group: PartitionedGroup, inside: FusedAdam, name: str, key: str | None) -> Tensor:
+def _source(
+    group: Partition, optimizer: torch.optim.Optimizer, name: str, key: str | None
+) -> Tensor:
     if key is None:
         return group.master.detach()
-    held: dict[str, Tensor] = inside.state.get(group.master, {})
-    like_master = {k: v for k, v in held.items() if v.shape == group.master.shape}
+    held = optimizer.state.get(group.master, {})
+    shape = group.master.shape
+    like_master = {k: v for k, v in held.items() if isinstance(v, Tensor) and v.shape == shape}
     if key not in like_master:
         known = ", ".join(like_master) or "none before a first step"
         raise ValueError(f"{name} has no state {key}, but has {known}")
