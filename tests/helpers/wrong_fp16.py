@@ -104,7 +104,7 @@ class NormOfTheFirstBackward(FP16Optimizer):
 
     def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
         first, self._first = self._first, None
-        return super()._gradients(params, first or grads)
+        return super()._gradients(params, grads if first is None else first)
 
 
 class EditsDeadGroups(FP16Optimizer):

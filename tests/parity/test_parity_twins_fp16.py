@@ -49,7 +49,7 @@ class StateOnSkip(FP16Optimizer):
 class ForgetsExternal(FP16Optimizer):
     """Does not divide by the scale from outside."""
 
-    def _applied_external(self) -> None:
+    def _external_scale(self) -> None:
         return None
 
 
