@@ -116,7 +116,7 @@ class BF16Optimizer(Wrapper):
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
-        self._parallelism = Parallelism(mpu=mpu, experts=self.expert_groups)
+        self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
