@@ -199,14 +199,7 @@ class BF16Optimizer(Wrapper):
             for_clipping: True gives all of them in one list. False gives those that count in the
                 norm on this rank: shared ones, and those of experts by name.
         """
-        accumulated = [
-            (param, grad)
-            for group in self.groups
-            for param, grad, has in zip(
-                group.params, group.gradients(), group.has_gradient, strict=True
-            )
-            if has
-        ]
+        accumulated = [pair for group in self.groups for pair in group.accumulated()]
         if for_clipping:
             return [grad for _, grad in accumulated]
         rank = tensor_parallel_rank(self.mpu)
@@ -260,8 +253,7 @@ class BF16Optimizer(Wrapper):
         """Accumulators that are rounded when they are clipped, because they have 16 bits."""
         if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
             return []
-        everything = [group.runs([True] * len(group.params)) for group in self.groups]
-        return list(chain(*everything))
+        return [run for group in self.groups for run in group.runs([True] * len(group.params))]
 
     def _gradients(self) -> Gradients:
         """Accumulated gradients by what they count for, in as few views as can be."""
