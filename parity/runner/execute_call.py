@@ -12,7 +12,7 @@ from twinstep.parity.runner.cuda_graph import replayed
 from twinstep.parity.runner.invoke import invoke
 
 
-def made(
+def execute_call(
     call: Call, function: Callable[..., object], arena: Arena, engine: Engine, seconds: float
 ) -> str:
     """Call a kernel; empty if it returned None, otherwise what happened instead.

@@ -22,7 +22,7 @@ from twinstep.parity.records.errors import ReferenceFault
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import Shared
-from twinstep.parity.runner.execute_call import made
+from twinstep.parity.runner.execute_call import execute_call
 from twinstep.parity.runner.host_sync import watched
 from twinstep.parity.runner.invoke import SECONDS
 
@@ -123,7 +123,7 @@ class Judge:
             watched(arena.block) if call.watched else NOBODY as reads,
             lifted(arena, call.lifted) as lift,
         ):
-            failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
+            failure = execute_call(call, self.kernel.function, arena, self.engine, self.seconds)
         if call.lifted:
             refusal(failure)
         after = arena.before if failure and not call.may_refuse else arena.after()
