@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena, Span
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Want
 from twinstep.parity.expected.formula import Formulated, tolerance
 from twinstep.parity.expected.outputs import Wants
@@ -60,7 +60,7 @@ class Outcome:
     """What a call left behind.
 
     Attributes:
-        arena: where it worked.
+        memory: where it worked.
         before: the bytes it found.
         after: the bytes it left.
         wants: what the reference says.
@@ -70,7 +70,7 @@ class Outcome:
         formulas: specification and lifted formula of what was written, if the call was lifted.
     """
 
-    arena: Arena
+    memory: GuardedMemory
     before: Tensor
     after: Tensor
     wants: Wants
@@ -85,8 +85,8 @@ class Outcome:
 
     def written(self) -> list[tuple[Span, Want]]:
         """Everything the operation writes, with what should be there."""
-        names = self.arena.case.operation.writes
-        spans = [span for span in self.arena.spans if span.name in names]
+        names = self.memory.case.operation.writes
+        spans = [span for span in self.memory.spans if span.name in names]
         return [(span, self.wants[span.name][span.index]) for span in spans]
 
 
@@ -119,8 +119,8 @@ class Untouched:
         """The first byte that changed and should not have."""
         outcome = outcomes[self.call]
         changed = outcome.after != outcome.before
-        writes = outcome.arena.case.operation.writes
-        for span in outcome.arena.spans:
+        writes = outcome.memory.case.operation.writes
+        for span in outcome.memory.spans:
             if span.name in writes:
                 changed[span.start : span.stop] = False
         places = changed.nonzero()
@@ -143,7 +143,7 @@ class Unchanged:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first element that changed."""
         outcome = outcomes[self.call]
-        for span in outcome.arena.spans:
+        for span in outcome.memory.spans:
             if span.name not in self.names:
                 continue
             inside = slice(span.start, span.stop)
@@ -193,7 +193,7 @@ class Same:
         one, two = outcomes[self.first], outcomes[self.second]
         if one.refused or two.refused:
             return None
-        there = {(span.name, span.index): span for span in two.arena.spans}
+        there = {(span.name, span.index): span for span in two.memory.spans}
         for span, _ in one.written():
             if self.names is not None and span.name not in self.names:
                 continue
@@ -276,7 +276,7 @@ class Formula:
                 low=element(exact - room, place),
                 high=element(exact + room, place),
                 ratio=float(ratio[place].item()),
-                inputs=inputs_at(outcome.arena, row.span, place),
+                inputs=inputs_at(outcome.memory, row.span, place),
             )
         return None
 
@@ -321,13 +321,13 @@ def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, wan
         low=None if want.low is None else element(want.low, place),
         high=None if want.high is None else element(want.high, place),
         ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
-        inputs=inputs_at(outcome.arena, span, place),
+        inputs=inputs_at(outcome.memory, span, place),
     )
 
 
 def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     """Describe a byte that should not have changed by the tensor it belongs to or follows."""
-    spans = sorted(outcome.arena.spans, key=lambda span: span.start)
+    spans = sorted(outcome.memory.spans, key=lambda span: span.start)
     for span in spans:
         if span.start <= byte < span.stop:
             place = (byte - span.start) // span.value.element_size()

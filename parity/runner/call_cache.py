@@ -36,7 +36,7 @@ class Shared:
         if not call.plain:
             return None
         found = self._outcomes.get(id(call.case))
-        return found if found is not None and found[0].arena.case is call.case else None
+        return found if found is not None and found[0].memory.case is call.case else None
 
     def keep(self, call: Call, outcome: Outcome, charges: Charges) -> None:
         """Remember what a call on a case of the deck left behind."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.invoke import invoke
@@ -60,10 +60,10 @@ class Large:
         ordered = [self.lists[argument.name] for argument in self.case.operation.lists]
         return kernel(*ordered, **self.controls, **self.case.options)
 
-    def end(self, arena: Arena, last: bool) -> Tensor:
-        """The arena's bytes, had it held what the first, or last, elements hold now."""
-        after = arena.before.clone()
-        for span in arena.spans:
+    def end(self, memory: GuardedMemory, last: bool) -> Tensor:
+        """The bytes of guarded memory, had it held what the first, or last, elements hold now."""
+        after = memory.before.clone()
+        for span in memory.spans:
             if not span.value.numel():
                 continue
             held = self.controls if span.control else None

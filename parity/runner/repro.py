@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena, Span, spans_of
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span, spans_of
 from twinstep.parity.expected.accepted import Want
 from twinstep.parity.expected.formula import tolerance
 from twinstep.parity.expected.instruction_error import Charges
@@ -80,7 +80,7 @@ def _lines(rows: list[dict[str, object]]) -> str:
 def _call(call: Call) -> dict[str, object]:
     """Everything needed to lay out one call again."""
     case = call.case
-    arena = Arena.of(case, CPU)
+    memory = GuardedMemory.of(case, CPU)
     tensors = [
         (
             span.name,
@@ -90,14 +90,14 @@ def _call(call: Call) -> dict[str, object]:
             list(span.value.shape),
             span.columns,
         )
-        for span in sorted(arena.spans, key=lambda span: span.index)
+        for span in sorted(memory.spans, key=lambda span: span.index)
     ]
     return {
         "lists": [argument.name for argument in case.operation.lists],
         "tensors": tensors,
         "controls": list(case.controls),
         "options": dict(case.options),
-        "memory": _packed(arena.before, case.guard),
+        "memory": _packed(memory.before, case.guard),
         "reuse": call.reuse,
         "may_refuse": call.may_refuse,
         "lifted": call.lifted,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.formula import formulated, lifted, refusal
 from twinstep.parity.expected.instruction_error import CPU, IEEE, UNKNOWN, Charges, charges_of
 from twinstep.parity.expected.outputs import Wants, wants
@@ -115,29 +115,29 @@ class Judge:
             self.repeated += 1
             return self._with_wants(call, *known, plan, number), ""
         if call.reuse is None:
-            arena = Arena.of(call.case, self.engine.device)
+            memory = GuardedMemory.of(call.case, self.engine.device)
         else:
-            arena = outcomes[call.reuse].arena.renewed(call.case)
+            memory = outcomes[call.reuse].memory.renewed(call.case)
         with (
             recorded(self.engine) as log,
-            watched(arena.block) if call.watched else NOBODY as reads,
-            lifted(arena, call.lifted) as lift,
+            watched(memory.block) if call.watched else NOBODY as reads,
+            lifted(memory, call.lifted) as lift,
         ):
-            failure = execute_call(call, self.kernel.function, arena, self.engine, self.seconds)
+            failure = execute_call(call, self.kernel.function, memory, self.engine, self.seconds)
         if call.lifted:
             refusal(failure)
-        after = arena.before if failure and not call.may_refuse else arena.after()
-        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
+        after = memory.before if failure and not call.may_refuse else memory.after()
+        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, memory.before)
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
             self.charges = charges_on(self.engine, log)
         asked = not failure and _needs_wants(plan, number)
-        wanted = self._wants(call.case) if asked else _shapes(arena)
+        wanted = self._wants(call.case) if asked else _shapes(memory)
         outcome = Outcome(
-            arena, arena.before, after, wanted, asked, tuple(reads), failure if refused else ""
+            memory, memory.before, after, wanted, asked, tuple(reads), failure if refused else ""
         )
         if call.lifted:
-            outcome = replace(outcome, formulas=formulated(lift, arena))
+            outcome = replace(outcome, formulas=formulated(lift, memory))
         if not failure:
             self.shared.keep(call, outcome, self.charges)
         self.refused += bool(refused)
@@ -200,11 +200,11 @@ def _needs_wants(plan: Plan, number: int) -> bool:
     return any(isinstance(check, Values) and check.call == number for check in plan.checks)
 
 
-def _shapes(arena: Arena) -> Wants:
+def _shapes(memory: GuardedMemory) -> Wants:
     """Placeholders for checks that compare calls with one another and need no reference."""
     from twinstep.parity.expected.accepted import Want
 
     found: dict[str, list[Want]] = {}
-    for span in arena.spans:
+    for span in memory.spans:
         found.setdefault(span.name, []).append(Want(value=span.value))
     return found
