@@ -115,7 +115,9 @@ class GuardedMemory:
         spans, _ = spans_of(case)
         places = [(span.name, span.index, span.start, span.stop) for span in spans]
         if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
-            raise ValueError("a case cannot reuse memory in which it would lie otherwise [guarded_memory]")
+            raise ValueError(
+                "a case cannot reuse memory in which it would lie otherwise [guarded_memory]"
+            )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
         return GuardedMemory(case, spans, self.block, before, self.graph, self.ends)

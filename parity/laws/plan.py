@@ -13,9 +13,9 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
-from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import Formulated, tolerance
-from twinstep.parity.expected.outputs import Wants
+from twinstep.parity.expected.outputs import AcceptedOutputs
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.finding import Finding, element, inputs_at
 
@@ -63,8 +63,8 @@ class Outcome:
         memory: where it worked.
         before: the bytes it found.
         after: the bytes it left.
-        wants: what the reference says.
-        wanted: whether it was asked; otherwise `wants` holds placeholders.
+        accepted: by the reference, for everything written.
+        evaluated: whether the reference was; otherwise `accepted` holds placeholders.
         reads: device values that the host read meanwhile, if that was watched.
         refused: the exception with which the call was refused; empty if it was made.
         formulas: specification and lifted formula of what was written, if the call was lifted.
@@ -73,8 +73,8 @@ class Outcome:
     memory: GuardedMemory
     before: Tensor
     after: Tensor
-    wants: Wants
-    wanted: bool = False
+    accepted: AcceptedOutputs
+    evaluated: bool = False
     reads: tuple[str, ...] = ()
     refused: str = ""
     formulas: tuple[Formulated, ...] = ()
@@ -83,11 +83,11 @@ class Outcome:
         """The tensor after the call."""
         return span.of(self.after)
 
-    def written(self) -> list[tuple[Span, Want]]:
+    def written(self) -> list[tuple[Span, Accepted]]:
         """Everything the operation writes, with what should be there."""
         names = self.memory.case.operation.writes
         spans = [span for span in self.memory.spans if span.name in names]
-        return [(span, self.wants[span.name][span.index]) for span in spans]
+        return [(span, self.accepted[span.name][span.index]) for span in spans]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,13 @@ class Values:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first disagreement, if any."""
         outcome = outcomes[self.call]
-        for span, want in outcome.written() if not outcome.refused else ():
+        for span, accepted in outcome.written() if not outcome.refused else ():
             got = outcome.got(span)
-            wrong = ~want.accepts(got)
+            wrong = ~accepted.accepts(got)
             if not bool(wrong.any()):
                 continue
-            place = _worst(wrong, want.ratio(got))
-            return _finding("differs from the reference", self.call, outcome, span, place, want)
+            place = _worst(wrong, accepted.ratio(got))
+            return _finding("differs from the reference", self.call, outcome, span, place, accepted)
         return None
 
 
@@ -150,9 +150,9 @@ class Unchanged:
             changed = (outcome.after[inside] != outcome.before[inside]).nonzero()
             if changed.numel():
                 place = int(changed[0].item()) // span.value.element_size()
-                want = Want(value=span.value)
+                accepted = Accepted(value=span.value)
                 says = "changed although the step is skipped"
-                return _finding(says, self.call, outcome, span, place, want)
+                return _finding(says, self.call, outcome, span, place, accepted)
         return None
 
 
@@ -211,8 +211,8 @@ class Same:
             if wrong.numel():
                 at = int(wrong[0].item())
                 where = int(places[at].item())
-                wanted = Want(value=_spread(want, places, flat))
-                return _finding(self.says, self.second, two, other, where, wanted)
+                accepted = Accepted(value=_spread(want, places, flat))
+                return _finding(self.says, self.second, two, other, where, accepted)
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
@@ -307,9 +307,11 @@ def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
     return int(score.argmax().item())
 
 
-def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, want: Want) -> Finding:
+def _finding(
+    says: str, call: int, outcome: Outcome, span: Span, place: int, accepted: Accepted
+) -> Finding:
     got = outcome.got(span)
-    ratio = want.ratio(got) if want.bound is not None else None
+    ratio = accepted.ratio(got) if accepted.bound is not None else None
     return Finding(
         says=says,
         call=call,
@@ -317,9 +319,9 @@ def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, wan
         index=span.index,
         place=-1 if span.control else place,
         got=element(got, place),
-        want=element(want.value, place),
-        low=None if want.low is None else element(want.low, place),
-        high=None if want.high is None else element(want.high, place),
+        want=element(accepted.value, place),
+        low=None if accepted.low is None else element(accepted.low, place),
+        high=None if accepted.high is None else element(accepted.high, place),
         ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
         inputs=inputs_at(outcome.memory, span, place),
     )
@@ -332,7 +334,7 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
         if span.start <= byte < span.stop:
             place = (byte - span.start) // span.value.element_size()
             says = "is read-only and was written"
-            return _finding(says, call, outcome, span, place, Want(value=span.value))
+            return _finding(says, call, outcome, span, place, Accepted(value=span.value))
     before = [span for span in spans if span.stop <= byte]
     near = before[-1] if before else spans[0]
     offset = byte - (near.stop if before else near.start)

@@ -4,7 +4,7 @@ Random cases stay far from a bound, because all roundings of a formula have to g
 The elements of a case are independent tries with the same controls, so one case is a whole
 generation: those with the largest error over bound stay, the others become their offspring, with
 some low bits changed. A result of few bits shows no error except beside a tie, and there being
-near to one counts a little (`Want.nearness`).
+near to one counts a little (`Accepted.nearness`).
 
 What has one result for all elements (a norm) has no elements to breed: there a tenth of the
 elements changes at a time, and the better case stays.

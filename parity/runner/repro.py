@@ -17,10 +17,10 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span, spans_of
-from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import tolerance
 from twinstep.parity.expected.instruction_error import Charges
-from twinstep.parity.expected.outputs import Wants, truths, wants
+from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs, truths
 from twinstep.parity.laws.plan import (
     Call,
     Check,
@@ -142,7 +142,7 @@ def _checks(failure: Failure, plan: Plan, charges: Charges) -> list[dict[str, ob
 def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[dict[str, object]]:
     if isinstance(check, Values):
         case = plan.calls[check.call].case
-        return _value_rows(case, check.call, wants(case, arithmetic, charges))
+        return _value_rows(case, check.call, accepted_outputs(case, arithmetic, charges))
     if isinstance(check, Formula):
         return _formula_rows(plan.calls[check.call].case, check.call)
     if isinstance(check, Untouched):
@@ -192,27 +192,27 @@ def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:
     return rows
 
 
-def _value_rows(case: Case, call: int, wanted: Wants) -> list[dict[str, object]]:
+def _value_rows(case: Case, call: int, outputs: AcceptedOutputs) -> list[dict[str, object]]:
     spans, _ = spans_of(case)
     return [
-        _value_row(span, wanted[span.name][span.index], call)
+        _value_row(span, outputs[span.name][span.index], call)
         for span in spans
         if span.name in case.operation.writes
     ]
 
 
-def _value_row(span: Span, want: Want, call: int) -> dict[str, object]:
+def _value_row(span: Span, accepted: Accepted, call: int) -> dict[str, object]:
     row: dict[str, object] = {
         "kind": "values",
         "call": call,
         "tensor": (span.name, span.index),
-        "want": _hex(want.value),
+        "want": _hex(accepted.value),
     }
-    if want.low is not None and want.high is not None and want.zone is not None:
-        bound = torch.zeros_like(want.zone, dtype=torch.float64)
-        bound = bound if want.bound is None else want.bound
-        row |= {"low": _hex(want.low), "high": _hex(want.high)}
-        row |= {"zone": want.zone.reshape(-1).nonzero().reshape(-1).tolist()}
+    if accepted.low is not None and accepted.high is not None and accepted.zone is not None:
+        bound = torch.zeros_like(accepted.zone, dtype=torch.float64)
+        bound = bound if accepted.bound is None else accepted.bound
+        row |= {"low": _hex(accepted.low), "high": _hex(accepted.high)}
+        row |= {"zone": accepted.zone.reshape(-1).nonzero().reshape(-1).tolist()}
         row |= {"bound": [f"{x:.3g}" for x in bound.reshape(-1).tolist()]}
     return row
 

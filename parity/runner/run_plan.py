@@ -13,9 +13,10 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import formulated, lifted, refusal
 from twinstep.parity.expected.instruction_error import CPU, IEEE, UNKNOWN, Charges, charges_of
-from twinstep.parity.expected.outputs import Wants, wants
+from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
 from twinstep.parity.records.errors import ReferenceFault
@@ -51,7 +52,7 @@ class Judge:
         worst: largest error over bound seen in what was accepted, by written argument.
         charges: what the instructions of the last judged call add to its bounds.
         scores: error over bound of every element of the last plan, by argument and position; of
-            few bits, plus how near the result is to a tie (see `Want.nearness`).
+            few bits, plus how near the result is to a tie (see `Accepted.nearness`).
     """
 
     kernel: Kernel
@@ -96,7 +97,7 @@ class Judge:
         Replay rounds them correctly and the hardware need not, so equal values prove nothing.
         """
         claims = self.engine.name == "replay" and self.kernel.arithmetic == "exact"
-        if not (claims and _needs_wants(plan, number)):
+        if not (claims and _needs_reference(plan, number)):
             yield
             return
         from twinstep.replay import launches
@@ -113,7 +114,7 @@ class Judge:
         known = self.shared.outcome(call)
         if known is not None:
             self.repeated += 1
-            return self._with_wants(call, *known, plan, number), ""
+            return self._with_accepted(call, *known, plan, number), ""
         if call.reuse is None:
             memory = GuardedMemory.of(call.case, self.engine.device)
         else:
@@ -131,10 +132,10 @@ class Judge:
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
             self.charges = charges_on(self.engine, log)
-        asked = not failure and _needs_wants(plan, number)
-        wanted = self._wants(call.case) if asked else _shapes(memory)
+        asked = not failure and _needs_reference(plan, number)
+        accepted = self._accepted(call.case) if asked else _shapes(memory)
         outcome = Outcome(
-            memory, memory.before, after, wanted, asked, tuple(reads), failure if refused else ""
+            memory, memory.before, after, accepted, asked, tuple(reads), failure if refused else ""
         )
         if call.lifted:
             outcome = replace(outcome, formulas=formulated(lift, memory))
@@ -143,20 +144,20 @@ class Judge:
         self.refused += bool(refused)
         return outcome, "" if refused else failure
 
-    def _with_wants(
+    def _with_accepted(
         self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int
     ) -> Outcome:
         """What a call made for another law left behind, with what this law wants to know of it."""
-        if not _needs_wants(plan, number) or outcome.wanted:
+        if not _needs_reference(plan, number) or outcome.evaluated:
             return outcome
         self.charges = charges
-        complete = replace(outcome, wants=self._wants(call.case), wanted=True)
+        complete = replace(outcome, accepted=self._accepted(call.case), evaluated=True)
         self.shared.keep(call, complete, charges)
         return complete
 
-    def _wants(self, case: Case) -> Wants:
+    def _accepted(self, case: Case) -> AcceptedOutputs:
         try:
-            return wants(case, self.kernel.arithmetic, self.charges)
+            return accepted_outputs(case, self.kernel.arithmetic, self.charges)
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(
@@ -168,13 +169,13 @@ class Judge:
         for check in plan.checks:
             if not isinstance(check, Values):
                 continue
-            for span, want in outcomes[check.call].written():
+            for span, accepted in outcomes[check.call].written():
                 got = outcomes[check.call].got(span)
-                ratio = want.ratio(got)
+                ratio = accepted.ratio(got)
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(span.name, 0.0)
                     self.worst[span.name] = max(known, float(ratio.max().item()))
-                    self.scores[span.name, span.index] = ratio.reshape(-1) + want.nearness(got)
+                    self.scores[span.name, span.index] = ratio.reshape(-1) + accepted.nearness(got)
 
 
 @contextlib.contextmanager
@@ -196,15 +197,13 @@ def charges_on(engine: Engine, log: list[Launch]) -> Charges:
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
 
 
-def _needs_wants(plan: Plan, number: int) -> bool:
+def _needs_reference(plan: Plan, number: int) -> bool:
     return any(isinstance(check, Values) and check.call == number for check in plan.checks)
 
 
-def _shapes(memory: GuardedMemory) -> Wants:
+def _shapes(memory: GuardedMemory) -> AcceptedOutputs:
     """Placeholders for checks that compare calls with one another and need no reference."""
-    from twinstep.parity.expected.accepted import Want
-
-    found: dict[str, list[Want]] = {}
+    found: dict[str, list[Accepted]] = {}
     for span in memory.spans:
-        found.setdefault(span.name, []).append(Want(value=span.value))
+        found.setdefault(span.name, []).append(Accepted(value=span.value))
     return found

@@ -15,7 +15,7 @@ from twinstep.parity.expected.instruction_error import (
     charges_of,
     relative_errors,
 )
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.value import plan
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import harmless
@@ -43,9 +43,9 @@ def adamw_case(regime: str = "ordinary") -> Case:
 
 
 def bound(charges: Charges, output: str, regime: str = "ordinary") -> torch.Tensor:
-    (want, _) = wants(adamw_case(regime), "bounded", charges)[output]
-    assert want.bound is not None
-    return want.bound
+    (accepted, _) = accepted_outputs(adamw_case(regime), "bounded", charges)[output]
+    assert accepted.bound is not None
+    return accepted.bound
 
 
 def test_every_documented_instruction_is_charged_or_is_in_no_formula() -> None:
@@ -83,9 +83,9 @@ def test_flushing_costs_ordinary_values_nothing_and_subnormals_themselves() -> N
     flushing = Charges(flushed=frozenset({"add", "mul", "div", "sqrt"}))
     ordinary = bound(flushing, "exp_avgs") / bound(IEEE, "exp_avgs")
     assert float(ordinary.max()) < 1.0 + 1e-6
-    (want, _) = wants(adamw_case("subnormal"), "bounded", flushing)["exp_avgs"]
-    assert bool(want.accepts(torch.zeros_like(want.value)).any())
-    (strict, _) = wants(adamw_case("subnormal"), "bounded", IEEE)["exp_avgs"]
+    (accepted, _) = accepted_outputs(adamw_case("subnormal"), "bounded", flushing)["exp_avgs"]
+    assert bool(accepted.accepts(torch.zeros_like(accepted.value)).any())
+    (strict, _) = accepted_outputs(adamw_case("subnormal"), "bounded", IEEE)["exp_avgs"]
     nonzero = strict.value.abs() > 2.0**-140
     assert bool(nonzero.any())
     assert not bool(strict.accepts(torch.zeros_like(strict.value))[nonzero].any())

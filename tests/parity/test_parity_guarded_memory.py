@@ -8,7 +8,7 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import expand
 from twinstep.parity.cases.guarded_memory import GuardedMemory, spans_of
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Same, Unchanged, Untouched
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.runner.run_plan import Judge
@@ -22,7 +22,7 @@ def case_of(sizes: tuple[int, ...], *, aligned: bool = True, guard: int = 0x5A) 
 
 
 def outcome_of(memory: GuardedMemory) -> Outcome:
-    return Outcome(memory, memory.before, memory.after(), wants(memory.case, "exact"))
+    return Outcome(memory, memory.before, memory.after(), accepted_outputs(memory.case, "exact"))
 
 
 def test_tensors_never_touch_and_misaligned_ones_keep_their_item_alignment() -> None:
