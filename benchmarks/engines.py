@@ -18,7 +18,7 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Broken, Figures
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.registry.engines import engine_named, running
@@ -121,7 +121,7 @@ def cases(kernel: Kernel) -> Iterator[tuple[str, Case]]:
                 for seed in range(seeds):
                     label = f"{kernel.name} {dtype} {layout} {sizes} {seed}"
                     recipe = _recipe(kernel, layout, sizes, seed, label)
-                    yield label, expand(operation, dtype, recipe)
+                    yield label, generate(operation, dtype, recipe)
 
 
 def first_cases(kernel: Kernel) -> Iterator[Case]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound, Operation
 
@@ -40,7 +40,7 @@ def _widths(operation: Operation, dtype: str) -> dict[str, float]:
         controls={control.name: control.values[0] for control in operation.controls},
         options={option.name: option.choices[0] for option in operation.options},
     )
-    outputs = accepted_outputs(expand(operation, dtype, recipe), "bounded")
+    outputs = accepted_outputs(generate(operation, dtype, recipe), "bounded")
     measured = {}
     for name, row in outputs.items():
         ratios = [

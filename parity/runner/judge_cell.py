@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.coverage import Seen
-from twinstep.parity.cases.covering import deck
+from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
@@ -37,7 +37,7 @@ class Effort:
         call_seconds: limit of one call.
         shrink_seconds: limit of shrinking one failure.
         repros: folder for repro files; None writes none.
-        spread: dtype combinations in turn see the halves of a longer deck, and of the sizes and
+        spread: dtype combinations in turn see the halves of a longer covering, and of the sizes and
             values that laws enumerate.
     """
 
@@ -57,7 +57,7 @@ class Effort:
         return max(1, round(self.examples * law.share * several))
 
     def longest(self, kernel: Kernel) -> int:
-        """Recipes in the deck that all laws of a row take theirs from."""
+        """Recipes in the covering that all laws of a row take theirs from."""
         return max(self.cases(LAWS[name], kernel) for name in kernel.operation.laws)
 
 
@@ -165,23 +165,23 @@ def _climb(judge: Judge, law: Law, climber: Climber, generations: int) -> None:
 
 
 def _turn(kernel: Kernel, dtype: str) -> int:
-    """Which half of a spread deck, or of what a law enumerates, is this combination's."""
+    """Which half of a spread covering, or of what a law enumerates, is this combination's."""
     return tuple(kernel.operation.combinations).index(dtype) % 2
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
-    """What the law takes from the deck of the row."""
+    """What the law takes from the covering of the row."""
     count = effort.cases(law, kernel)
     length = max(count, effort.longest(kernel), EXAMPLES)
     if effort.spread:
         turn = _turn(kernel, dtype)
-        cards = deck(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
-        cards = cards[turn * length : (turn + 1) * length]
+        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
+        recipes = recipes[turn * length : (turn + 1) * length]
     else:
-        cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, length, effort.seed)
     if not (law.each_layout and kernel.operation.lists):
-        return law.draw.of(cards, count)
-    groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]
+        return law.draw.of(recipes, count)
+    groups = [[recipe for recipe in recipes if recipe.layout == name] for name in kernel.layouts]
     return [recipe for group in groups for recipe in law.draw.of(group, count)]
 
 

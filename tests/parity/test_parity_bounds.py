@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound
@@ -28,7 +28,7 @@ def adamw_case(dtype: str = "fp32", regime: str = "mixture", seed: int = 1) -> C
         controls={**CONTROLS, "factor": 0.37},
         options={"bias_correction": True},
     )
-    return expand(operation_named("adamw_step", "test"), dtype, recipe)
+    return generate(operation_named("adamw_step", "test"), dtype, recipe)
 
 
 def step(case: Case, i: int, **wrong: float) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def test_reference_itself_is_accepted_everywhere() -> None:
             recipe = Recipe(layout="list", sizes=(65, 0, 3), regime=regime, seed=5, options=options)
             for dtype in operation.combinations:
                 for outputs in accepted_outputs(
-                    expand(operation, dtype, recipe), "bounded"
+                    generate(operation, dtype, recipe), "bounded"
                 ).values():
                     assert all(bool(accepted.accepts(accepted.value).all()) for accepted in outputs)
 
@@ -117,7 +117,7 @@ def test_a_rounding_to_few_bits_is_accepted_on_both_sides_of_a_tie_only() -> Non
 
 def test_sum_bound_accepts_fp32_in_any_order_and_rejects_a_missing_element() -> None:
     recipe = Recipe(layout="list", sizes=(900, 101), regime="ordinary", seed=2)
-    case = expand(operation_named("global_norm", "test"), "fp32", recipe)
+    case = generate(operation_named("global_norm", "test"), "fp32", recipe)
     (accepted,) = accepted_outputs(case, "bounded")["norm"]
     flat = torch.cat(list(case.lists["grads"]))
     assert bool(accepted.accepts(flat.square().sum().sqrt()).all())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import (
     CPU,
     IEEE,
@@ -39,7 +39,7 @@ def launch(*opcodes: str, approximate: tuple[str, ...] = ()) -> Launch:
 def adamw_case(regime: str = "ordinary") -> Case:
     recipe = Recipe(layout="list", sizes=(300, 7), regime=regime, seed=4,
                     options={"bias_correction": True})  # fmt: skip
-    return expand(operation_named("adamw_step", "test"), "bf16", recipe)
+    return generate(operation_named("adamw_step", "test"), "bf16", recipe)
 
 
 def bound(charges: Charges, output: str, regime: str = "ordinary") -> torch.Tensor:

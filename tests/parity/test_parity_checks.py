@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe, evaluate
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws import LAWS
 from twinstep.parity.operations.operation import Operation
@@ -53,7 +53,7 @@ def drawn(
     """A case with the first choice of every option."""
     options = {row.name: row.choices[0] for row in operation.options}
     recipe = Recipe(layout=layout, sizes=sizes, regime=regime, seed=seed, options=options)
-    return expand(operation, combination, recipe)
+    return generate(operation, combination, recipe)
 
 
 def entry(operation: str, run: Callable[..., None], dtype: str = "bf16") -> Entry:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from tests.helpers.profile import LONG
-from twinstep.parity.cases.covering import deck
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.covering import covering_recipes
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.value import plan
 from twinstep.parity.operations.operation import Operation
@@ -41,9 +41,9 @@ def searched(
 ) -> tuple[Finding | None, dict[str, float], int]:
     """The first violation, worst error over bound by output, and the number of cases."""
     judge, climber = Judge(kernel, engine_named("cpu")), Climber()
-    cards = deck(kernel.operation, dtype, kernel.layouts, cases, 0)
-    for number, card in enumerate(cards):
-        case = expand(kernel.operation, dtype, card)
+    recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, cases, 0)
+    for number, recipe in enumerate(recipes):
+        case = generate(kernel.operation, dtype, recipe)
         if climbing and number >= cases // 2:
             case = climber.next() or case
         finding = judge.violation(plan(case, "bounded"))

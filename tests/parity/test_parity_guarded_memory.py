@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory, spans_of
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Same, Unchanged, Untouched
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def case_of(sizes: tuple[int, ...], *, aligned: bool = True, guard: int = 0x5A) -> Case:
     recipe = Recipe(layout="list", sizes=sizes, seed=3, aligned=aligned, guard=guard)
-    return expand(operation_named("accumulate", "test"), "bf16", recipe)
+    return generate(operation_named("accumulate", "test"), "bf16", recipe)
 
 
 def outcome_of(memory: GuardedMemory) -> Outcome:

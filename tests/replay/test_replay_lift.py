@@ -7,7 +7,7 @@ import triton.language as tl
 
 import twinstep.replay
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.formula import FORMULA
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import corpus, harmless
@@ -138,7 +138,7 @@ def kernel_named(name: str) -> Kernel:
 def case_for(kernel: Kernel, dtype: str) -> Case:
     options = {row.name: row.choices[0] for row in kernel.operation.options}
     recipe = Recipe(layout="list", sizes=(300, 7), regime="ordinary", seed=3, options=options)
-    return expand(operation_named(kernel.operation.name, "test"), dtype, recipe)
+    return generate(operation_named(kernel.operation.name, "test"), dtype, recipe)
 
 
 def broken(name: str, dtype: str) -> bool:

@@ -18,7 +18,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.proof.gates.compile.optimizers import steps
 from twinstep.parity.registry.kernels import Kernel
@@ -157,7 +157,7 @@ def _launch(kernel: Kernel, dtype: str, layout: str) -> None:
     absent = (False, True) if any(a.optional for a in operation.lists) else (False,)
     for options, left_out in itertools.product(option_sets(operation), absent):
         recipe = Recipe(layout=layout or "flat", sizes=sizes, options=options, absent=left_out)
-        case = expand(operation, dtype, recipe)
+        case = generate(operation, dtype, recipe)
         kernel(*case.lists.values(), **case.controls, **case.options)
 
 
@@ -167,7 +167,7 @@ def _launch_compat(kernel: Kernel) -> None:
     from twinstep.fast.kernels.mixed_step import new_workspace, run_mixed_step
 
     recipe = Recipe(layout="flat", sizes=(32,))
-    case = expand(kernel.operation, kernel.dtypes[0], recipe)
+    case = generate(kernel.operation, kernel.dtypes[0], recipe)
     *lists, copies, steps = case.lists.values()
     for rule in _choices(kernel.operation, "rule"):
         finish = Finish(
