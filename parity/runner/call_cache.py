@@ -16,7 +16,7 @@ from twinstep.parity.operations.operation import Operation
 
 
 @dataclass
-class Shared:
+class CallCache:
     """The covering's cases of one row, and what calls on them left behind."""
 
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.runner.invoke import invoke
 
 
-def replayed(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> str:
+def call_captured(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> str:
     """Replay the graph of this memory, captured first if there is none; empty if it went well.
 
     The kernel is called once eagerly before the capture, so that compilation is over by then.

@@ -1,4 +1,4 @@
-"""Climb towards the worst error: breed the elements that came closest to their bound.
+"""Search for the worst error: breed the elements that came closest to their bound.
 
 Random cases stay far from a bound, because all roundings of a formula have to go the same way.
 The elements of a case are independent tries with the same controls, so one case is a whole
@@ -41,7 +41,7 @@ class _Best:
 
 
 @dataclass
-class Climber:
+class ErrorSearch:
     """Remembers the best case for each output and makes the next generation of one of them.
 
     Attributes:

@@ -8,12 +8,16 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner import large_tensors
-from twinstep.parity.runner.cuda_graph import replayed
+from twinstep.parity.runner.cuda_graph import call_captured
 from twinstep.parity.runner.invoke import invoke
 
 
 def execute_call(
-    call: Call, function: Callable[..., object], memory: GuardedMemory, engine: Engine, seconds: float
+    call: Call,
+    function: Callable[..., object],
+    memory: GuardedMemory,
+    engine: Engine,
+    seconds: float,
 ) -> str:
     """Call a kernel; empty if it returned None, otherwise what happened instead.
 
@@ -30,12 +34,12 @@ def execute_call(
     if call.races:
         return _compared(function, memory, seconds)
     if call.captured:
-        return replayed(function, memory, seconds)
+        return call_captured(function, memory, seconds)
     if not call.end:
         return invoke(function, memory, seconds)
     if memory.ends is None:
-        grown = large_tensors.Large(call.case, engine)
-        failure = large_tensors.called(function, grown, engine)
+        grown = large_tensors.LargeTensors(call.case, engine)
+        failure = large_tensors.call_large(function, grown, engine)
         if failure:
             return failure
         memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)

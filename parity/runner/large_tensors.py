@@ -24,7 +24,7 @@ ENDS = 8
 SECONDS = 4.0
 
 
-class Large:
+class LargeTensors:
     """One case with its last tensors blown up: the small tensor's values at both ends.
 
     Args:
@@ -104,7 +104,7 @@ def _only_ends(engine: Engine) -> Iterator[None]:
         yield
 
 
-def called(function: Callable[..., object], large: Large, engine: Engine) -> str:
+def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> str:
     """Call the kernel; empty if it returned None, otherwise what happened instead.
 
     Raises:

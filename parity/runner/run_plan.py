@@ -22,7 +22,7 @@ from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
 from twinstep.parity.records.errors import ReferenceFault
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.call_cache import Shared
+from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.execute_call import execute_call
 from twinstep.parity.runner.host_sync import watched
 from twinstep.parity.runner.invoke import SECONDS
@@ -37,8 +37,8 @@ Scores = dict[tuple[str, int], Tensor]
 
 
 @dataclass
-class Judge:
-    """Judges one kernel on one engine.
+class PlanRunner:
+    """Carries out the plans of one kernel on one engine.
 
     Attributes:
         kernel: under judgement.
@@ -46,7 +46,7 @@ class Judge:
         seconds: limit of one call.
         calls: calls made so far.
         elements: elements of the largest list, summed over all calls.
-        shared: calls that other laws have made.
+        cache: calls that other laws have made.
         repeated: how many calls were taken from there.
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
@@ -60,7 +60,7 @@ class Judge:
     seconds: float = SECONDS
     calls: int = 0
     elements: int = 0
-    shared: Shared = field(default_factory=Shared)
+    cache: CallCache = field(default_factory=CallCache)
     repeated: int = 0
     refused: int = 0
 
@@ -111,7 +111,7 @@ class Judge:
 
     def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
         call = plan.calls[number]
-        known = self.shared.outcome(call)
+        known = self.cache.outcome(call)
         if known is not None:
             self.repeated += 1
             return self._with_accepted(call, *known, plan, number), ""
@@ -120,7 +120,7 @@ class Judge:
         else:
             memory = outcomes[call.reuse].memory.renewed(call.case)
         with (
-            recorded(self.engine) as log,
+            recorded_launches(self.engine) as log,
             watched(memory.block) if call.watched else NOBODY as reads,
             lifted(memory, call.lifted) as lift,
         ):
@@ -140,7 +140,7 @@ class Judge:
         if call.lifted:
             outcome = replace(outcome, formulas=formulated(lift, memory))
         if not failure:
-            self.shared.keep(call, outcome, self.charges)
+            self.cache.keep(call, outcome, self.charges)
         self.refused += bool(refused)
         return outcome, "" if refused else failure
 
@@ -152,7 +152,7 @@ class Judge:
             return outcome
         self.charges = charges
         complete = replace(outcome, accepted=self._accepted(call.case), evaluated=True)
-        self.shared.keep(call, complete, charges)
+        self.cache.keep(call, complete, charges)
         return complete
 
     def _accepted(self, case: Case) -> AcceptedOutputs:
@@ -179,7 +179,7 @@ class Judge:
 
 
 @contextlib.contextmanager
-def recorded(engine: Engine) -> Iterator[list[Launch]]:
+def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
     """The launches made inside the context, where the engine records them."""
     if engine.name != "replay":
         yield []

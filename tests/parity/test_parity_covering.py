@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinstep.parity.cases.coverage import Seen
+from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import TURNS, covering_recipes, factors
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import Operation
@@ -52,10 +52,10 @@ def test_a_dozen_cases_show_every_value_of_every_control_and_option(operation: O
 @pytest.mark.parametrize("operation", WITH_LISTS, ids=lambda operation: operation.name)
 def test_a_dozen_cases_show_every_regime_at_every_size(operation: Operation) -> None:
     dtype = next(iter(operation.combinations))
-    seen = Seen(operation)
+    coverage = Coverage(operation)
     for recipe in covering_recipes(operation, dtype, operation.layouts, len(TURNS), None):
-        seen.add(generate(operation, dtype, recipe))
-    pair = seen.numbers()["regime x size"]
+        coverage.add(generate(operation, dtype, recipe))
+    pair = coverage.numbers()["regime x size"]
     assert isinstance(pair, list)
     # A norm keeps the loud regimes to themselves, or they would drown the others.
     assert pair[0] == pair[1] or "norm" in operation.writes

@@ -11,7 +11,7 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory, spans_of
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Same, Unchanged, Untouched
 from twinstep.parity.operations.table import operation_named
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 
 CPU = torch.device("cpu")
 
@@ -100,5 +100,5 @@ def test_a_call_may_reuse_the_memory_of_an_earlier_one() -> None:
     )  # fmt: skip
     case = case_of((3,))
     plan = Plan(calls=(Call(case=case), Call(case=case, reuse=0)), checks=(Same(says="x"),))
-    assert Judge(row, engine_named("cpu")).violation(plan) is None
+    assert PlanRunner(row, engine_named("cpu")).violation(plan) is None
     assert addresses[0] == addresses[1]

@@ -16,7 +16,7 @@ from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.replay.shadow64.lift import Lift, lifting
 
 
@@ -145,7 +145,7 @@ def broken(name: str, dtype: str) -> bool:
     kernel, engine = kernel_named(name), engine_named("replay")
     with running(engine):
         plan = FORMULA.plan(case_for(kernel, dtype), kernel.arithmetic)
-        return Judge(kernel, engine).violation(plan) is not None
+        return PlanRunner(kernel, engine).violation(plan) is not None
 
 
 @pytest.mark.parametrize("name", ["triton_adamw", "triton_contracted", "triton_fast_division"])

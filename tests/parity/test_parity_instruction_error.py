@@ -21,7 +21,7 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import harmless
 from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.registry.engines import engine_named, running
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.replay import Launch
 from twinstep.replay.isa.documented import CHARGES
 
@@ -100,7 +100,7 @@ def test_judge_reads_the_charges_from_the_code_that_ran(
 ) -> None:
     variant = next(v for v in harmless() if v.name == name)
     engine = engine_named("replay")
-    judge = Judge(row_of(variant), engine)
+    runner = PlanRunner(row_of(variant), engine)
     with running(engine):
-        assert judge.violation(plan(adamw_case(), "bounded")) is None
-    assert judge.charges.approximate == approximate
+        assert runner.violation(plan(adamw_case(), "bounded")) is None
+    assert runner.charges.approximate == approximate
