@@ -10,24 +10,26 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, charging, known
-from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, Charges
+from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, allowing_for, known
+from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
 from twinstep.parity.operations.operation import Bound
 
 AcceptedOutputs = Mapping[str, Sequence[Accepted]]
 
 
-def accepted_outputs(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> AcceptedOutputs:
+def accepted_outputs(
+    case: Case, arithmetic: str, instruction_error: InstructionError = UNKNOWN
+) -> AcceptedOutputs:
     """Evaluate the reference on the CPU; with its bounds where the arithmetic is "bounded".
 
     Args:
         case: gives the arguments.
         arithmetic: what the kernel claims.
-        charges: what its compiled code adds to the bounds.
+        instruction_error: what its compiled code adds to the bounds.
     """
     if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
         return {name: [Accepted(value=x) for x in xs] for name, xs in case.reference().items()}
-    results = _evaluated(case, charges)
+    results = _evaluated(case, instruction_error)
     return {name: [_accepted(x) for x in xs] for name, xs in results.items()}
 
 
@@ -56,7 +58,7 @@ def truths(case: Case) -> dict[tuple[str, int], Truth]:
     }
 
 
-def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
+def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, list[Tensor]]:
     """What the reference makes of numbers that carry their bound."""
     lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
     controls = {
@@ -65,7 +67,7 @@ def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
         else _wrapped(case.controls[control.name])
         for control in case.operation.controls
     }
-    with charging(charges):
+    with allowing_for(instruction_error):
         return evaluate(replace(case, controls=controls), lists)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.expected.instruction_error import Charges
+from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.plan import Call, Outcome
 from twinstep.parity.operations.operation import Operation
 
@@ -20,7 +20,7 @@ class CallCache:
     """The covering's cases of one row, and what calls on them left behind."""
 
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)
-    _outcomes: dict[int, tuple[Outcome, Charges]] = field(default_factory=dict)
+    _outcomes: dict[int, tuple[Outcome, InstructionError]] = field(default_factory=dict)
 
     def case(self, operation: Operation, combination: str, recipe: Recipe) -> Case:
         """The case of a recipe; the same object for the same recipe."""
@@ -31,14 +31,14 @@ class CallCache:
             self._cases[key] = known
         return known[1]
 
-    def outcome(self, call: Call) -> tuple[Outcome, Charges] | None:
+    def outcome(self, call: Call) -> tuple[Outcome, InstructionError] | None:
         """What this call left behind when it was made before, and what its instructions cost."""
         if not call.plain:
             return None
         found = self._outcomes.get(id(call.case))
         return found if found is not None and found[0].memory.case is call.case else None
 
-    def keep(self, call: Call, outcome: Outcome, charges: Charges) -> None:
+    def keep(self, call: Call, outcome: Outcome, instruction_error: InstructionError) -> None:
         """Remember what a call on a case of the covering left behind."""
         if call.plain and any(case is call.case for _, case in self._cases.values()):
-            self._outcomes[id(call.case)] = (outcome, charges)
+            self._outcomes[id(call.case)] = (outcome, instruction_error)

@@ -209,4 +209,4 @@ def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) ->
     plan = law.plan(case, kernel.arithmetic)
     if any(call.end or call.captured or call.races for call in plan.calls):
         return failure
-    return write_repro(failure, plan, effort.repros, runner.charges)
+    return write_repro(failure, plan, effort.repros, runner.instruction_error)

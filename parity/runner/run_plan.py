@@ -15,7 +15,13 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import formulated, lifted, refusal
-from twinstep.parity.expected.instruction_error import CPU, IEEE, UNKNOWN, Charges, charges_of
+from twinstep.parity.expected.instruction_error import (
+    CPU,
+    IEEE,
+    UNKNOWN,
+    InstructionError,
+    instruction_error_of,
+)
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
@@ -50,7 +56,7 @@ class PlanRunner:
         repeated: how many calls were taken from there.
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
-        charges: what the instructions of the last judged call add to its bounds.
+        instruction_error: what the instructions of the last judged call add to its bounds.
         scores: error over bound of every element of the last plan, by argument and position; of
             few bits, plus how near the result is to a tie (see `Accepted.nearness`).
     """
@@ -66,7 +72,7 @@ class PlanRunner:
 
     def __post_init__(self) -> None:
         self.worst: dict[str, float] = {}
-        self.charges = UNKNOWN
+        self.instruction_error = UNKNOWN
         self.scores: Scores = {}
 
     def violation(self, plan: Plan) -> Finding | None:
@@ -131,7 +137,7 @@ class PlanRunner:
         refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, memory.before)
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
-            self.charges = charges_on(self.engine, log)
+            self.instruction_error = instruction_error_on(self.engine, log)
         asked = not failure and _needs_reference(plan, number)
         accepted = self._accepted(call.case) if asked else _shapes(memory)
         outcome = Outcome(
@@ -140,24 +146,29 @@ class PlanRunner:
         if call.lifted:
             outcome = replace(outcome, formulas=formulated(lift, memory))
         if not failure:
-            self.cache.keep(call, outcome, self.charges)
+            self.cache.keep(call, outcome, self.instruction_error)
         self.refused += bool(refused)
         return outcome, "" if refused else failure
 
     def _with_accepted(
-        self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int
+        self,
+        call: Call,
+        outcome: Outcome,
+        instruction_error: InstructionError,
+        plan: Plan,
+        number: int,
     ) -> Outcome:
         """What a call made for another law left behind, with what this law wants to know of it."""
         if not _needs_reference(plan, number) or outcome.evaluated:
             return outcome
-        self.charges = charges
+        self.instruction_error = instruction_error
         complete = replace(outcome, accepted=self._accepted(call.case), evaluated=True)
-        self.cache.keep(call, complete, charges)
+        self.cache.keep(call, complete, instruction_error)
         return complete
 
     def _accepted(self, case: Case) -> AcceptedOutputs:
         try:
-            return accepted_outputs(case, self.kernel.arithmetic, self.charges)
+            return accepted_outputs(case, self.kernel.arithmetic, self.instruction_error)
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(
@@ -190,10 +201,10 @@ def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
         yield log
 
 
-def charges_on(engine: Engine, log: list[Launch]) -> Charges:
+def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
     """What the bounds of a call have to allow for on this engine."""
     if engine.name == "replay":
-        return charges_of(log) if log else CPU
+        return instruction_error_of(log) if log else CPU
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
 
 

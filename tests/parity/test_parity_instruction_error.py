@@ -11,8 +11,8 @@ from twinstep.parity.expected.instruction_error import (
     CPU,
     IEEE,
     UNKNOWN,
-    Charges,
-    charges_of,
+    InstructionError,
+    instruction_error_of,
     relative_errors,
 )
 from twinstep.parity.expected.outputs import accepted_outputs
@@ -42,8 +42,10 @@ def adamw_case(regime: str = "ordinary") -> Case:
     return generate(operation_named("adamw_step", "test"), "bf16", recipe)
 
 
-def bound(charges: Charges, output: str, regime: str = "ordinary") -> torch.Tensor:
-    (accepted, _) = accepted_outputs(adamw_case(regime), "bounded", charges)[output]
+def bound(
+    instruction_error: InstructionError, output: str, regime: str = "ordinary"
+) -> torch.Tensor:
+    (accepted, _) = accepted_outputs(adamw_case(regime), "bounded", instruction_error)[output]
     assert accepted.bound is not None
     return accepted.bound
 
@@ -61,26 +63,26 @@ def test_charges_are_the_documented_numbers() -> None:
 
 
 def test_launches_are_charged_together() -> None:
-    found = charges_of([
+    found = instruction_error_of([
         launch("mul.rn.f32", approximate=("div.full.f32",)),
         launch("sqrt.approx.ftz.f32", "ld.global.b32", approximate=("sqrt.approx.f32",)),
     ])  # fmt: skip
     assert found.quotient == 2.0**-22
     assert found.root == 2.0**-23
     assert found.flushed == {"sqrt"}
-    assert charges_of([launch("fma.rn.f32", "div.rn.f32")]) == IEEE
-    assert charges_of([launch("red.global.add.f32")]).flushed == {"add"}
+    assert instruction_error_of([launch("fma.rn.f32", "div.rn.f32")]) == IEEE
+    assert instruction_error_of([launch("red.global.add.f32")]).flushed == {"add"}
 
 
 def test_approximate_division_widens_updates_and_leaves_moments_alone() -> None:
-    fast = Charges(quotient=2.0**-22)
+    fast = InstructionError(quotient=2.0**-22)
     assert bool((bound(fast, "params") > bound(IEEE, "params")).any())
     assert torch.equal(bound(fast, "exp_avgs"), bound(IEEE, "exp_avgs"))
     assert bool((bound(CPU, "params") <= bound(UNKNOWN, "params")).all())
 
 
 def test_flushing_costs_ordinary_values_nothing_and_subnormals_themselves() -> None:
-    flushing = Charges(flushed=frozenset({"add", "mul", "div", "sqrt"}))
+    flushing = InstructionError(flushed=frozenset({"add", "mul", "div", "sqrt"}))
     ordinary = bound(flushing, "exp_avgs") / bound(IEEE, "exp_avgs")
     assert float(ordinary.max()) < 1.0 + 1e-6
     (accepted, _) = accepted_outputs(adamw_case("subnormal"), "bounded", flushing)["exp_avgs"]
@@ -103,4 +105,4 @@ def test_judge_reads_the_charges_from_the_code_that_ran(
     runner = PlanRunner(row_of(variant), engine)
     with running(engine):
         assert runner.violation(plan(adamw_case(), "bounded")) is None
-    assert runner.charges.approximate == approximate
+    assert runner.instruction_error.approximate == approximate
