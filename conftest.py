@@ -89,5 +89,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
     monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda out, own, group: group.all_gather_object(out, own)
+    )
     monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
     monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)

@@ -8,7 +8,7 @@ import torch
 from twinstep.parity import register, register_operation
 from twinstep.parity.operations.controls import LR, MOMENTUM
 from twinstep.parity.operations.operation import ListArgument, Operation, Option, Role
-from twinstep.reference.clip import l2_norm
+from twinstep.reference.norm import l2_norm
 
 A, B, C = 3.4445, -4.775, 2.0315
 

@@ -1,7 +1,7 @@
 """Every optimizer step as plain PyTorch that reads like its equation.
 
-The functions here take the arguments of an operation, mutate nothing and return one entry per
-written argument. `README.md` maps each file to its equation and to its fast twin.
+Functions here mutate nothing and return what is new; `optimizers` adds state, masters and ranks.
+`README.md` maps each file to its equation and to its fast twin.
 """
 
 if __name__ != "twinstep.reference":

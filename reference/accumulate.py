@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32
-from twinstep.reference.lists import check_lengths
+from twinstep.reference.parameters import check_lengths
 
 
-def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[list[Tensor]]:
+def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
     """Add each gradient to its accumulator.
 
     a = round(fp32(a) + fp32(g))
@@ -25,4 +25,4 @@ def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple
     """
     check_lengths("accumulate", {"accumulators": accumulators, "grads": grads})
     rows = zip(accumulators, grads, strict=True)
-    return ([(fp32(a) + fp32(g)).to(a.dtype) for a, g in rows],)
+    return [(fp32(a) + fp32(g)).to(a.dtype) for a, g in rows]

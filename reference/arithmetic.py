@@ -26,6 +26,11 @@ def fp64(x: Tensor) -> Tensor:
     return x.to(torch.float64)
 
 
+def float64(x: float) -> Tensor:
+    """A Python number as a scalar: float64, shape ()."""
+    return torch.tensor(x, dtype=torch.float64)
+
+
 def one_minus(x: Tensor) -> Tensor:
     """1 - x, formed in float64 and rounded once to fp32.
 

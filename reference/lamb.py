@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32, fp64, one_minus, power, sqrt_rn
-from twinstep.reference.clip import l2_norm
-from twinstep.reference.lists import check_lengths, check_steps, or_absent, unchanged
-
-LambResult = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+from twinstep.reference.norm import l2_norm
+from twinstep.reference.parameters import Lists, for_each_parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +56,51 @@ class LambScalars:
     factor: Tensor
 
 
+def step_size_of(lr: Tensor, beta1: Tensor, beta2: Tensor, t: int) -> Tensor:
+    """(lr sqrt(1 - beta2^t)) / (1 - beta1^t), in float64, rounded once to fp32.
+
+    Args:
+        lr: learning rate, float64, shape ().
+        beta1: decay of the first moment, float64, shape ().
+        beta2: decay of the second moment, float64, shape ().
+        t: number of this step, counted from 1.
+    """
+    # math.sqrt rounds correctly; torch does not promise it.
+    root = math.sqrt((1.0 - power(beta2, t)).item())
+    return fp32((fp64(lr) * root) / (1.0 - power(beta1, t)))
+
+
+def lamb_scalars(
+    t: int,
+    lr: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    weight_decay: Tensor,
+    max_coeff: Tensor,
+    min_coeff: Tensor,
+    factor: Tensor,
+    bias_correction: bool,
+) -> LambScalars:
+    """Scalars of step number t, counted from 1; arguments as those of `lamb_step`."""
+    return LambScalars(
+        step_size=step_size_of(lr, beta1, beta2, t) if bias_correction else fp32(lr),
+        b1=fp32(beta1),
+        b2=fp32(beta2),
+        c1=one_minus(beta1),
+        c2=one_minus(beta2),
+        eps=fp32(eps),
+        wd=fp32(weight_decay),
+        max_coeff=fp32(max_coeff),
+        min_coeff=fp32(min_coeff),
+        factor=factor,
+    )
+
+
 def trust_ratio(p: Tensor, u: Tensor, s: LambScalars) -> Tensor:
     """Norm of the weights over norm of the direction, bounded; fp32, shape ().
 
-    Each norm is that of `reference.clip.l2_norm`: exact sum, one rounding to float64, root, one
+    Each norm is that of `reference.norm.l2_norm`: exact sum, one rounding to float64, root, one
     rounding to fp32.
 
     Specials: a norm of 0 gives exactly 1, whatever the bounds are; NaN gives NaN.
@@ -87,20 +126,6 @@ def lamb_update(
     return p, m, v, rho
 
 
-def step_size_of(lr: Tensor, beta1: Tensor, beta2: Tensor, t: int) -> Tensor:
-    """(lr sqrt(1 - beta2^t)) / (1 - beta1^t), in float64, rounded once to fp32.
-
-    Args:
-        lr: learning rate, float64, shape ().
-        beta1: decay of the first moment, float64, shape ().
-        beta2: decay of the second moment, float64, shape ().
-        t: number of this step, counted from 1.
-    """
-    # math.sqrt rounds correctly; torch does not promise it.
-    root = math.sqrt((1.0 - power(beta2, t)).item())
-    return fp32((fp64(lr) * root) / (1.0 - power(beta1, t)))
-
-
 def lamb_step(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
@@ -120,7 +145,7 @@ def lamb_step(
     found_inf: Tensor,
     bias_correction: bool,
     eps_inside_sqrt: bool,
-) -> LambResult:
+) -> Lists:
     """One step of LAMB on every parameter.
 
     Args:
@@ -147,69 +172,12 @@ def lamb_step(
         each copy is rounded once, from the same fp32 result. An empty tensor stays empty, and its
         step counts.
     """
-    scalars = LambControls(
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        eps=eps,
-        weight_decay=weight_decay,
-        max_coeff=max_coeff,
-        min_coeff=min_coeff,
-        factor=factor,
-        bias_correction=bias_correction,
-    )
-    required = {"params": params, "grads": grads}
-    required |= {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-    check_lengths("lamb_step", required, {"copies": copies})
-    check_steps("lamb_step", steps, params)
-    if found_inf.item() != 0:
-        written = (params, exp_avgs, exp_avg_sqs, copies, steps)
-        new_p, new_m, new_v, new_copies, new_steps = map(unchanged, written)
-        return new_p, new_m, new_v, new_copies, new_steps
-    new_p, new_m, new_v, new_copies, new_steps = [], [], [], [], []
-    absent_or_copies = or_absent(copies, len(params))
-    rows = zip(params, grads, exp_avgs, exp_avg_sqs, absent_or_copies, steps, strict=True)
-    for param, grad, exp_avg, exp_avg_sq, copy, step in rows:
-        s = scalars.at(int(step.item()) + 1)
-        lists = (fp32(param), fp32(grad), fp32(exp_avg), fp32(exp_avg_sq))
-        p, m, v, _rho = lamb_update(*lists, s, eps_inside_sqrt=eps_inside_sqrt)
-        new_p.append(p.to(param.dtype))
-        new_m.append(m.to(exp_avg.dtype))
-        new_v.append(v.to(exp_avg_sq.dtype))
-        new_steps.append(step + 1)
-        if copy is not None:
-            new_copies.append(p.to(copy.dtype))
-    return new_p, new_m, new_v, new_copies, new_steps
 
+    def update(t: int, p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        step = (t, lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff, factor)
+        s = lamb_scalars(*step, bias_correction)
+        p, m, v, _ = lamb_update(p, g, m, v, s, eps_inside_sqrt=eps_inside_sqrt)
+        return p, m, v
 
-@dataclass(frozen=True, kw_only=True)
-class LambControls:
-    """Controls of a call, float64 but `factor`; `at(t)` gives a parameter's scalars."""
-
-    lr: Tensor
-    beta1: Tensor
-    beta2: Tensor
-    eps: Tensor
-    weight_decay: Tensor
-    max_coeff: Tensor
-    min_coeff: Tensor
-    factor: Tensor
-    bias_correction: bool
-
-    def at(self, t: int) -> LambScalars:
-        """Scalars of step number t, counted from 1, each rounded once."""
-        corrected = self.bias_correction
-        return LambScalars(
-            step_size=step_size_of(self.lr, self.beta1, self.beta2, t)
-            if corrected
-            else fp32(self.lr),
-            b1=fp32(self.beta1),
-            b2=fp32(self.beta2),
-            c1=one_minus(self.beta1),
-            c2=one_minus(self.beta2),
-            eps=fp32(self.eps),
-            wd=fp32(self.weight_decay),
-            max_coeff=fp32(self.max_coeff),
-            min_coeff=fp32(self.min_coeff),
-            factor=self.factor,
-        )
+    moments = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+    return for_each_parameter("lamb_step", update, params, grads, moments, copies, steps, found_inf)

@@ -1,4 +1,4 @@
-"""Loss-scale rules as pure state machines over Python numbers: one transition per optimizer step.
+"""Loss-scale rules as pure state machines over Python numbers: (state, found_inf) -> state.
 
 Static: the scale never moves. Dynamic: DeepSpeed's `DynamicLossScaler`, with hysteresis and a
 floor. Wrapper: the smaller rule inside DeepSpeed's FP16 optimizers. Torch: `torch.amp.GradScaler`.
@@ -12,39 +12,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
-from twinstep.contract.errors import MinimumLossScale
 
-GrowthTest = Callable[[int, int, int], bool]
+@dataclass(frozen=True, kw_only=True)
+class ScaleState:
+    """The memory of all rules; a rule touches the scale and the counters that it `remembers`.
 
-
-def grows_after_full_window(cur_iter: int, last_overflow_iter: int, scale_window: int) -> bool:
-    """True when the clean steps *before* this one are a positive multiple of the window.
-
-    From a fresh start the first growth comes with clean step number window + 1.
+    Attributes:
+        scale: the current loss scale.
+        cur_iter: steps seen, skipped ones included.
+        last_overflow_iter: `cur_iter` of the last overflow, -1 before the first.
+        cur_hysteresis: overflows left; the scale shrinks while this is 1.
+        growth_tracker: clean steps in a row.
+        exhausted: set to 1 by an overflow at a floor that makes it an error.
     """
-    clean = cur_iter - last_overflow_iter - 1
-    return clean > 0 and clean % scale_window == 0
+
+    scale: float
+    cur_iter: int = 0
+    last_overflow_iter: int = -1
+    cur_hysteresis: int = 2
+    growth_tracker: int = 0
+    exhausted: int = 0
 
 
-def grows_with_full_window(cur_iter: int, last_overflow_iter: int, scale_window: int) -> bool:
-    """True when the clean steps *with* this one are a multiple of the window.
+@dataclass(frozen=True, kw_only=True)
+class StaticRule:
+    """A scale that never moves; steps are counted."""
 
-    The rule of DeepSpeed 0.14: the first growth comes with clean step number window.
-    """
-    return (cur_iter - last_overflow_iter) % scale_window == 0
+    remembers: ClassVar[tuple[str, ...]] = ("cur_iter",)
 
-
-def _check_window(where: str, scale_window: int) -> None:
-    if scale_window < 1:
-        raise ValueError(f"scale_window={scale_window}, but should be at least 1 [{where}]")
+    def after(self, state: ScaleState, found_inf: bool) -> ScaleState:
+        """The state after a step."""
+        del found_inf
+        return replace(state, cur_iter=state.cur_iter + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicRule:
-    """Constants of the dynamic rule.
+    """Hysteresis and a floor.
 
     Attributes:
         scale_factor: what the scale is multiplied or divided by.
@@ -54,88 +62,66 @@ class DynamicRule:
             the budget counts down past the value that triggers.
         consecutive_hysteresis: every clean step refills the hysteresis, not only a growth.
         raise_error_at_min_scale: an overflow at the floor is an error.
-        growth_test: which clean steps let the scale grow.
+        growth_counts_this_step: the scale grows with clean step number scale_window, not after it;
+            the rule of DeepSpeed 0.14.
     """
 
+    remembers: ClassVar[tuple[str, ...]] = ("cur_iter", "last_overflow_iter", "cur_hysteresis")
     scale_factor: float = 2.0
     scale_window: int = 1000
     min_scale: float = 1.0
     delayed_shift: int = 2
     consecutive_hysteresis: bool = False
     raise_error_at_min_scale: bool = True
-    growth_test: GrowthTest = grows_after_full_window
+    growth_counts_this_step: bool = False
 
     def __post_init__(self) -> None:
         _check_window("DynamicRule", self.scale_window)
 
+    def after(self, state: ScaleState, found_inf: bool) -> ScaleState:
+        """The state after a step.
 
-@dataclass(frozen=True, kw_only=True)
-class DynamicState:
-    """What the dynamic rule remembers.
-
-    Attributes:
-        scale: the current loss scale.
-        cur_iter: steps seen, skipped ones included.
-        last_overflow_iter: `cur_iter` of the last overflow, -1 before the first.
-        cur_hysteresis: overflows left; the scale shrinks while this is 1.
-    """
-
-    scale: float
-    cur_iter: int = 0
-    last_overflow_iter: int = -1
-    cur_hysteresis: int = 2
-
-
-def update_static(scale: float, found_inf: bool) -> float:
-    """Return the same scale, whatever happened."""
-    del found_inf
-    return scale
-
-
-def update_dynamic(state: DynamicState, found_inf: bool, rule: DynamicRule) -> DynamicState:
-    """One transition of the dynamic rule.
-
-    Overflow with hysteresis left: spend one. Overflow with none left: scale = max(scale/factor,
-    min_scale); shrinking refills nothing. Clean step: grow when the growth test says so, which
-    refills the hysteresis.
-
-    Raises:
-        MinimumLossScale: overflow, no hysteresis left, the scale equals the floor and the rule says
-            that this is an error. No state changes, so calling again raises again. A scale *below*
-            the floor is not an error: it is raised to the floor.
-    """
-    if found_inf:
-        return _dynamic_overflow(state, rule)
-    grows = rule.growth_test(state.cur_iter, state.last_overflow_iter, rule.scale_window)
-    refills = rule.consecutive_hysteresis or grows
-    return replace(
-        state,
-        scale=state.scale * rule.scale_factor if grows else state.scale,
-        cur_hysteresis=rule.delayed_shift if refills else state.cur_hysteresis,
-        cur_iter=state.cur_iter + 1,
-    )
-
-
-def _dynamic_overflow(state: DynamicState, rule: DynamicRule) -> DynamicState:
-    shrinks = rule.delayed_shift == 1 or state.cur_hysteresis == 1
-    if shrinks and state.scale == rule.min_scale and rule.raise_error_at_min_scale:
-        raise MinimumLossScale(
-            f"gradients overflow at loss scale {state.scale}, which should be above its floor "
-            f"min_scale={rule.min_scale} to shrink again [step {state.cur_iter}]"
+        Overflow with hysteresis left: spend one. Overflow with none left: scale = max(scale/factor,
+        min_scale); shrinking refills nothing. At the floor that is an error: `exhausted` is 1 and
+        nothing else changes; a scale *below* the floor is raised to it. Clean step: grow after a
+        full window, which refills the hysteresis.
+        """
+        if found_inf:
+            return self._after_overflow(state)
+        clean = state.cur_iter - state.last_overflow_iter
+        if self.growth_counts_this_step:
+            grows = clean % self.scale_window == 0
+        else:
+            grows = is_full_window(clean - 1, self.scale_window)
+        refills = self.consecutive_hysteresis or grows
+        return replace(
+            state,
+            scale=state.scale * self.scale_factor if grows else state.scale,
+            cur_hysteresis=self.delayed_shift if refills else state.cur_hysteresis,
+            cur_iter=state.cur_iter + 1,
         )
-    return replace(
-        state,
-        scale=max(state.scale / rule.scale_factor, rule.min_scale) if shrinks else state.scale,
-        cur_hysteresis=state.cur_hysteresis if shrinks else state.cur_hysteresis - 1,
-        last_overflow_iter=state.cur_iter,
-        cur_iter=state.cur_iter + 1,
-    )
+
+    def _after_overflow(self, state: ScaleState) -> ScaleState:
+        shrinks = self.delayed_shift == 1 or state.cur_hysteresis == 1
+        if shrinks and state.scale == self.min_scale and self.raise_error_at_min_scale:
+            return replace(state, exhausted=1)
+        return replace(
+            state,
+            scale=max(state.scale / self.scale_factor, self.min_scale) if shrinks else state.scale,
+            cur_hysteresis=state.cur_hysteresis if shrinks else state.cur_hysteresis - 1,
+            last_overflow_iter=state.cur_iter,
+            cur_iter=state.cur_iter + 1,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapperRule:
-    """Constants of the rule inside DeepSpeed's FP16 optimizers; names as in `DynamicRule`."""
+    """The rule inside DeepSpeed's FP16 optimizers: no hysteresis, and silent at the floor.
 
+    Names are those of `DynamicRule`.
+    """
+
+    remembers: ClassVar[tuple[str, ...]] = ("cur_iter", "last_overflow_iter")
     scale_factor: float = 2.0
     scale_window: int = 1000
     min_scale: float = 1.0
@@ -143,30 +129,21 @@ class WrapperRule:
     def __post_init__(self) -> None:
         _check_window("WrapperRule", self.scale_window)
 
-
-@dataclass(frozen=True, kw_only=True)
-class WrapperState:
-    """What the wrapper rule remembers; names as in `DynamicState`."""
-
-    scale: float
-    cur_iter: int = 0
-    last_overflow_iter: int = -1
-
-
-def update_wrapper(state: WrapperState, found_inf: bool, rule: WrapperRule) -> WrapperState:
-    """One transition of the wrapper rule: no hysteresis, and it stays at the floor silently."""
-    scale, last = state.scale, state.last_overflow_iter
-    if found_inf:
-        scale, last = max(scale / rule.scale_factor, rule.min_scale), state.cur_iter
-    elif grows_after_full_window(state.cur_iter, last, rule.scale_window):
-        scale = scale * rule.scale_factor
-    return WrapperState(scale=scale, cur_iter=state.cur_iter + 1, last_overflow_iter=last)
+    def after(self, state: ScaleState, found_inf: bool) -> ScaleState:
+        """The state after a step."""
+        scale, last = state.scale, state.last_overflow_iter
+        if found_inf:
+            scale, last = max(scale / self.scale_factor, self.min_scale), state.cur_iter
+        elif is_full_window(state.cur_iter - last - 1, self.scale_window):
+            scale = scale * self.scale_factor
+        return replace(state, scale=scale, last_overflow_iter=last, cur_iter=state.cur_iter + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRule:
-    """Constants of `torch.amp.GradScaler`, with its defaults."""
+    """`torch.amp.GradScaler`, with its defaults; the scale is always an fp32 number."""
 
+    remembers: ClassVar[tuple[str, ...]] = ("growth_tracker",)
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
     growth_interval: int = 2000
@@ -174,29 +151,39 @@ class TorchRule:
     def __post_init__(self) -> None:
         _check_window("TorchRule", self.growth_interval)
 
+    def after(self, state: ScaleState, found_inf: bool) -> ScaleState:
+        """The state after a step.
 
-@dataclass(frozen=True, kw_only=True)
-class TorchState:
-    """What torch's rule remembers: the scale, always an fp32 number, and clean steps in a row."""
+        Overflow: scale * backoff_factor, without a floor. Clean step number growth_interval in a
+        row: scale * growth_factor, unless that is infinite in fp32. The scale is rounded to fp32
+        after each change; the product is formed in float64.
+        """
+        if found_inf:
+            shrunk = _rounded_to_fp32(state.scale * self.backoff_factor)
+            return replace(state, scale=shrunk, growth_tracker=0)
+        clean = state.growth_tracker + 1
+        if clean != self.growth_interval:
+            return replace(state, growth_tracker=clean)
+        grown = _rounded_to_fp32(state.scale * self.growth_factor)
+        scale = grown if math.isfinite(grown) else state.scale
+        return replace(state, scale=scale, growth_tracker=0)
 
-    scale: float
-    growth_tracker: int = 0
+
+Rule = StaticRule | DynamicRule | WrapperRule | TorchRule
+Transition = Callable[[ScaleState, bool], ScaleState]
 
 
-def update_torch(state: TorchState, found_inf: bool, rule: TorchRule) -> TorchState:
-    """One transition of torch's rule.
+def is_full_window(clean: int, scale_window: int) -> bool:
+    """True when the clean steps *before* this one are a positive multiple of the window.
 
-    Overflow: scale * backoff_factor, without a floor. Clean step number growth_interval in a row:
-    scale * growth_factor, unless that is infinite in fp32. The scale is rounded to fp32 after each
-    change; the product is formed in float64.
+    From a fresh start the first growth comes with clean step number window + 1.
     """
-    if found_inf:
-        return TorchState(scale=_rounded_to_fp32(state.scale * rule.backoff_factor))
-    clean = state.growth_tracker + 1
-    if clean != rule.growth_interval:
-        return TorchState(scale=state.scale, growth_tracker=clean)
-    grown = _rounded_to_fp32(state.scale * rule.growth_factor)
-    return TorchState(scale=grown if math.isfinite(grown) else state.scale)
+    return clean > 0 and clean % scale_window == 0
+
+
+def _check_window(where: str, scale_window: int) -> None:
+    if scale_window < 1:
+        raise ValueError(f"scale_window={scale_window}, but should be at least 1 [{where}]")
 
 
 def _rounded_to_fp32(x: float) -> float:

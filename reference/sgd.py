@@ -17,9 +17,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32, one_minus
-from twinstep.reference.lists import check_lengths, check_steps, or_absent, unchanged
-
-SgdResult = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+from twinstep.reference.parameters import Lists, for_each_parameter
 
 
 def sgd_step(
@@ -36,7 +34,7 @@ def sgd_step(
     factor: Tensor,
     found_inf: Tensor,
     nesterov: bool,
-) -> SgdResult:
+) -> Lists:
     """One step of stochastic gradient descent on every parameter.
 
     Args:
@@ -57,26 +55,20 @@ def sgd_step(
         New params, momentums, copies, steps. Nothing is mutated. Each parameter and each copy is
         rounded once, from the same fp32 result.
     """
-    required = {"params": params, "grads": grads}
-    check_lengths("sgd_step", required, {"momentums": momentums, "copies": copies})
-    check_steps("sgd_step", steps, params)
-    if found_inf.item() != 0:
-        return unchanged(params), unchanged(momentums), unchanged(copies), unchanged(steps)
-    lr_fp32, mu, wd, c = fp32(lr), fp32(momentum), fp32(weight_decay), one_minus(dampening)
-    new_params, new_momentums, new_copies, new_steps = [], [], [], []
-    buffers, targets = or_absent(momentums, len(params)), or_absent(copies, len(params))
-    for param, grad, buffer, copy, step in zip(params, grads, buffers, targets, steps, strict=True):
-        p = fp32(param)
-        g = fp32(grad) * factor
+    lr, mu, wd, c = fp32(lr), fp32(momentum), fp32(weight_decay), one_minus(dampening)
+
+    def update(t: int, p: Tensor, g: Tensor, b: Tensor | None = None) -> tuple[Tensor, ...]:
+        g = g * factor
         g = g + wd * p
-        d = g
-        if buffer is not None:
-            b = g.clone() if step.item() == 0 else mu * buffer + c * g
-            d = g + mu * b if nesterov else b
-            new_momentums.append(b)
-        p = p - lr_fp32 * d
-        new_params.append(p.to(param.dtype))
-        new_steps.append(step + 1)
-        if copy is not None:
-            new_copies.append(p.to(copy.dtype))
-    return new_params, new_momentums, new_copies, new_steps
+        if b is None:
+            return (p - lr * g,)
+        b = g if t == 1 else mu * b + c * g
+        d = g + mu * b if nesterov else b
+        p = p - lr * d
+        return p, b
+
+    buffers = {"momentums": momentums} if momentums else {}
+    new_params, *new_momentums, new_copies, new_steps = for_each_parameter(
+        "sgd_step", update, params, grads, buffers, copies, steps, found_inf
+    )
+    return new_params, new_momentums[0] if new_momentums else [], new_copies, new_steps

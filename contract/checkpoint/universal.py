@@ -38,10 +38,6 @@ SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
 class Scaler(Protocol):
     """A loss scaler."""
 
-    @property
-    def dynamic(self) -> bool:
-        """True if the scale can move."""
-
     def state_dict(self) -> Saved:
         """State that the rule remembers."""
 
@@ -172,11 +168,11 @@ def load_universal_checkpoint(
 
 
 def _resumed(scaler: Scaler, folder: Path) -> dict[str, object]:
-    """State of the scaler, or that of the file if both are dynamic."""
+    """State of the scaler, or that of the file if both are dynamic and count the same."""
     now: dict[str, object] = dict(scaler.state_dict())
     saved = read_checkpoint(folder / "zero" / "optimizer_state.pt").get("loss_scaler")
     theirs = vars(saved) if isinstance(saved, SavedScaler) else {}
-    if scaler.dynamic and theirs.get("dynamic") is True and now.keys() >= {*SCALE}:
+    if theirs.get("dynamic") is True and now.keys() >= {*SCALE}:
         now |= {key: theirs.get(key) for key in (*SCALE, "cur_hysteresis") if key in now}
     return now
 

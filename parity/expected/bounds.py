@@ -36,6 +36,7 @@ from torch import Tensor
 
 from twinstep.parity.expected.bounds_sum import bounded_l2_norm
 from twinstep.parity.expected.instruction_error import IEEE, Charges
+from twinstep.reference import norm
 
 HALF_ULP = 2.0**-24
 ROUNDING = 2 * HALF_ULP
@@ -43,15 +44,18 @@ SMALLEST = 2 * 2.0**-149
 TINY = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 _CHARGES: ContextVar[Charges] = ContextVar("charges", default=IEEE)
+_ROOT_OF_SQUARES = norm.root_of_squares
 
 
 @contextmanager
 def charging(charges: Charges) -> Iterator[None]:
-    """Add these charges to every operation inside the context."""
+    """Add these charges to every operation inside the context, and follow exact norms."""
     token = _CHARGES.set(charges)
+    norm.root_of_squares = _root_of_squares
     try:
         yield
     finally:
+        norm.root_of_squares = _ROOT_OF_SQUARES
         _CHARGES.reset(token)
 
 
@@ -111,30 +115,8 @@ class Bounded(Tensor):
         bounded.pending = pending
         return bounded
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        """Take over the exact norm, whose sum no tensor operation shows."""
-        if getattr(func, "__name__", "") == "l2_norm":
-            tensors = cast("Sequence[Tensor]", args[0])
-            carried_in = [_charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
-            value, exact, error, zone = bounded_l2_norm(
-                func,
-                [c.value for c in carried_in],
-                [c.exact for c in carried_in],
-                [c.error for c in carried_in],
-            )
-            zone = zone | torch.tensor(any(bool(c.zone.any()) for c in carried_in))
-            carried = replace(known(value), exact=exact, error=error, zone=zone, computed=True)
-            return Bounded(carried)
-        # The inherited handler would wrap every plain result in this class, with nothing carried.
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+    # The inherited handler would wrap every plain result in this class, with nothing carried.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -159,6 +141,19 @@ class Bounded(Tensor):
             )
         operands = [_carried(x, plain) for x in args if isinstance(x, Tensor | float | int)]
         return Bounded(_settled(RULES[name](operands), plain))
+
+
+def _root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The exact norm of the reference, whose sum no tensor operation shows, with its bound."""
+    if not any(isinstance(x, Bounded) for x in tensors):
+        return _ROOT_OF_SQUARES(tensors)
+    carried = [_charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
+    value = _ROOT_OF_SQUARES([c.value for c in carried]).to(torch.float32)
+    exact, error, zone = bounded_l2_norm(
+        value, [c.exact for c in carried], [c.error for c in carried]
+    )
+    zone = zone | torch.tensor(any(bool(c.zone.any()) for c in carried))
+    return Bounded(replace(known(value), exact=exact, error=error, zone=zone, computed=True))
 
 
 def _values(args: Sequence[object]) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,9 @@ LARGEST = (2.0 - 2.0**-23) * 2.0**127
 
 
 def bounded_l2_norm(
-    norm_of: Callable[..., object],
-    values: Sequence[Tensor],
-    exacts: Sequence[Tensor],
-    errors: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm with its bound: value (fp32), exact, error (float64), zone (bool), all shape ().
+    value: Tensor, exacts: Sequence[Tensor], errors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm with its bound: exact, error (float64) and zone (bool), all shape ().
 
     A sum of n squares takes n roundings of squares and at most n - 1 additions in any order, so its
     relative error is at most about n half ULP of fp32 (Higham 2002, section 4.2); a square may lose
@@ -28,20 +25,16 @@ def bounded_l2_norm(
     itself comes near the largest fp32 number.
 
     Args:
-        norm_of: the reference's norm.
-        values: what the reference has there.
+        value: the reference's norm, fp32.
         exacts: the real elements, float64.
         errors: bound on |element - exact|, float64.
     """
-    value = norm_of(values)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the norm returned {type(value).__name__}, not a tensor")
     squares = _squares(exacts)
     count = squares.numel()
     total = _sum(squares)
     if math.isinf(total):
         exact = value.to(torch.float64)
-        return value, exact, torch.zeros_like(exact), torch.zeros((), dtype=torch.bool)
+        return exact, torch.zeros_like(exact), torch.zeros((), dtype=torch.bool)
     root = math.sqrt(total)
     moved = math.sqrt(_sum(_squares(errors)))
     spread = (count + 2) * HALF_ULP * (root + moved) ** 2 + count * SMALLEST
@@ -50,7 +43,7 @@ def bounded_l2_norm(
     error = max(highest - root, root - lowest) + moved + 8 * HALF_ULP * root + SMALLEST
     zone = torch.tensor(root + error >= LARGEST)
     exact = torch.tensor(root, dtype=torch.float64)
-    return value, exact, torch.tensor(error, dtype=torch.float64), zone
+    return exact, torch.tensor(error, dtype=torch.float64), zone
 
 
 def _squares(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,14 +1,64 @@
-"""Operations on gradients and buffers, one row each."""
+"""Operations on gradients and buffers, one row each.
+
+A reference here takes what its kernel takes, written arguments too, and calls the mathematics.
+"""
 
 from __future__ import annotations
 
-import twinstep.reference.accumulate
-import twinstep.reference.cast
-import twinstep.reference.clip
-import twinstep.reference.flatten
-import twinstep.reference.overflow
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
 from twinstep.parity.operations import arguments, combinations, controls
 from twinstep.parity.operations.operation import Bound, Operation
+from twinstep.reference import accumulate as accumulation
+from twinstep.reference import buffers
+from twinstep.reference.norm import l2_norm
+from twinstep.reference.parameters import check_lengths
+from twinstep.reference.unscale import any_nonfinite
+from twinstep.reference.unscale import unscale as unscaled
+
+
+def unscale(
+    grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """`reference.unscale.unscale`, and found_inf: 1.0 if a stored gradient is non-finite."""
+    return unscaled(grads, inv_scale=inv_scale), torch.maximum(found_inf, any_nonfinite(grads))
+
+
+def global_norm(
+    grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`reference.norm.l2_norm`, and found_inf: 1.0 if a stored gradient is non-finite."""
+    del norm
+    return l2_norm(grads), torch.maximum(found_inf, any_nonfinite(grads))
+
+
+def flatten(tensors: Sequence[Tensor], flat: Sequence[Tensor], *, slot: int) -> tuple[list[Tensor]]:
+    """`reference.buffers.flatten`; the buffer is a list of one."""
+    (like,) = flat
+    return ([buffers.flatten(tensors, like, slot=slot)],)
+
+
+def unflatten(
+    flat: Sequence[Tensor], tensors: Sequence[Tensor], *, slot: int
+) -> tuple[list[Tensor]]:
+    """`reference.buffers.unflatten`; the buffer is a list of one."""
+    (buffer,) = flat
+    return (buffers.unflatten(buffer, tensors, slot=slot),)
+
+
+def accumulate(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[list[Tensor]]:
+    """`reference.accumulate.accumulate`."""
+    return (accumulation.accumulate(accumulators, grads),)
+
+
+def cast_copy(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> tuple[list[Tensor]]:
+    """`reference.buffers.cast_copy` to the dtypes of the copies."""
+    check_lengths("cast_copy", {"copies": copies, "sources": sources})
+    return (buffers.cast_copy(sources, [copy.dtype for copy in copies]),)
+
 
 UNSCALE = Operation(
     name="unscale",
@@ -20,7 +70,7 @@ UNSCALE = Operation(
     lists=(arguments.GRADS,),
     controls=(controls.INV_SCALE, controls.FOUND),
     writes=("grads", "found_inf"),
-    reference=twinstep.reference.overflow.unscale,
+    reference=unscale,
     combinations=combinations.single_combinations("grads"),
     laws=arguments.in_order(*arguments.VALUE_LAWS, "power_of_two", "large_index"),
 )
@@ -36,7 +86,7 @@ GLOBAL_NORM = Operation(
     lists=(arguments.GRADS,),
     controls=(controls.NORM_OUT, controls.FOUND),
     writes=("norm", "found_inf"),
-    reference=twinstep.reference.clip.global_norm,
+    reference=global_norm,
     combinations=combinations.single_combinations("grads"),
     laws=arguments.in_order(*arguments.OUTPUT_LAWS, "power_of_two"),
     bound=Bound.SUM,
@@ -52,7 +102,7 @@ FLATTEN = Operation(
     lists=(arguments.TENSORS, arguments.FLAT_OUT),
     options=(arguments.SLOT,),
     writes=("flat",),
-    reference=twinstep.reference.flatten.flatten,
+    reference=flatten,
     combinations=combinations.pack_combinations(),
     laws=arguments.PACK_LAWS,
     bound=Bound.EXACT,
@@ -65,7 +115,7 @@ UNFLATTEN = Operation(
     lists=(arguments.FLAT, arguments.TENSORS_OUT),
     options=(arguments.SLOT,),
     writes=("tensors",),
-    reference=twinstep.reference.flatten.unflatten,
+    reference=unflatten,
     combinations=combinations.pack_combinations(),
     laws=arguments.PACK_LAWS,
     bound=Bound.EXACT,
@@ -77,7 +127,7 @@ ACCUMULATE = Operation(
     equations=("a = fp32(a) + fp32(g), rounded once",),
     lists=(arguments.ACCUMULATORS, arguments.GRADS),
     writes=("accumulators",),
-    reference=twinstep.reference.accumulate.accumulate,
+    reference=accumulate,
     combinations=combinations.accumulate_combinations(),
     laws=arguments.in_order(*arguments.VALUE_LAWS, "large_index"),
 )
@@ -88,7 +138,7 @@ CAST_COPY = Operation(
     equations=("c = fp32(s), rounded once to nearest, ties to even",),
     lists=(arguments.SOURCES, arguments.CAST_OUT),
     writes=("copies",),
-    reference=twinstep.reference.cast.cast_copy,
+    reference=cast_copy,
     combinations=combinations.cast_combinations(),
     laws=arguments.in_order(*arguments.OUTPUT_LAWS, "large_index"),
     bound=Bound.EXACT,

@@ -1,11 +1,115 @@
-"""Clip factors and loss-scale rules: operations on controls alone, one row each."""
+"""Clip factors and loss-scale rules: operations on controls alone, one row each.
+
+A reference here takes what its kernel takes, written arguments too, and calls the mathematics.
+"""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 import twinstep.reference.clip
-import twinstep.reference.update_scale
 from twinstep.parity.operations import arguments, combinations, controls
 from twinstep.parity.operations.operation import Bound, Operation
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.loss_scale import DynamicRule, ScaleState, TorchRule, WrapperRule
+
+
+def clip_factor(*, norm: Tensor, scale: Tensor, max_norm: Tensor, factor: Tensor) -> tuple[Tensor]:
+    """`reference.clip.clip_factor`."""
+    del factor
+    return (twinstep.reference.clip.clip_factor(norm=norm, scale=scale, max_norm=max_norm),)
+
+
+def clip_coefficient(*, norm: Tensor, max_norm: Tensor, factor: Tensor) -> tuple[Tensor]:
+    """`reference.clip.clip_coefficient`."""
+    del factor
+    return (twinstep.reference.clip.clip_coefficient(norm=norm, max_norm=max_norm),)
+
+
+def scale_state(scale: Tensor, **counters: Tensor) -> ScaleState:
+    """The state that these controls hold; all shape ()."""
+    return ScaleState(scale=scale.item(), **{name: int(x.item()) for name, x in counters.items()})
+
+
+def scale_controls(state: ScaleState, *counters: str) -> tuple[Tensor, ...]:
+    """The scale as float64, and the named counters as int64; all shape ()."""
+    return (float64(state.scale), *[torch.tensor(getattr(state, name)) for name in counters])
+
+
+def update_scale_dynamic(
+    *,
+    scale: Tensor,
+    cur_iter: Tensor,
+    last_overflow_iter: Tensor,
+    cur_hysteresis: Tensor,
+    exhausted: Tensor,
+    found_inf: Tensor,
+    scale_factor: Tensor,
+    scale_window: Tensor,
+    min_scale: Tensor,
+    delayed_shift: Tensor,
+    consecutive_hysteresis: bool,
+    raise_error_at_min_scale: bool,
+) -> tuple[Tensor, ...]:
+    """`reference.loss_scale.DynamicRule`; whoever reads `exhausted` on the host raises there."""
+    state = scale_state(
+        scale,
+        cur_iter=cur_iter,
+        last_overflow_iter=last_overflow_iter,
+        cur_hysteresis=cur_hysteresis,
+        exhausted=exhausted,
+    )
+    rule = DynamicRule(
+        scale_factor=scale_factor.item(),
+        scale_window=int(scale_window.item()),
+        min_scale=min_scale.item(),
+        delayed_shift=int(delayed_shift.item()),
+        consecutive_hysteresis=consecutive_hysteresis,
+        raise_error_at_min_scale=raise_error_at_min_scale,
+    )
+    after = rule.after(state, found_inf.item() != 0)
+    return scale_controls(after, *rule.remembers, "exhausted")
+
+
+def update_scale_wrapper(
+    *,
+    scale: Tensor,
+    cur_iter: Tensor,
+    last_overflow_iter: Tensor,
+    found_inf: Tensor,
+    scale_factor: Tensor,
+    scale_window: Tensor,
+    min_scale: Tensor,
+) -> tuple[Tensor, ...]:
+    """`reference.loss_scale.WrapperRule`."""
+    state = scale_state(scale, cur_iter=cur_iter, last_overflow_iter=last_overflow_iter)
+    rule = WrapperRule(
+        scale_factor=scale_factor.item(),
+        scale_window=int(scale_window.item()),
+        min_scale=min_scale.item(),
+    )
+    return scale_controls(rule.after(state, found_inf.item() != 0), *rule.remembers)
+
+
+def update_scale_torch(
+    *,
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    growth_factor: Tensor,
+    backoff_factor: Tensor,
+    growth_interval: Tensor,
+) -> tuple[Tensor, ...]:
+    """`reference.loss_scale.TorchRule`; the scale is an fp32 number, kept as float64."""
+    state = scale_state(scale, growth_tracker=growth_tracker)
+    rule = TorchRule(
+        growth_factor=growth_factor.item(),
+        backoff_factor=backoff_factor.item(),
+        growth_interval=int(growth_interval.item()),
+    )
+    return scale_controls(rule.after(state, found_inf.item() != 0), *rule.remembers)
+
 
 CLIP_FACTOR = Operation(
     name="clip_factor",
@@ -16,7 +120,7 @@ CLIP_FACTOR = Operation(
     ),
     controls=(controls.NORM, controls.SCALE, controls.MAX_NORM, controls.FACTOR_OUT),
     writes=("factor",),
-    reference=twinstep.reference.clip.clip_factor,
+    reference=clip_factor,
     combinations=combinations.SCALAR,
     laws=arguments.in_order(*arguments.FACTOR_LAWS, "power_of_two"),
     layouts=(),
@@ -31,7 +135,7 @@ CLIP_COEFFICIENT = Operation(
     ),
     controls=(controls.NORM, controls.MAX_NORM, controls.FACTOR_OUT),
     writes=("factor",),
-    reference=twinstep.reference.clip.clip_coefficient,
+    reference=clip_coefficient,
     combinations=combinations.SCALAR,
     laws=arguments.FACTOR_LAWS,
     layouts=(),
@@ -62,7 +166,7 @@ UPDATE_SCALE_DYNAMIC = Operation(
     ),
     options=(arguments.CONSECUTIVE, arguments.RAISE_AT_MIN),
     writes=("scale", "cur_iter", "last_overflow_iter", "cur_hysteresis", "exhausted"),
-    reference=twinstep.reference.update_scale.update_scale_dynamic,
+    reference=update_scale_dynamic,
     combinations=combinations.SCALAR,
     laws=arguments.SCALER_LAWS,
     layouts=(),
@@ -88,7 +192,7 @@ UPDATE_SCALE_WRAPPER = Operation(
         controls.MIN_SCALE,
     ),
     writes=("scale", "cur_iter", "last_overflow_iter"),
-    reference=twinstep.reference.update_scale.update_scale_wrapper,
+    reference=update_scale_wrapper,
     combinations=combinations.SCALAR,
     laws=arguments.SCALER_LAWS,
     layouts=(),
@@ -112,7 +216,7 @@ UPDATE_SCALE_TORCH = Operation(
         controls.GROWTH_INTERVAL,
     ),
     writes=("scale", "growth_tracker"),
-    reference=twinstep.reference.update_scale.update_scale_torch,
+    reference=update_scale_torch,
     combinations=combinations.SCALAR,
     laws=arguments.SCALER_LAWS,
     layouts=(),

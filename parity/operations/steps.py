@@ -1,15 +1,25 @@
-"""The optimizer steps, one row each."""
+"""The optimizer steps, one row each.
+
+The reference of `mixed_step` takes what its kernel takes, all rules side by side and written
+arguments too, and calls the mathematics.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 import twinstep.reference.adam
 import twinstep.reference.lamb
 import twinstep.reference.mixed_step
 import twinstep.reference.sgd
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.operations import arguments, combinations, controls
 from twinstep.parity.operations.operation import Operation, Option
+from twinstep.parity.operations.scales import scale_controls, scale_state
+from twinstep.reference.loss_scale import DynamicRule, TorchRule, Transition, WrapperRule
 
 ADAM_LINES = (
     "t = step + 1;  k1 = 1 - beta1^t;  k2 = 1 - beta2^t  (1 without bias correction)",
@@ -131,6 +141,132 @@ LAMB_STEP = Operation(
     whole_tensors=True,
 )
 
+
+def mixed_step(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    copies: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    eps: Tensor,
+    weight_decay: Tensor,
+    max_norm: Tensor,
+    scale: Tensor,
+    cur_iter: Tensor,
+    last_overflow_iter: Tensor,
+    cur_hysteresis: Tensor,
+    growth_tracker: Tensor,
+    exhausted: Tensor,
+    scale_factor: Tensor,
+    scale_window: Tensor,
+    min_scale: Tensor,
+    delayed_shift: Tensor,
+    backoff_factor: Tensor,
+    norm: Tensor,
+    found_inf: Tensor,
+    adam_w_mode: bool,
+    bias_correction: bool,
+    rule: str,
+    consecutive_hysteresis: bool,
+    raise_error_at_min_scale: bool,
+    compat: Compat = CORRECT,
+) -> tuple[list[Tensor] | Tensor, ...]:
+    """`reference.mixed_step.mixed_step`; a rule keeps the bits of other rules' counters.
+
+    Raises:
+        ValueError: the rule is unknown.
+    """
+    del norm, found_inf
+    transition = _transition(
+        rule,
+        scale_factor=scale_factor.item(),
+        scale_window=int(scale_window.item()),
+        min_scale=min_scale.item(),
+        delayed_shift=int(delayed_shift.item()),
+        backoff_factor=backoff_factor.item(),
+        consecutive_hysteresis=consecutive_hysteresis,
+        raise_error_at_min_scale=raise_error_at_min_scale,
+        growth_counts_this_step=compat.growth_counts_this_step,
+    )
+    result = twinstep.reference.mixed_step.mixed_step(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        copies,
+        steps,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        max_norm=max_norm,
+        scaling=scale_state(
+            scale,
+            cur_iter=cur_iter,
+            last_overflow_iter=last_overflow_iter,
+            cur_hysteresis=cur_hysteresis,
+            growth_tracker=growth_tracker,
+            exhausted=exhausted,
+        ),
+        rule=transition,
+        adam_w_mode=adam_w_mode,
+        bias_correction=bias_correction,
+        compat=compat,
+    )
+    scaling = scale_controls(result.scaling, *SCALE_COUNTERS)
+    return (*result.lists, *scaling, result.norm, result.found_inf)
+
+
+def _transition(
+    rule: str,
+    *,
+    scale_factor: float,
+    scale_window: int,
+    min_scale: float,
+    delayed_shift: int,
+    backoff_factor: float,
+    consecutive_hysteresis: bool,
+    raise_error_at_min_scale: bool,
+    growth_counts_this_step: bool,
+) -> Transition:
+    """The named rule with its constants; "torch" takes factor and window as its own."""
+    dynamic = DynamicRule(
+        scale_factor=scale_factor,
+        scale_window=scale_window,
+        min_scale=min_scale,
+        delayed_shift=delayed_shift,
+        consecutive_hysteresis=consecutive_hysteresis,
+        raise_error_at_min_scale=raise_error_at_min_scale,
+        growth_counts_this_step=growth_counts_this_step,
+    )
+    wrapper = WrapperRule(scale_factor=scale_factor, scale_window=scale_window, min_scale=min_scale)
+    of_torch = TorchRule(
+        growth_factor=scale_factor, backoff_factor=backoff_factor, growth_interval=scale_window
+    )
+    rules: dict[str, Transition] = {
+        "static": lambda state, found_inf: state,
+        "dynamic": dynamic.after,
+        "wrapper": wrapper.after,
+        "torch": of_torch.after,
+    }
+    if rule not in rules:
+        raise ValueError(f"rule={rule!r}, but should be one of {', '.join(rules)} [mixed_step]")
+    return rules[rule]
+
+
+SCALE_COUNTERS = (
+    "cur_iter",
+    "last_overflow_iter",
+    "cur_hysteresis",
+    "growth_tracker",
+    "exhausted",
+)
 MIXED_STEP = Operation(
     name="mixed_step",
     summary="One whole mixed-precision step: overflow, norm, unscale and clip, Adam, loss scale.",
@@ -174,15 +310,11 @@ MIXED_STEP = Operation(
     writes=(
         *ADAM_STEP.writes,
         "scale",
-        "cur_iter",
-        "last_overflow_iter",
-        "cur_hysteresis",
-        "growth_tracker",
-        "exhausted",
+        *SCALE_COUNTERS,
         "norm",
         "found_inf",
     ),
-    reference=twinstep.reference.mixed_step.mixed_step,
+    reference=mixed_step,
     combinations=combinations.step_combinations("exp_avgs", "exp_avg_sqs"),
     # Both ends of a large tensor alone do not make its norm.
     laws=arguments.without(arguments.STEP_LAWS, "large_index"),

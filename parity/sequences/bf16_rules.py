@@ -12,11 +12,19 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.fills import REGIMES, Dice, filled
-from twinstep.parity.sequences.rules import SEEDS, Group, OptimizerRules, like, parameters, side_of
+from twinstep.parity.sequences.rules import (
+    SEEDS,
+    Group,
+    OptimizerRules,
+    like,
+    optimizers_of,
+    parameters,
+    side_of,
+)
 from twinstep.parity.sequences.world import Act, Value, World
 
 if TYPE_CHECKING:
-    from twinstep.reference.bf16_optimizer import BF16Optimizer
+    from twinstep.reference.optimizers.bf16 import BF16Optimizer
 
 NUMBERS = range(12)
 TURNS = ("bf16", "fp32", "fp16")
@@ -38,7 +46,7 @@ def wrapped(
     mode, keep = bool(given.pop("adam_w_mode")), bool(given.pop("keep"))
     params = [param for group in groups for param in cast(Sequence[Tensor], group["params"])]
     names = {param: f"p{at}" for at, param in enumerate(params)}
-    adam = import_module(f"{side}.fused_adam").FusedAdam
+    adam = import_module(f"{optimizers_of(side)}.fused_adam").FusedAdam
     inside = adam([dict(group) for group in groups], adam_w_mode=mode)
     compat = import_module("twinstep.contract.compat").Compat(keep_masters_on_load=keep)
     return cls(inside, param_names=names, compat=compat, **given)

@@ -16,7 +16,14 @@ from torch.nn import Parameter
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.fills import Dice, filled
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
-from twinstep.parity.sequences.rules import SEEDS, OptimizerRules, like, parameters, side_of
+from twinstep.parity.sequences.rules import (
+    SEEDS,
+    OptimizerRules,
+    like,
+    optimizers_of,
+    parameters,
+    side_of,
+)
 from twinstep.parity.sequences.world import Act, Value, World
 
 Group = dict[str, object]
@@ -182,14 +189,15 @@ class FP16Rules(OptimizerRules):
         if inside == "sgd":
             return torch.optim.SGD(groups, momentum=dice.pick((0.9, 0.0)), foreach=False)
         if "lamb" in inside:
-            lamb = import_module(f"twinstep.{side}.fused_lamb").FusedLamb
+            lamb = import_module(f"{optimizers_of(side)}.fused_lamb").FusedLamb
             return lamb(groups, eps_inside_sqrt=dice.pick((False, True)))
-        adam = import_module(f"twinstep.{side}.fused_adam").FusedAdam
-        return adam(groups, adam_w_mode=inside == "adamw")
+        return import_module(f"{optimizers_of(side)}.fused_adam").FusedAdam(
+            groups, adam_w_mode=inside == "adamw"
+        )
 
     def scaling(self, side: str, recipe: Recipe, dice: Dice) -> Group:
         """Arguments that decide on the scale; windows are short, so that it moves."""
-        scales, scalers = recipe.scales, import_module(f"twinstep.{side}.scalers")
+        scales, scalers = recipe.scales, import_module(f"{optimizers_of(side)}.scalers")
         window, first = dice.pick((1, 2, 3)), dice.pick((8.0, 2.0**16, 3.7, 1.0))
         if scales == "none":
             return {"static_loss_scale": first}

@@ -17,12 +17,12 @@ from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
 from twinstep.parity.sequences.lamb_rules import LambRules
 from twinstep.parity.sequences.rules import AdamRules, OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.scalers import DynamicLossScale, StaticLossScale
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
 
 ARITHMETICS = ("bounded", "exact")
 DTYPES = ("fp16", "bf16", "fp32", "mixed")

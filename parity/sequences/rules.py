@@ -308,6 +308,11 @@ def side_of(cls: Callable[..., object]) -> str:
     return next((side for side in sides if side in ("reference", "fast")), "reference")
 
 
+def optimizers_of(side: str) -> str:
+    """The package that holds the optimizers of a side."""
+    return f"twinstep.{side}.optimizers"
+
+
 class _Initializing(Protocol):
     def initialize_states(self) -> None:
         """Make all state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,52 @@ def test_entries_of_two_ranks_are_joined_for_one(source: str) -> None:
     resumed.check()
     left, right = resumed.fast.groups[0], getattr(twins, source).groups[0]
     assert bool(same(left.master.detach(), right.master.detach()).all())
+
+
+def other_step(inner: dict[int, Any]) -> None:
+    inner[0]["step"] = inner[0]["step"] + 1
+
+
+def other_group(inner: dict[int, Any]) -> None:
+    del inner[0]
+
+
+def other_names(inner: dict[int, Any]) -> None:
+    del inner[0]["exp_avg"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (other_step, r"entries have steps \[1, 2\], but should agree"),
+        (other_group, "entries have states of different groups, but should agree"),
+        (other_names, r"entries have different states, but should have the same \[group 0"),
+    ],
+)
+@BOTH
+def test_entries_that_do_not_belong_together_are_refused(
+    side: str, change: Callable[[dict[int, Any]], None], sentence: str
+) -> None:
+    def saving(group: Polite | None) -> Any:
+        params, optimizer = built(side, dp_process_group=group)
+        trained(params, optimizer, range(1))
+        return optimizer.state_dict()
+
+    entries = in_turns(2, saving)
+    change(entries[1]["base_optimizer_state"]["state"])
+    params, optimizer = built(side)
+    trained(params, optimizer, range(1))
+    before = seen(params, optimizer)
+    with pytest.raises(ValueError, match=sentence):
+        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+    assert seen(params, optimizer) == before
+
+
+@BOTH
+def test_a_whole_weight_is_written_where_its_parameter_lies(side: str) -> None:
+    _, optimizer = built(side)
+    names = list(optimizer.param_slice_mappings[-1])[:2]
+    first, value = (optimizer.get_full_hp_param(name) for name in names)
+    optimizer.set_full_hp_param(names[1], value + 1.0)
+    assert torch.equal(optimizer.get_full_hp_param(names[1]), value + 1.0)
+    assert torch.equal(optimizer.get_full_hp_param(names[0]), first)

@@ -133,6 +133,10 @@ def test_state_of_another_class_inside_is_refused_by_torchs_own(
             # Adam's own keys and options, and one fault.
             held = state["optimizer_state_dict"]["state"]
             held[max(held)]["exp_avg_sq"] = held[max(held)]["exp_avg_sq"].half()
+            other = good(kind)
+            held = other["optimizer_state_dict"]["state"]
+            held[max(held)]["step"] = torch.tensor(1.5)
+            assert refused(run, other) == ""
         assert refused(run, state) == ""
         run.train(range(step, step + 1))
 

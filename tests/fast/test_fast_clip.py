@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import twinstep.reference.clip
-from twinstep.fast.clip import clip_coefficient_, clip_factor_, global_norm_
+from twinstep.fast.kernels.clip import clip_coefficient_, clip_factor_
+from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.expected.ulp import same
+from twinstep.parity.operations import buffers, scales
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -27,7 +28,7 @@ def assert_exact(grads: list[Tensor], found_inf: float = 0.0) -> None:
     """Compare with the reference, which adds squares as real numbers."""
     norm, flag = norm_of(grads, found_inf)
     controls = {"norm": torch.tensor(0.0), "found_inf": torch.tensor(found_inf)}
-    want, wanted_flag = twinstep.reference.clip.global_norm(grads, **controls)
+    want, wanted_flag = buffers.global_norm(grads, **controls)
     assert bool(same(norm, want)), (norm, want)
     assert flag == wanted_flag.item()
 
@@ -116,9 +117,9 @@ def test_factors_equal_the_reference(norm: float, max_norm: float) -> None:
         factor = torch.tensor(9.0)
         controls = {"norm": torch.tensor(norm), "max_norm": largest}
         divisor = torch.tensor(scale, dtype=torch.float64)
-        (want,) = twinstep.reference.clip.clip_factor(**controls, scale=divisor, factor=factor)
+        (want,) = scales.clip_factor(**controls, scale=divisor, factor=factor)
         clip_factor_(**controls, scale=divisor, factor=factor)
         assert bool(same(factor, want))
-        (want,) = twinstep.reference.clip.clip_coefficient(**controls, factor=factor)
+        (want,) = scales.clip_coefficient(**controls, factor=factor)
         clip_coefficient_(**controls, factor=factor)
         assert bool(same(factor, want))

@@ -37,7 +37,8 @@ class Gloo:
 @pytest.fixture
 def either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send collectives over whatever kind of group they are given; who waits lets others run."""
-    genuine = {name: getattr(dist, name) for name in ("all_reduce", "get_world_size")}
+    names = ("all_reduce", "all_gather_object", "get_world_size")
+    genuine = {name: getattr(dist, name) for name in names}
 
     def all_reduce(tensor: Tensor, op: Any, group: Any) -> None:
         if isinstance(group, Group):
@@ -49,10 +50,21 @@ def either(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             TURN.acquire()
 
+    def all_gather_object(outputs: list[Any], own: Any, group: Any) -> None:
+        if isinstance(group, Group):
+            group.all_gather_object(outputs, own)
+            return
+        TURN.release()
+        try:
+            genuine["all_gather_object"](outputs, own, group=group)
+        finally:
+            TURN.acquire()
+
     def size(group: Any) -> int:
         return group.world if isinstance(group, Group) else genuine["get_world_size"](group)
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
     monkeypatch.setattr(dist, "get_world_size", size)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import twinstep.reference.scalers
+import twinstep.reference.optimizers.scalers
 from twinstep.contract.compat import Compat
 from twinstep.contract.errors import MinimumLossScale
-from twinstep.fast.scalers import DynamicLossScale, StaticLossScale
+from twinstep.fast.optimizers.scalers import DynamicLossScale, StaticLossScale
 from twinstep.golden.trace import Trace, read_all
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -40,7 +40,7 @@ def test_a_scaler_repeats_the_beginning_of_every_recorded_trace(trace: Trace) ->
 @pytest.mark.parametrize("rule", RULES)
 def test_states_are_interchangeable_with_the_references(rule: str) -> None:
     ours = DynamicLossScale(rule=rule, init_scale=64.0, scale_window=2, delayed_shift=1)
-    theirs = twinstep.reference.scalers.DynamicLossScale(
+    theirs = twinstep.reference.optimizers.scalers.DynamicLossScale(
         rule=rule, init_scale=8.0, scale_window=2, delayed_shift=1
     )
     ours.update_scale(True)

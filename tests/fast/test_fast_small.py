@@ -8,22 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import twinstep.reference.accumulate
-import twinstep.reference.cast
-import twinstep.reference.flatten
-import twinstep.reference.overflow
-import twinstep.reference.update_scale
-from twinstep.fast.accumulate import accumulate_
-from twinstep.fast.cast import cast_copy_
-from twinstep.fast.flatten import flatten_, unflatten_
-from twinstep.fast.loss_scale import (
+from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.kernels.loss_scale import (
     update_scale_dynamic_,
     update_scale_torch_,
     update_scale_wrapper_,
 )
-from twinstep.fast.overflow import unscale_
+from twinstep.fast.kernels.pack import flatten_, unflatten_
+from twinstep.fast.kernels.unscale import unscale_
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.expected.ulp import same
+from twinstep.parity.operations import buffers, scales
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -46,9 +42,7 @@ def test_unscale_equals_the_reference(sizes: list[int], bad: float | None, dtype
         grads[-1][-1] = bad
     for found in (0.0, 1.0):
         flag, inverse = torch.tensor(found), torch.tensor(1 / 3)
-        want, wanted_flag = twinstep.reference.overflow.unscale(
-            grads, inv_scale=inverse, found_inf=flag
-        )
+        want, wanted_flag = buffers.unscale(grads, inv_scale=inverse, found_inf=flag)
         ours = [grad.clone() for grad in grads]
         unscale_(ours, inv_scale=inverse, found_inf=flag)
         assert_all_same([*ours, flag], [*want, wanted_flag])
@@ -58,7 +52,7 @@ def test_unscale_equals_the_reference(sizes: list[int], bad: float | None, dtype
 def test_cast_equals_the_reference(sizes: list[int], dtype: torch.dtype) -> None:
     sources = [anything(n, n, torch.float32) for n in sizes]
     copies = [torch.full((n,), 7, dtype=dtype) for n in sizes]
-    (want,) = twinstep.reference.cast.cast_copy(sources, copies)
+    (want,) = buffers.cast_copy(sources, copies)
     cast_copy_(sources, copies)
     assert_all_same(copies, want)
 
@@ -70,7 +64,7 @@ def test_accumulate_equals_the_reference(
 ) -> None:
     accumulators = [moderate(n, 1, into) for n in sizes]
     grads = [moderate(n, 2, dtype) for n in sizes]
-    (want,) = twinstep.reference.accumulate.accumulate(accumulators, grads)
+    (want,) = buffers.accumulate(accumulators, grads)
     accumulate_(accumulators, grads)
     assert_all_same(accumulators, want)
 
@@ -83,7 +77,7 @@ def test_packing_equals_the_reference_and_comes_back(
     tensors = [anything(n, n, dtype) for n in sizes]
     room = sum(-(-n // slot) * slot for n in sizes) + 2100
     flat = [torch.full((room,), math.nan, dtype=dtype)]
-    (want,) = twinstep.reference.flatten.flatten(tensors, flat, slot=slot)
+    (want,) = buffers.flatten(tensors, flat, slot=slot)
     flatten_(tensors, flat, slot=slot)
     assert_all_same(flat, want)
     back = [torch.full_like(tensor, 7) for tensor in tensors]
@@ -94,7 +88,7 @@ def test_packing_equals_the_reference_and_comes_back(
 def test_packing_from_a_misaligned_buffer_equals_the_reference() -> None:
     tensors = [moderate(5000, 1, torch.float16), moderate(70, 2, torch.float16)]
     flat = [torch.full((6000,), 7.0, dtype=torch.float16)[3:]]
-    (want,) = twinstep.reference.flatten.flatten(tensors, flat, slot=16)
+    (want,) = buffers.flatten(tensors, flat, slot=16)
     flatten_(tensors, flat, slot=16)
     assert_all_same(flat, want)
 
@@ -118,7 +112,7 @@ def test_the_rules_with_counters_equal_the_reference(
     state = {"scale": scale, "cur_iter": cur_iter, "last_overflow_iter": last}
     constants = {"found_inf": found_inf, "scale_factor": 3.0, "scale_window": 4, "min_scale": 1.0}
     controls: dict[str, Any] = scalars(**state, **constants)
-    want: Any = twinstep.reference.update_scale.update_scale_wrapper(**controls)
+    want: Any = scales.update_scale_wrapper(**controls)
     update_scale_wrapper_(**controls)
     assert_all_same([controls[name] for name in state], list(want))
     for hysteresis, shift, options in itertools.product(
@@ -128,7 +122,7 @@ def test_the_rules_with_counters_equal_the_reference(
         controls = dict(scalars(**more, **constants, delayed_shift=shift))
         names = ("consecutive_hysteresis", "raise_error_at_min_scale")
         flags: dict[str, Any] = dict(zip(names, options, strict=True))
-        want = twinstep.reference.update_scale.update_scale_dynamic(**controls, **flags)
+        want = scales.update_scale_dynamic(**controls, **flags)
         update_scale_dynamic_(**controls, **flags)
         assert_all_same([controls[name] for name in more], list(want))
 
@@ -142,6 +136,6 @@ def test_the_rule_of_torch_equals_the_reference(
     state = {"scale": scale, "growth_tracker": tracker}
     constants = {"growth_factor": 2.0, "backoff_factor": 0.3, "growth_interval": 2}
     controls = scalars(**state, **constants, found_inf=found_inf)
-    want = twinstep.reference.update_scale.update_scale_torch(**controls)
+    want = scales.update_scale_torch(**controls)
     update_scale_torch_(**controls)
     assert_all_same([controls[name] for name in state], list(want))

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels.pack import offsets_of, region_table
-from twinstep.fast.tables import (
-    StepTable,
+from twinstep.fast.runtime.tables import (
+    AddressTable,
     TableCache,
     TensorTable,
+    address_table,
     chunk_pairs,
     live_tensors,
     reachable,
-    step_table,
     tensor_tables,
 )
 
@@ -129,15 +129,15 @@ def test_a_cache_forgets_what_was_used_longest_ago() -> None:
 
 def test_step_counters_are_found_through_their_addresses() -> None:
     steps = [torch.tensor(3), torch.tensor(4)]
-    table = step_table(steps, TableCache())
-    assert isinstance(table, StepTable)
+    table = address_table(steps, TableCache())
+    assert isinstance(table, AddressTable)
     assert table.data.tolist() == [step.data_ptr() for step in steps]
 
 
 def test_tensors_are_live_only_while_a_launch_may_reach_them() -> None:
     tensors: list[Tensor] = [torch.zeros(1)]
     assert live_tensors() == []
-    with reachable(tensors):
+    with reachable([tensors]):
         assert live_tensors()[0] is tensors[0]
     assert live_tensors() == []
 

@@ -19,10 +19,10 @@ from twinstep.contract.moments import StateDict
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import FOLDER, SCALING, SIZES, gradient
 from twinstep.parity.cases.fixed_inputs import bits
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 Wrapper = FP16Optimizer | FP16UnfusedOptimizer | BF16Optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ class Group:
         """One output per rank."""
         for output, found in zip(outputs, self.exchange(tensor), strict=True):
             output.copy_(found)
+
+    def all_gather_object(self, outputs: list[object], own: object) -> None:
+        """One output per rank, of any kind."""
+        sent = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        outputs[:] = [pickle.loads(bytes(found.tolist())) for found in self.exchange(sent)]
 
 
 class Polite(Group):

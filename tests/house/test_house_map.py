@@ -48,5 +48,7 @@ def test_a_missing_file_is_found() -> None:
     assert missing(Path("docs/x.md"), "see `reference/adam.py` and `reference/adamw.py`") == [
         "reference/adamw.py"
     ]
-    assert missing(Path("reference/README.md"), "| `adam.py` | `nothing.py` |") == ["nothing.py"]
+    assert missing(Path("reference/README.md"), "| `adam.py` | x |\n| `nothing.py` | y |") == [
+        "nothing.py"
+    ]
     assert missing(Path("docs/x.md"), "`tests/house/test_house_map.py::test_x` and `a/b`") == []

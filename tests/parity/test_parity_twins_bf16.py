@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
 from tests.helpers.wrappers_driven import check_rejected, reached
-from twinstep.fast.bf16_optimizer import BF16Optimizer
-from twinstep.fast.bf16_step import PartitionedStep
-from twinstep.fast.collectives import Gradients
-from twinstep.fast.fused_adam import ParamGroup
+from twinstep.fast.optimizers.bf16 import BF16Optimizer
+from twinstep.fast.optimizers.driver import GroupTensors
 
 
 class KeepsGradients(BF16Optimizer):
@@ -24,7 +22,7 @@ class KeepsGradients(BF16Optimizer):
 class StateOnSkip(BF16Optimizer):
     """Shows state after a step that was skipped."""
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         self._held().state.update(self._pending)
         self._pending.clear()
 
@@ -41,28 +39,14 @@ class KeepsPending(BF16Optimizer):
 class ClipsOnce(BF16Optimizer):
     """Does not round clipped gradients to the accumulators' dtype."""
 
-    def __init__(self, *given: object, **named: object) -> None:
-        super().__init__(*given, **named)  # type: ignore[arg-type]
-        self._step = _ClipsOnce(self.groups, self._step._kind)
+    def _clipped_apart(self) -> list[Tensor]:
+        return []
 
-
-class _ClipsOnce(PartitionedStep):
-    def run(
-        self,
-        gradients: Gradients,
-        states: Sequence[Mapping[str, Tensor]],
-        options: Sequence[ParamGroup],
-        *,
-        max_norm: float,
-        decoupled: bool,
-    ) -> None:
+    def _group_tensors(self, index: int) -> GroupTensors:
         """Let the update read fp32 copies, so that it clips by itself."""
-        held = [group.accumulator for group in self._groups]
-        for group in self._groups:
-            group.accumulator = group.accumulator.float()
-        super().run(gradients, states, options, max_norm=max_norm, decoupled=decoupled)
-        for group, accumulator in zip(self._groups, held, strict=True):
-            group.accumulator = accumulator
+        group, given = self.groups[index], super()._group_tensors(index)
+        masters, _, *rest = given.lists
+        return replace(given, lists=[masters, [group.own(group.accumulator).float()], *rest])
 
 
 class CountsMissing(BF16Optimizer):

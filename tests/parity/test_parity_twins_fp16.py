@@ -9,15 +9,15 @@ from torch import Tensor
 from tests.helpers.wrappers_driven import check_rejected, reached
 from tests.helpers.wrong_fp16 import UPSTREAM
 from twinstep.contract.moments import StateDict
-from twinstep.fast.fp16_optimizer import FP16Optimizer
-from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.fast.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
 
 
 class StateOnSkip(FP16Optimizer):
     """Shows state after a step that was skipped."""
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         self._held().state.update(self._pending)
         self._pending.clear()
 
@@ -25,7 +25,7 @@ class StateOnSkip(FP16Optimizer):
 class ForgetsExternal(FP16Optimizer):
     """Does not divide by the scale from outside."""
 
-    def _applied_external(self) -> None:
+    def _external_scale(self) -> None:
         return None
 
 
@@ -57,9 +57,9 @@ class ForgetsScale(FP16Optimizer):
 class SkipsMissing(FP16UnfusedOptimizer):
     """Leaves a gradient of a skipped step where it is."""
 
-    def _settle(self) -> None:
+    def _sync_state(self) -> None:
         self._stale = []
-        super()._settle()
+        super()._sync_state()
 
 
 class OneRatio(FusedLamb):

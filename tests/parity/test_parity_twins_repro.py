@@ -76,28 +76,32 @@ class Planted:
 
 DROPPED_LR = "set_lr = lambda self, lr: None"
 SCALERS = "update_scale = lambda self, overflow: super().update_scale(not overflow)"
+OPTIMIZERS = "twinstep.reference.optimizers"
+INVERTED = SCALERS.replace("super()", "Mine.mro()[1]")
 PLANTED = (
-    Planted("FusedAdam", "twinstep.reference.fused_adam", "initialize_states = lambda self: None"),
+    Planted("FusedAdam", f"{OPTIMIZERS}.fused_adam", "initialize_states = lambda self: None"),
     Planted(
         "FusedLamb",
-        "twinstep.fast.fused_lamb",
+        "twinstep.fast.optimizers.fused_lamb",
         "get_lamb_coeffs = lambda self: super(Mine, self).get_lamb_coeffs()[::-1] + [1.0]",
         "bf16",
         ("_blocks", "_cache", "_ratios"),
     ),
-    Planted("BF16Optimizer", "twinstep.reference.bf16_optimizer", DROPPED_LR, "bf16"),
-    Planted("FP16Optimizer", "twinstep.reference.fp16_optimizer", DROPPED_LR, "fp32"),
+    Planted("BF16Optimizer", "twinstep.reference.optimizers.bf16", DROPPED_LR, "bf16"),
+    Planted("FP16Optimizer", "twinstep.reference.optimizers.fp16", DROPPED_LR, "fp32"),
     Planted(
         "FP16UnfusedOptimizer",
-        "twinstep.reference.fp16_unfused_optimizer",
+        "twinstep.reference.optimizers.fp16_unfused",
         "refresh_fp32_params = lambda self: None",
     ),
     Planted(
-        "StaticLossScale", "twinstep.reference.scalers", SCALERS.replace("super()", "Mine.mro()[1]")
+        "StaticLossScale",
+        "twinstep.reference.optimizers.scalers",
+        SCALERS.replace("super()", "Mine.mro()[1]"),
     ),
     Planted(
         "DynamicLossScale",
-        "twinstep.reference.scalers",
+        "twinstep.reference.optimizers.scalers",
         SCALERS.replace("super()", "Mine.mro()[1]"),
     ),
 )

@@ -16,7 +16,7 @@ from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.parity.cases.fixed_inputs import anything, bits, from_bits, words
 
 FOLDER = Path(arithmetic.__file__).parent
-FILES = sorted(FOLDER.glob("*.py"))
+FILES = sorted(FOLDER.rglob("*.py"))
 
 KEYWORDS = {"alpha", "value", "out", "beta"}
 CALLS = {
@@ -43,27 +43,26 @@ CALLS = {
 MATH = {"fsum", "isfinite", "sqrt"}
 # Classes keep state, and write it.
 IN_PLACE = {
-    "bf16_optimizer.py": {"copy_", "zero_", "requires_grad_"},
-    "bf16_groups.py": {"copy_", "zero_", "requires_grad_"},
+    "bf16.py": {"copy_", "zero_", "requires_grad_"},
+    "partitioned_groups.py": {"copy_", "zero_", "requires_grad_"},
     "flat_groups.py": {"copy_", "requires_grad_"},
-    "fp16_optimizer.py": {"copy_"},
-    "fp16_unfused_optimizer.py": {"copy_", "requires_grad_"},
+    "fp16.py": {"copy_"},
+    "fp16_unfused.py": {"copy_", "requires_grad_"},
     "fused_adam.py": {"copy_", "fill_"},
     "fused_lamb.py": {"add_", "copy_"},
-    "restore.py": {"copy_", "fill_"},
-    "universal.py": {"copy_"},
-    "wrapper.py": {"detach_", "zero_"},
 }
-ROOTS = {"sqrt_rn": "torch", "l2_norm": "math", "step_size_of": "math", "norm_of_parts": "math"}
+ROOTS = {"sqrt_rn": "torch", "root_of_squares": "math", "step_size_of": "math"}
+ROOTS |= {"norm_of_parts": "math"}
 READS = {"found_inf", "step"}
-READERS = {"update_scale.py", "loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
+READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 # Sums of whole numbers, and norms that are made of them.
-READERS |= {"collectives.py", "norms.py", "scaled_wrapper.py", "bf16_optimizer.py"}
+READERS |= {"collectives.py", "model_norm.py", "parallelism.py"}
+READERS |= {"scaled_wrapper.py", "bf16.py"}
 SCALAR_ROOT = ("lamb.py", "step_size_of")
-SUMS = {"norms.py", "wrapper.py", "flat_groups.py", "bf16_groups.py"}
+SUMS = {"model_norm.py", "flat_groups.py", "partitioned_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
-POWERS = {("norms.py", "_sum_of_powers")}
-LISTED = {("clip.py", "_squares"), ("norms.py", "_number"), ("norms.py", "_magnitudes")}
+POWERS = {("model_norm.py", "_sum_of_powers")}
+LISTED = {("norm.py", "elements")}
 
 
 def called(node: ast.Call) -> tuple[str, str]:
@@ -168,7 +167,7 @@ BAD = [
     "x = g.item()",
     "x = g.tolist()",
     "import numpy",
-    "from twinstep.fast.adam import adam_step_",
+    "from twinstep.fast.kernels.adam import adam_step_",
     "import triton.language as tl",
 ]
 

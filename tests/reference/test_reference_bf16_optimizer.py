@@ -11,10 +11,11 @@ from torch import Tensor
 
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.adam import AdamResult, adamw_step
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.update_scale import float64, int64
+from twinstep.reference.adam import adamw_step
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.parameters import Lists
 
 BRAIN = torch.bfloat16
 
@@ -46,7 +47,7 @@ def test_a_step_is_the_operation_on_the_accumulated_gradient(accumulation: torch
         FusedAdam(params, lr=0.02, weight_decay=0.1), clip_grad=0.5, grad_acc_dtype=accumulation
     )
     p, m, v = optimizer.fp32_groups_flat_partition[0].detach().clone(), *torch.zeros(2, 10)
-    steps, step = [int64(0)], adamw_call
+    steps, step = [torch.tensor(0)], adamw_call
     for number in range(3):
         summed = torch.zeros(10, dtype=accumulation)
         for micro in range(2):
@@ -66,7 +67,7 @@ def test_a_step_is_the_operation_on_the_accumulated_gradient(accumulation: torch
         assert bits(optimizer.bf16_groups_flat[0]) == bits(copy)
 
 
-def adamw_call(p: Tensor, g: Tensor, m: Tensor, v: Tensor, steps: list[Tensor]) -> AdamResult:
+def adamw_call(p: Tensor, g: Tensor, m: Tensor, v: Tensor, steps: list[Tensor]) -> Lists:
     return adamw_step(
         [p], [g], [m], [v], [torch.zeros(10, dtype=BRAIN)], steps,
         lr=float64(0.02), beta1=float64(0.9), beta2=float64(0.999), eps=float64(1e-8),

@@ -14,8 +14,8 @@ from twinstep.contract.compat import Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moments import StateDict
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 pytestmark = pytest.mark.usefixtures("simulated")
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from twinstep.reference.compat import count_each, count_shared
+from twinstep.reference.optimizers.fused_adam import count_shared
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 
-def test_counting_each_advances_everyone() -> None:
-    counts = count_each([4, 0], [HALF, SINGLE])
-    assert (counts.used, counts.stored) == ([5, 1], [5, 1])
-
-
 def test_counting_shared_advances_the_last_once_for_each_dtype_in_order() -> None:
-    counts = count_shared([7, 7, 7, 2], [SINGLE, HALF, BRAIN, HALF])
-    assert counts.stored == [7, 7, 7, 5]
-    assert counts.used == [5, 3, 4, 3]
-    assert count_shared([], []).used == []
+    used, stored = count_shared([7, 7, 7, 2], [SINGLE, HALF, BRAIN, HALF])
+    assert stored == [7, 7, 7, 5]
+    assert used == [5, 3, 4, 3]
+    assert count_shared([], []) == ([], [])

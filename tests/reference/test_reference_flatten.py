@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.fixed_inputs import anything, bits
-from twinstep.reference.flatten import flatten, offsets, unflatten
+from twinstep.reference.buffers import flatten, offsets, unflatten
 
 SIZES = [[], [0], [1], [4], [3, 5, 0, 2], [0, 0, 7], [16, 16], [1] * 9]
 
@@ -34,22 +34,22 @@ def test_unflatten_inverts_flatten_bit_for_bit(
 ) -> None:
     tensors = [anything(size, index, dtype) for index, size in enumerate(sizes)]
     room = offsets(sizes, slot)[-1] + 5
-    ((flat,),) = flatten(tensors, [poisoned(room, dtype)], slot=slot)
-    (back,) = unflatten([flat], [poisoned(size, dtype) for size in sizes], slot=slot)
+    flat = flatten(tensors, poisoned(room, dtype), slot=slot)
+    back = unflatten(flat, [poisoned(size, dtype) for size in sizes], slot=slot)
     assert [bits(t) for t in back] == [bits(t) for t in tensors]
-    ((again,),) = flatten(back, [poisoned(room, dtype)], slot=slot)
+    again = flatten(back, poisoned(room, dtype), slot=slot)
     assert bits(again) == bits(flat)
 
 
 def test_gaps_and_tail_are_positive_zero() -> None:
     tensors = [-torch.ones(3), -torch.ones(1)]
-    ((flat,),) = flatten(tensors, [poisoned(8, torch.float32)], slot=4)
+    flat = flatten(tensors, poisoned(8, torch.float32), slot=4)
     assert bits(flat) == bits(torch.tensor([-1.0, -1, -1, 0, -1, 0, 0, 0]))
 
 
 def test_shapes_are_kept_and_memory_is_not_shared() -> None:
     flat, like = torch.arange(12.0), torch.zeros(2, 3)
-    ((back,),) = unflatten([flat], [like], slot=4)
+    (back,) = unflatten(flat, [like], slot=4)
     assert back.tolist() == [[0, 1, 2], [3, 4, 5]]
     back += 1
     assert flat[0] == 0
@@ -57,8 +57,8 @@ def test_shapes_are_kept_and_memory_is_not_shared() -> None:
 
 def test_a_buffer_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match="flat has 4 elements, but should have at least 5"):
-        flatten([torch.zeros(3), torch.zeros(1)], [torch.zeros(4)], slot=4)
+        flatten([torch.zeros(3), torch.zeros(1)], torch.zeros(4), slot=4)
     with pytest.raises(ValueError, match=r"tensors\[0\] is torch.float16, but should be"):
-        unflatten([torch.zeros(4)], [torch.zeros(4).half()], slot=4)
+        unflatten(torch.zeros(4), [torch.zeros(4).half()], slot=4)
     with pytest.raises(ValueError, match="slot=0, but should be at least 1"):
         offsets([1], 0)

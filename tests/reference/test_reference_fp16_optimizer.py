@@ -12,11 +12,12 @@ from torch import Tensor
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.arithmetic import float64
 from twinstep.reference.mixed_step import MixedResult, mixed_step
-from twinstep.reference.scalers import DynamicLossScale, StaticLossScale
-from twinstep.reference.update_scale import float64, int64
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
+from twinstep.reference.parameters import Lists
 
 UPSTREAM = Compat.deepspeed()
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -60,44 +61,32 @@ def test_a_step_is_the_operation_mixed_step(dtype: torch.dtype, rule: str, compa
     optimizer = FP16Optimizer(
         inside, loss_scale_config=scaler, static_loss_scale=8.0, clip_grad=0.5, compat=compat
     )
+    operation: Callable[..., MixedResult] = mixed_step
     p = optimizer.fp32_groups_flat[0].detach().clone()
     m, v, copies = torch.zeros(9), torch.zeros(9), torch.zeros(9, dtype=dtype)
-    lists: tuple[list[Tensor], ...] = ([p], [], [m], [v], [copies], [int64(0)])
-    scale = {"scale": float64(8.0), "cur_iter": int64(0), "last_overflow_iter": int64(-1)}
-    scale |= {"cur_hysteresis": int64(1), "growth_tracker": int64(0), "exhausted": int64(0)}
+    lists: Lists = ([p], [], [m], [v], [copies], [torch.tensor(0)])
+    scaling = optimizer.loss_scaler.state
     for number, overflows in enumerate([False, False, True, False]):
         grad = moderate(9, 7 + number, dtype)
         if overflows:
             grad[4] = torch.inf
         first.grad, second.grad = (part.clone() for part in grad.split(shapes))
         optimizer.step()
-        result = operation(lists, grad, scale, rule, compat)
-        lists = (result[0], [], *result[1:5])
-        scale = dict(zip(scale, result[5:11], strict=True))
+        hyper = {"lr": 0.02, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+        result = operation(
+            lists[0], [grad], *lists[2:], **{name: float64(x) for name, x in hyper.items()},
+            max_norm=float64(0.5), scaling=scaling, rule=optimizer.loss_scaler.rule.after,
+            adam_w_mode=True, bias_correction=True, compat=compat,
+        )  # fmt: skip
+        lists, scaling = (result.lists[0], [], *result.lists[1:]), result.scaling
         assert bits(optimizer.fp32_groups_flat[0].detach()) == bits(lists[0][0])
         if not overflows:
             assert bits(optimizer.fp16_groups_flat[0]) == bits(lists[4][0])
-        assert optimizer.loss_scale == (scale["scale"].item() if dtype is HALF or scaler else 8.0)
-        assert bits(torch.tensor(optimizer.get_global_norm())) == bits(result[11])
+        assert optimizer.loss_scaler.state == scaling
+        assert bits(torch.tensor(optimizer.get_global_norm())) == bits(result.norm)
         assert optimizer.overflow is overflows
         state = optimizer.state[optimizer.fp32_groups_flat[0]]
         assert state["step"] == lists[5][0]
-
-
-def operation(
-    lists: tuple[list[Tensor], ...], grad: Tensor, scale: dict[str, Tensor], rule: str,
-    compat: Compat,
-) -> MixedResult:  # fmt: skip
-    step: Callable[..., MixedResult] = mixed_step
-    hyper = {"lr": 0.02, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-    hyper |= {"max_norm": 0.5, "scale_factor": 2.0, "min_scale": 1.0, "backoff_factor": 0.5}
-    return step(
-        lists[0], [grad], *lists[2:], **scale,
-        **{name: float64(value) for name, value in hyper.items()},
-        scale_window=int64(1), delayed_shift=int64(1), norm=torch.zeros(()),
-        found_inf=torch.zeros(()), adam_w_mode=True, bias_correction=True, rule=rule,
-        consecutive_hysteresis=False, raise_error_at_min_scale=False, compat=compat,
-    )  # fmt: skip
 
 
 def run_window_of_two(compat: Compat) -> list[tuple[float, float, float]]:
@@ -149,7 +138,7 @@ def test_compat_takes_a_step_at_construction() -> None:
     (master,) = optimizer.fp32_groups_flat
     assert master.tolist() == pytest.approx([0.95, 0.95])
     assert weights.tolist() == [1.0, 1.0]
-    assert optimizer.state[master]["step"] == int64(1)
+    assert optimizer.state[master]["step"] == torch.tensor(1)
     weights = param([1.0])
     optimizer = FP16Optimizer(FusedAdam([weights], lr=0.1), compat=UPSTREAM)
     backward(optimizer, weights)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.lamb import LambResult, lamb_step
-from twinstep.reference.update_scale import float64, int64
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.lamb import lamb_step
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.parameters import Lists
 
 UPSTREAM = Compat.deepspeed()
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -77,13 +78,13 @@ def test_both_paths_around_lamb_are_the_operation(dtype: torch.dtype, legacy: bo
     params = [param(moderate(n, n, dtype), dtype) for n in (6, 3)]
     wanted = [p.detach().float() for p in params]
     m, v = ([torch.zeros(p.shape) for p in params] for _ in range(2))
-    steps = [int64(0), int64(0)]
+    steps = [torch.tensor(0), torch.tensor(0)]
     optimizer = around(
         FusedLamb(params, lr=0.05, weight_decay=0.1),
         static_loss_scale=8.0,
         fused_lamb_legacy=legacy,
     )
-    step: Callable[..., LambResult] = lamb_step
+    step: Callable[..., Lists] = lamb_step
     hyper = {"lr": 0.05, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
     hyper |= {"max_coeff": 10.0, "min_coeff": 0.01}
     for number in range(3):
@@ -167,7 +168,7 @@ def test_compat_takes_a_step_at_construction() -> None:
     (master,) = optimizer.fp32_groups[0]
     assert master.tolist() == pytest.approx([2.990513, 3.987351], abs=1e-6)
     assert weights.tolist() == [3.0, 4.0]
-    assert optimizer.state[master]["step"] == int64(1)
+    assert optimizer.state[master]["step"] == torch.tensor(1)
 
 
 def test_gradients_stay_after_a_step() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.helpers.battery import MIXED, fill, parameters
 from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.reference.adam import adam_step, adamw_step
-from twinstep.reference.fused_adam import FusedAdam
-from twinstep.reference.fused_lamb import FusedLamb
+from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
-from twinstep.reference.update_scale import float64
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
 
 Step = Callable[..., tuple[list[Tensor], ...]]
 HYPER = {"lr": 0.0123, "beta1": 0.87, "beta2": 0.993, "eps": 3e-4, "weight_decay": 0.07}

@@ -8,15 +8,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.lamb import LambResult, lamb_step
-from twinstep.reference.update_scale import float64
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.lamb import lamb_step
+from twinstep.reference.parameters import Lists
 
 F = Fraction
-Lists = tuple[list[Tensor], ...]
 HYPER = {
     "lr": 0.0123,
     "beta1": 0.87,
@@ -37,8 +36,8 @@ def call(
     found_inf: float = 0.0,
     bias_correction: bool = True,
     eps_inside_sqrt: bool = False,
-) -> LambResult:
-    step: Callable[..., LambResult] = lamb_step
+) -> Lists:
+    step: Callable[..., Lists] = lamb_step
     return step(
         *lists,
         **{name: float64(value) for name, value in {**HYPER, **hyper}.items()},
@@ -200,13 +199,6 @@ def test_the_ratio_does_not_depend_on_where_elements_stand() -> None:
     assert bits(flipped.flip(0)) == bits(p)
 
 
-def test_overflow_skips_the_step_bit_for_bit() -> None:
-    lists = state(9, step=4)
-    result = call(lists, found_inf=1.0)
-    for before, after in zip((lists[0], *lists[2:]), result, strict=True):
-        assert [bits(x) for x in before] == [bits(x) for x in after]
-
-
 def test_an_empty_tensor_stays_empty_and_counts_its_step() -> None:
     """Edge LB-3: upstream launches a kernel without blocks."""
     new_p, _, _, _, new_steps = call(state(3, 0, 2))
@@ -221,9 +213,3 @@ def test_copies_are_written_whatever_the_gradient_is(dtype: torch.dtype) -> None
     copies = [torch.zeros(6, dtype=dtype)]
     (p,), _, _, (copy,), _ = call((*lists[:4], copies, lists[5]))
     assert bits(copy) == bits(p.to(dtype))
-
-
-def test_lists_that_do_not_fit_are_refused() -> None:
-    lists = state(3, 4)
-    with pytest.raises(ValueError, match=r"grads has 1 tensors, but should have 2 like params"):
-        call((lists[0], lists[1][:1], *lists[2:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,25 +11,19 @@ import torch
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.reference.loss_scale import (
     DynamicRule,
-    DynamicState,
+    ScaleState,
+    StaticRule,
     TorchRule,
-    TorchState,
     WrapperRule,
-    WrapperState,
-    grows_after_full_window,
-    grows_with_full_window,
-    update_dynamic,
-    update_static,
-    update_torch,
-    update_wrapper,
 )
+from twinstep.reference.optimizers.scalers import DynamicLossScale
 
 
 def dynamic_trace(rule: DynamicRule, scale: float, steps: str) -> list[tuple[float, int]]:
-    state = DynamicState(scale=scale, cur_hysteresis=rule.delayed_shift)
+    state = ScaleState(scale=scale, cur_hysteresis=rule.delayed_shift)
     trace = []
     for step in steps:
-        state = update_dynamic(state, step == "o", rule)
+        state = rule.after(state, step == "o")
         trace.append((state.scale, state.cur_hysteresis))
     return trace
 
@@ -41,7 +36,7 @@ WINDOW_2 = DynamicRule(scale_window=2, delayed_shift=1)
 
 
 def test_defaults_are_those_of_the_packages() -> None:
-    rule, state = DynamicRule(), DynamicState(scale=1.0)
+    rule, state = DynamicRule(), ScaleState(scale=1.0)
     assert (rule.scale_factor, rule.scale_window, rule.min_scale) == (2.0, 1000, 1.0)
     assert (state.cur_iter, state.last_overflow_iter) == (0, -1)
     assert rule.delayed_shift == state.cur_hysteresis == 2
@@ -55,7 +50,9 @@ def test_defaults_are_those_of_the_packages() -> None:
 
 
 def test_static_scale_never_moves() -> None:
-    assert update_static(128.0, True) == update_static(128.0, False) == 128.0
+    rule = StaticRule()
+    assert rule.after(ScaleState(scale=128.0), True) == ScaleState(scale=128.0, cur_iter=1)
+    assert rule.after(ScaleState(scale=128.0), False) == ScaleState(scale=128.0, cur_iter=1)
 
 
 def test_growth_comes_after_a_full_window() -> None:
@@ -64,16 +61,19 @@ def test_growth_comes_after_a_full_window() -> None:
 
 
 def test_growth_with_a_full_window_is_one_step_earlier() -> None:
-    rule = DynamicRule(scale_window=2, delayed_shift=1, growth_test=grows_with_full_window)
+    rule = DynamicRule(scale_window=2, delayed_shift=1, growth_counts_this_step=True)
     got = scales(dynamic_trace(rule, 16.0, "ggggggo" + "ggggg"))
     assert got == [16, 32, 32, 64, 64, 128, 64, 64, 128, 128, 256, 256]
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7])
 def test_the_two_growth_tests_differ_by_one_step(window: int) -> None:
+    late, soon = (
+        DynamicRule(scale_window=window, growth_counts_this_step=early) for early in (False, True)
+    )
     for cur_iter in range(1, 30):
-        early = grows_with_full_window(cur_iter - 1, -1, window)
-        assert grows_after_full_window(cur_iter, -1, window) == early
+        before = [ScaleState(scale=4.0, cur_iter=at) for at in (cur_iter, cur_iter - 1)]
+        assert late.after(before[0], False).scale == soon.after(before[1], False).scale
 
 
 def test_hysteresis_is_spent_before_the_scale_shrinks() -> None:
@@ -101,41 +101,41 @@ def test_an_empty_budget_never_shrinks() -> None:
 
 def test_overflow_at_the_floor_is_an_error_and_changes_nothing() -> None:
     rule = DynamicRule(delayed_shift=1)
-    state = DynamicState(scale=1.0, cur_iter=4, last_overflow_iter=3, cur_hysteresis=1)
-    for _ in range(2):
-        with pytest.raises(MinimumLossScale, match=r"at loss scale 1.0.*min_scale=1.0.*step 4"):
-            update_dynamic(state, True, rule)
+    state = ScaleState(scale=1.0, cur_iter=4, last_overflow_iter=3, cur_hysteresis=1)
+    once = rule.after(state, True)
+    assert once == replace(state, exhausted=1)
+    assert rule.after(once, True) == once
 
 
 def test_the_error_shows_a_fractional_scale() -> None:
-    rule = DynamicRule(delayed_shift=1, min_scale=0.5)
+    scaler = DynamicLossScale(init_scale=0.5, min_scale=0.5, delayed_shift=1)
     with pytest.raises(MinimumLossScale, match="at loss scale 0.5,"):
-        update_dynamic(DynamicState(scale=0.5), True, rule)
+        scaler.update_scale(True)
 
 
 def test_without_the_error_the_scale_stays_at_the_floor() -> None:
     rule = DynamicRule(delayed_shift=1, raise_error_at_min_scale=False)
-    state = update_dynamic(DynamicState(scale=1.0), True, rule)
+    state = rule.after(ScaleState(scale=1.0), True)
     assert (state.scale, state.cur_iter, state.last_overflow_iter) == (1.0, 1, 0)
 
 
 def test_a_scale_below_the_floor_is_raised_to_it() -> None:
     for scale in (0.25, 0.5, 1.5):
-        state = update_dynamic(DynamicState(scale=scale), True, DynamicRule(delayed_shift=1))
+        state = DynamicRule(delayed_shift=1).after(ScaleState(scale=scale), True)
         assert state.scale == 1.0
 
 
 def test_hysteresis_at_the_floor_is_spent_before_the_error() -> None:
-    state = DynamicState(scale=1.0, cur_hysteresis=2)
-    state = update_dynamic(state, True, DynamicRule(delayed_shift=2))
+    state = ScaleState(scale=1.0, cur_hysteresis=2)
+    state = DynamicRule(delayed_shift=2).after(state, True)
     assert (state.scale, state.cur_hysteresis) == (1.0, 1)
 
 
 def test_wrapper_rule_has_no_hysteresis_and_no_error() -> None:
-    state, rule = WrapperState(scale=4.0), WrapperRule(scale_window=2)
+    state, rule = ScaleState(scale=4.0), WrapperRule(scale_window=2)
     got = []
     for step in "gggoooo":
-        state = update_wrapper(state, step == "o", rule)
+        state = rule.after(state, step == "o")
         got.append(state.scale)
     assert got == [4, 4, 8, 4, 2, 1, 1]
     assert (state.cur_iter, state.last_overflow_iter) == (7, 6)
@@ -149,11 +149,11 @@ def test_wrapper_rule_is_the_dynamic_rule_without_its_extras(window: int, min_sc
         scale_window=window, min_scale=min_scale, delayed_shift=1, raise_error_at_min_scale=False
     )
     for overflows in product([False, True], repeat=7):
-        wrapper = WrapperState(scale=2.0)
-        dynamic = DynamicState(scale=2.0, cur_hysteresis=1)
+        wrapper = ScaleState(scale=2.0)
+        dynamic = ScaleState(scale=2.0, cur_hysteresis=1)
         for overflow in overflows:
-            wrapper = update_wrapper(wrapper, overflow, wrapper_rule)
-            dynamic = update_dynamic(dynamic, overflow, dynamic_rule)
+            wrapper = wrapper_rule.after(wrapper, overflow)
+            dynamic = dynamic_rule.after(dynamic, overflow)
         assert (wrapper.scale, wrapper.cur_iter, wrapper.last_overflow_iter) == (
             dynamic.scale,
             dynamic.cur_iter,
@@ -164,7 +164,7 @@ def test_wrapper_rule_is_the_dynamic_rule_without_its_extras(window: int, min_sc
 class RealScaler:
     """`torch.amp.GradScaler` driven by a gradient that is finite or not."""
 
-    def __init__(self, state: TorchState, rule: TorchRule) -> None:
+    def __init__(self, state: ScaleState, rule: TorchRule) -> None:
         self.scaler = torch.amp.GradScaler(
             "cpu",
             init_scale=state.scale,
@@ -179,19 +179,19 @@ class RealScaler:
         self.param = torch.nn.Parameter(torch.zeros(1))
         self.sgd = torch.optim.SGD([self.param], lr=0.0)
 
-    def update(self, overflow: bool) -> TorchState:
+    def update(self, overflow: bool) -> ScaleState:
         """One optimizer step through the scaler's public interface."""
         self.param.grad = torch.tensor([torch.inf if overflow else 1.0])
         self.scaler.step(self.sgd)
         self.scaler.update()
         state = self.scaler.state_dict()
-        return TorchState(scale=state["scale"], growth_tracker=state["_growth_tracker"])
+        return ScaleState(scale=state["scale"], growth_tracker=state["_growth_tracker"])
 
 
-def follow(state: TorchState, rule: TorchRule, overflows: tuple[bool, ...]) -> None:
+def follow(state: ScaleState, rule: TorchRule, overflows: tuple[bool, ...]) -> None:
     real = RealScaler(state, rule)
     for overflow in overflows:
-        state = update_torch(state, overflow, rule)
+        state = rule.after(state, overflow)
         assert state == real.update(overflow)
 
 
@@ -199,7 +199,7 @@ def follow(state: TorchState, rule: TorchRule, overflows: tuple[bool, ...]) -> N
 def test_torch_rule_is_the_real_scaler_on_every_sequence(interval: int) -> None:
     rule = TorchRule(growth_interval=interval)
     for overflows in product([False, True], repeat=6):
-        follow(TorchState(scale=4.0), rule, overflows)
+        follow(ScaleState(scale=4.0), rule, overflows)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +216,16 @@ def test_torch_rule_is_the_real_scaler_on_every_sequence(interval: int) -> None:
 def test_torch_rule_is_the_real_scaler_at_the_ends_of_fp32(
     scale: float, growth: float, backoff: float
 ) -> None:
-    start = TorchState(scale=torch.tensor(scale).item())
+    start = ScaleState(scale=torch.tensor(scale).item())
     rule = TorchRule(growth_factor=growth, backoff_factor=backoff, growth_interval=2)
     for overflows in product([False, True], repeat=5):
         follow(start, rule, overflows)
 
 
 def test_torch_rule_worked_by_hand() -> None:
-    rule, state, got = TorchRule(growth_interval=2), TorchState(scale=4.0), []
+    rule, state, got = TorchRule(growth_interval=2), ScaleState(scale=4.0), []
     for overflow in (False, False, False, False, False, True, False, False, False):
-        state = update_torch(state, overflow, rule)
+        state = rule.after(state, overflow)
         got.append((state.scale, state.growth_tracker))
     assert got[:5] == [(4, 1), (8, 0), (8, 1), (16, 0), (16, 1)]
     assert got[5:] == [(8, 0), (8, 1), (16, 0), (16, 1)]

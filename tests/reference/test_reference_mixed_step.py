@@ -10,10 +10,13 @@ from torch import Tensor
 
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
-from twinstep.reference.adam import AdamResult, adam_step, adamw_step
-from twinstep.reference.clip import clip_factor, l2_norm
-from twinstep.reference.mixed_step import MixedResult, mixed_step
-from twinstep.reference.update_scale import float64, int64, update_scale_dynamic
+from twinstep.parity.operations.scales import update_scale_dynamic
+from twinstep.parity.operations.steps import mixed_step
+from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.clip import clip_factor
+from twinstep.reference.norm import l2_norm
+from twinstep.reference.parameters import Lists
 
 NAMES = (
     *("params", "exp_avgs", "exp_avg_sqs", "copies", "steps"),
@@ -41,7 +44,6 @@ INTEGERS = {
     "scale_window": 2,
     "delayed_shift": 2,
 }
-Lists = tuple[list[Tensor], ...]
 
 
 def state(dtype: torch.dtype = torch.float16) -> Lists:
@@ -62,8 +64,10 @@ def call(
     **changed: float,
 ) -> dict[str, object]:
     floats = {name: float64(changed.get(name, value)) for name, value in FLOATS.items()}
-    integers = {name: int64(int(changed.get(name, value))) for name, value in INTEGERS.items()}
-    whole: Callable[..., MixedResult] = mixed_step
+    integers = {
+        name: torch.tensor(int(changed.get(name, value))) for name, value in INTEGERS.items()
+    }
+    whole: Callable[..., tuple[object, ...]] = mixed_step
     result = whole(
         *lists,
         **floats,
@@ -97,10 +101,10 @@ def test_mixed_step_is_its_parts_in_order(adam_w_mode: bool) -> None:
     lists = state()
     norm = l2_norm(lists[1])
     controls = {name: float64(FLOATS[name]) for name in ("scale", "max_norm")}
-    (factor,) = clip_factor(norm=norm, factor=norm, **controls)
+    factor = clip_factor(norm=norm, **controls)
     assert factor < 1 / 16.0
     hyper = {n: float64(FLOATS[n]) for n in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-    step: Callable[..., AdamResult] = adamw_step if adam_w_mode else adam_step
+    step: Callable[..., Lists] = adamw_step if adam_w_mode else adam_step
     parts = step(*lists, **hyper, factor=factor, found_inf=torch.tensor(0.0), bias_correction=True)
     result = call(lists, adam_w_mode=adam_w_mode)
     for name, wanted in zip(NAMES, parts, strict=False):
@@ -111,7 +115,7 @@ def test_mixed_step_is_its_parts_in_order(adam_w_mode: bool) -> None:
         found_inf=torch.tensor(0.0),
         scale_factor=float64(2.0),
         min_scale=float64(0.25),
-        **{n: int64(INTEGERS[n]) for n in INTEGERS if n != "growth_tracker"},
+        **{n: torch.tensor(INTEGERS[n]) for n in INTEGERS if n != "growth_tracker"},
         consecutive_hysteresis=False,
         raise_error_at_min_scale=True,
     )

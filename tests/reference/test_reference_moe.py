@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from twinstep.contract.moe import is_moe_param, split_moe_groups, split_shared_and_expert
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.norms import norm_of_parts
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.model_norm import norm_of_parts
 
 
 def param(size: int, expert: str = "", value: float = 1.0) -> nn.Parameter:

@@ -16,12 +16,12 @@ from torch import Tensor
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.contract.parallel import counts_in_norm, tensor_parallel_rank
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
-from twinstep.reference.clip import l2_norm
-from twinstep.reference.collectives import overflow_groups
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.reference.fused_lamb import FusedLamb
-from twinstep.reference.norms import Part, check_norm_type, norm_of_parts
+from twinstep.reference.norm import l2_norm
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.model_norm import Part, check_norm_type, norm_of_parts
+from twinstep.reference.optimizers.parallelism import overflow_groups
 
 TYPES = [1.0, 2.0, math.inf, 3.0, 0.5]
 
@@ -34,27 +34,40 @@ class Meeting:
     """Threads that stand for ranks and meet in every collective; a group is one of these."""
 
     def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
         self.barrier = threading.Barrier(ranks, timeout=10)
-        self.brought: list[Tensor] = []
+        self.brought: list[object] = []
         self.lock = threading.Lock()
 
-    def all_reduce(self, tensor: Tensor, op: object) -> None:
-        """Bring a tensor, take the sum or the maximum of all."""
+    def exchange(self, own: object) -> list[object]:
+        """Bring something, take what all brought."""
         with self.lock:
-            self.brought.append(tensor.clone())
+            self.brought.append(own)
         self.barrier.wait()
-        stacked = torch.stack(self.brought)
+        found = list(self.brought)
         self.barrier.wait()
         self.brought = []
         self.barrier.wait()
-        summed = stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0)
-        tensor.copy_(summed)
+        return found
+
+    def all_reduce(self, tensor: Tensor, op: object) -> None:
+        """The sum or the maximum of all."""
+        stacked = torch.stack([x for x in self.exchange(tensor.clone()) if isinstance(x, Tensor)])
+        tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
+
+    def all_gather_object(self, outputs: list[object], own: object) -> None:
+        """What all brought, in any order."""
+        outputs[:] = self.exchange(own)
 
 
 @pytest.fixture
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
     """Run one function per rank, all at once."""
     monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda o, x, group: group.all_gather_object(o, x)
+    )
+    monkeypatch.setattr(dist, "get_world_size", lambda group: group.ranks)
 
     def run(*functions: Callable[[], object]) -> list[object]:
         results: list[object] = [None] * len(functions)

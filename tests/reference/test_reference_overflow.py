@@ -9,7 +9,8 @@ import torch
 
 from tests.oracles.rational import BF16, FP16, FP32, rounded
 from twinstep.parity.cases.fixed_inputs import bits, from_bits, moderate
-from twinstep.reference.overflow import any_nonfinite, unscale
+from twinstep.parity.operations.buffers import unscale
+from twinstep.reference.unscale import any_nonfinite
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 FORMATS = {torch.float16: FP16, torch.bfloat16: BF16, torch.float32: FP32}

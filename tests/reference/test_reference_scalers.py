@@ -13,7 +13,7 @@ import torch
 
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.golden.trace import Trace, read_all
-from twinstep.reference.scalers import DynamicLossScale, LossScale, StaticLossScale
+from twinstep.reference.optimizers.scalers import DynamicLossScale, LossScale, StaticLossScale
 
 RULES = ("dynamic", "wrapper", "torch")
 TRACES = [trace for trace in read_all() if trace.header.rule in RULES]
@@ -59,6 +59,19 @@ def test_a_saved_scaler_continues_like_the_original(trace: Trace, cut: int) -> N
 def try_update(scaler: LossScale, letter: str) -> None:
     with suppress(MinimumLossScale):
         scaler.update_scale(letter == "o")
+
+
+@pytest.mark.parametrize("floor", [1.0, 0.5])
+def test_an_error_at_the_floor_names_it_and_changes_nothing(floor: float) -> None:
+    scaler = DynamicLossScale(init_scale=2 * floor, min_scale=floor, delayed_shift=1)
+    scaler.update_scale(True)
+    before = scaler.state
+    for _ in range(2):
+        with pytest.raises(
+            MinimumLossScale, match=rf"at loss scale {floor},.*min_scale={floor} .*\[step 1\]"
+        ):
+            scaler.update_scale(True)
+        assert scaler.state == before
 
 
 def test_a_static_scale_never_moves_and_counts_its_steps() -> None:

@@ -11,7 +11,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
-from twinstep.reference.fused_adam import FusedAdam, ParamGroup
+from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 
 # Bias corrections are 1 after so many steps: torch's own functions know no other way to be rid of
 # them.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twinstep.parity.proof.corpus.harmless_optimizers import TorchForeach
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
-from twinstep.reference.fused_adam import FusedAdam, ParamGroup
+from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 
 Group = dict[str, object]
 StateDict = dict[str, object]

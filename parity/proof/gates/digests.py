@@ -18,16 +18,13 @@ from torch import Tensor
 
 from twinstep.golden.digests import FILE, Digests, read, to_text
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
-from twinstep.reference.accumulate import accumulate
+from twinstep.parity.operations.buffers import accumulate, cast_copy, flatten, global_norm, unscale
+from twinstep.parity.operations.scales import clip_factor
+from twinstep.parity.operations.steps import mixed_step
 from twinstep.reference.adam import adam_step, adamw_step
-from twinstep.reference.cast import cast_copy
-from twinstep.reference.clip import clip_factor, global_norm
-from twinstep.reference.flatten import flatten
+from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
-from twinstep.reference.mixed_step import mixed_step
-from twinstep.reference.overflow import unscale
 from twinstep.reference.sgd import sgd_step
-from twinstep.reference.update_scale import float64, int64
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 NAMES = {HALF: "fp16", BRAIN: "bf16", SINGLE: "fp32"}
@@ -106,7 +103,7 @@ def _steps(make: Maker, dtype: torch.dtype) -> Iterator[tuple[str, Sequence[obje
             make,
             dtype,
             **_numbers({**HYPER, **INCOMING}),
-            **{name: int64(value) for name, value in COUNTERS.items()},
+            **{name: torch.tensor(value) for name, value in COUNTERS.items()},
             norm=torch.tensor(0.0),
             found_inf=torch.tensor(0.0),
             adam_w_mode=True,

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from twinstep.contract.compat import CORRECT, Compat
-from twinstep.contract.errors import MinimumLossScale
 from twinstep.golden.trace import Header, Step, Trace
 from twinstep.parity.proof.gates import golden_traces_wrappers
-from twinstep.reference.loss_scale import (
-    DynamicRule,
-    DynamicState,
-    TorchRule,
-    TorchState,
-    WrapperRule,
-    WrapperState,
-    update_dynamic,
-    update_torch,
-    update_wrapper,
-)
-from twinstep.reference.mixed_step import MixedResult, mixed_step
-from twinstep.reference.update_scale import float64, int64
+from twinstep.reference.arithmetic import float64
+from twinstep.reference.loss_scale import DynamicRule, Rule, ScaleState, TorchRule, WrapperRule
+from twinstep.reference.mixed_step import mixed_step
 
 
 def replayed(header: Header, compat: Compat = CORRECT) -> list[Step]:
@@ -75,18 +64,10 @@ def _dynamic(header: Header) -> list[Step]:
         consecutive_hysteresis=bool(given["consecutive_hysteresis"]),
         raise_error_at_min_scale=bool(given["raise_error_at_min_scale"]),
     )
-    state = DynamicState(
-        scale=float(header.start["scale"]), cur_hysteresis=int(header.start["cur_hysteresis"])
-    )
-    steps: list[Step] = []
-    for letter in header.steps:
-        raised = False
-        try:
-            state = update_dynamic(state, letter == "o", rule)
-        except MinimumLossScale:
-            raised = True
-        steps.append({**vars(state), "raised": raised})
-    return steps
+    return [
+        {**_remembered(state, rule), "raised": bool(state.exhausted)}
+        for state in _states(header, rule)
+    ]
 
 
 def _wrapper(header: Header) -> list[Step]:
@@ -94,12 +75,7 @@ def _wrapper(header: Header) -> list[Step]:
         scale_window=int(header.constants["scale_window"]),
         min_scale=float(header.constants["min_scale"]),
     )
-    state = WrapperState(scale=float(header.start["scale"]))
-    steps: list[Step] = []
-    for letter in header.steps:
-        state = update_wrapper(state, letter == "o", rule)
-        steps.append(dict(vars(state)))
-    return steps
+    return [_remembered(state, rule) for state in _states(header, rule)]
 
 
 def _torch(header: Header) -> list[Step]:
@@ -108,12 +84,22 @@ def _torch(header: Header) -> list[Step]:
         backoff_factor=float(header.constants["backoff_factor"]),
         growth_interval=int(header.constants["growth_interval"]),
     )
-    state = TorchState(scale=float(header.start["scale"]))
-    steps: list[Step] = []
+    return [_remembered(state, rule) for state in _states(header, rule)]
+
+
+def _states(header: Header, rule: Rule) -> Iterator[ScaleState]:
+    """The state after each step of the trace."""
+    state = ScaleState(
+        scale=float(header.start["scale"]),
+        cur_hysteresis=int(header.start.get("cur_hysteresis", 0)),
+    )
     for letter in header.steps:
-        state = update_torch(state, letter == "o", rule)
-        steps.append(dict(vars(state)))
-    return steps
+        state = rule.after(replace(state, exhausted=0), letter == "o")
+        yield state
+
+
+def _remembered(state: ScaleState, rule: Rule) -> Step:
+    return {name: getattr(state, name) for name in ("scale", *rule.remembers)}
 
 
 def _wrapper_step(header: Header, compat: Compat) -> list[Step]:
@@ -122,50 +108,46 @@ def _wrapper_step(header: Header, compat: Compat) -> list[Step]:
     Adam with both betas 0, without bias correction, and with eps = lr far above the gradient moves
     by lr g / (|g| + eps), which is g exactly for the powers of two that occur here.
     """
-    p, scale = torch.zeros(4), float64(float(header.start["scale"]))
-    cur_iter, last = int64(0), int64(-1)
-    still = _still(int(header.constants["scale_window"]), float(header.constants["min_scale"]))
-    step: Callable[..., MixedResult] = mixed_step
+    rule = WrapperRule(
+        scale_window=int(header.constants["scale_window"]),
+        min_scale=float(header.constants["min_scale"]),
+    )
+    p, state = torch.zeros(4), ScaleState(scale=float(header.start["scale"]))
+    zero, huge = float64(0.0), float64(2.0**30)
     steps: list[Step] = []
     for letter in header.steps:
-        gradient = torch.full((4,), torch.inf if letter == "o" else scale.item())
-        controls = {"scale": scale, "cur_iter": cur_iter, "last_overflow_iter": last}
-        m, v = torch.zeros(4), torch.zeros(4)
-        lists: tuple[list[Tensor], ...] = ([p], [gradient], [m], [v], [], [int64(0)])
-        result = step(*lists, **controls, **still, **OPTIONS, compat=compat)
-        (new_p,), scale, cur_iter, last = result[0], *result[5:8]
-        norm, skipped = result[11].item(), bool(result[12].item())
-        applied = (p - new_p)[0].item()
+        gradient = torch.full((4,), torch.inf if letter == "o" else state.scale)
+        result = mixed_step(
+            [p],
+            [gradient],
+            [torch.zeros(4)],
+            [torch.zeros(4)],
+            [],
+            [torch.tensor(0)],
+            lr=huge,
+            beta1=zero,
+            beta2=zero,
+            eps=huge,
+            weight_decay=zero,
+            max_norm=zero,
+            scaling=state,
+            rule=rule.after,
+            adam_w_mode=True,
+            bias_correction=False,
+            compat=compat,
+        )
+        (new_p,), state = result.lists[0], result.scaling
+        skipped = bool(result.found_inf.item())
         steps.append(
             {
-                "scale": scale.item(),
-                "applied": applied,
-                "norm": 0.0 if skipped else norm,
+                "scale": state.scale,
+                "applied": (p - new_p)[0].item(),
+                "norm": 0.0 if skipped else result.norm.item(),
                 "skipped": skipped,
             }
         )
         p = new_p
     return steps
-
-
-OPTIONS = {
-    "adam_w_mode": True,
-    "bias_correction": False,
-    "rule": "wrapper",
-    "consecutive_hysteresis": False,
-    "raise_error_at_min_scale": False,
-}
-
-
-def _still(scale_window: int, min_scale: float) -> dict[str, Tensor]:
-    """Controls that stay the same over a replay."""
-    zero, huge, off = float64(0.0), float64(2.0**30), int64(0)
-    adam = {"lr": huge, "eps": huge, "beta1": zero, "beta2": zero, "weight_decay": zero}
-    rule = {"scale_factor": float64(2.0), "scale_window": int64(scale_window)}
-    unused = {"cur_hysteresis": off, "growth_tracker": off, "exhausted": off, "delayed_shift": off}
-    written = {"norm": torch.tensor(0.0), "found_inf": torch.tensor(0.0)}
-    limits = {"max_norm": zero, "min_scale": float64(min_scale), "backoff_factor": float64(0.5)}
-    return {**adam, **rule, **unused, **written, **limits}
 
 
 RULES: dict[str, Callable[[Header], list[Step]]] = {

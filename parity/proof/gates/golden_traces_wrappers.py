@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from twinstep.contract.compat import Compat
 from twinstep.golden.trace import Header, Step
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 
 Wrapper = FP16Optimizer | FP16UnfusedOptimizer | BF16Optimizer
 LOSS = {"g": 1.0, "o": torch.inf, "z": 0.0}

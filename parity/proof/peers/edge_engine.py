@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import deepspeed
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 
 Config = Mapping[str, object]
 BASE: Config = {

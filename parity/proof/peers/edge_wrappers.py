@@ -12,8 +12,8 @@ from torch.nn import Parameter
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import EXPERTS, deepspeed, make_expert_group
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 Groups = list[dict[str, object]]

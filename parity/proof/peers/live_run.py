@@ -15,9 +15,9 @@ from torch.nn import Parameter
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.installed import EXPERTS, deepspeed, make_expert_group
 from twinstep.parity.proof.peers.live_config import Config
-from twinstep.reference.bf16_optimizer import BF16Optimizer
-from twinstep.reference.fp16_optimizer import FP16Optimizer
-from twinstep.reference.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 
 Groups = list[dict[str, object]]
 

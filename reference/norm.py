@@ -1,0 +1,40 @@
+"""The L2 norm of a list of tensors: an exact sum of squares, rounded once.
+
+    S    = sum of x^2 over every element, as a real number, rounded once to float64
+    norm = fp32(sqrt(S))
+
+The sum is exact, so that neither the order of tensors nor how they are split can matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from twinstep.reference.arithmetic import fp32, fp64
+
+
+def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Root of the exact sum of squares of all elements; fp32, shape ().
+
+    Args:
+        tensors: fp32, fp16 or bf16, any shapes. Any NaN gives NaN, otherwise any infinity gives
+            +inf; a norm above the largest fp32 number gives +inf; no elements give 0.0.
+    """
+    return fp32(root_of_squares(tensors))
+
+
+def root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm in float64: the real sum is rounded once, and its root once more."""
+    # A square of an fp32 number is exact in float64.
+    squares = (x * x for x in elements(tensors))
+    return torch.tensor(math.sqrt(math.fsum(squares)), dtype=torch.float64)
+
+
+def elements(tensors: Sequence[Tensor]) -> Iterator[float]:
+    """All elements, one after the other."""
+    for tensor in tensors:
+        yield from fp64(tensor).reshape(-1).tolist()
