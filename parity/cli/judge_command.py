@@ -24,12 +24,11 @@ from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
 from twinstep.parity.report.table import print_failures, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
-from twinstep.parity.runner.check import load_file
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.judge_kernels import Task
-from twinstep.parity.runner.scheduler import Source, run
+from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.scheduler import Source, Task, run
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import Twin, twins
 from twinstep.parity.sequences.session import (
