@@ -98,7 +98,7 @@ class CellItem(pytest.Item):
             pytest.skip(result.reason)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the kernel stands, for the report."""
+        """Place of the kernel, for the report."""
         return self.path, 0, self.name
 
 
@@ -118,5 +118,5 @@ class TwinItem(pytest.Item):
             pytest.skip(result.reason)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the class stands, for the report."""
+        """Place of the class, for the report."""
         return self.path, 0, self.name

@@ -21,7 +21,7 @@ ROOM = 64
 
 @dataclass(frozen=True)
 class Span:
-    """Where one tensor lies.
+    """Place of one tensor in the block.
 
     Attributes:
         name: of the argument.

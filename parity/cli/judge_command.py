@@ -1,4 +1,4 @@
-"""What the commands do: run a session with progress, print the table, write the reports."""
+"""The commands' work: run a session with progress, print the table, write the reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PIPED = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where results go besides the screen, and on how many processes they are made."""
+    """Files that get results besides the screen, and the number of processes that make them."""
 
     json: str | None = None
     junitxml: str | None = None
@@ -56,7 +56,7 @@ class Outputs:
 
     @property
     def shared(self) -> bool:
-        """Whether there may be processes beside the workers: nobody counts them, no GPU is here."""
+        """True if processes beside the workers are allowed: no count is given, no GPU is here."""
         return self.jobs is None and not torch.cuda.is_available()
 
     @property
@@ -89,7 +89,7 @@ def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None
 def effort(
     examples: int | None, seed: int | None, quick: bool, usual: int = EXAMPLES, spread: bool = False
 ) -> Effort:
-    """How hard the flags want it."""
+    """The effort that the flags ask for."""
     drawn = examples if examples is not None else (EXAMPLES // 3 if quick else usual)
     return Effort(examples=drawn, seed=seed, spread=spread)
 

@@ -1,4 +1,4 @@
-"""What `parity ledger` does: compare two ledgers, or write the declared cells anew."""
+"""The command `parity ledger`: compare two ledgers, or write the declared cells anew."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What a `Bounded` tensor knows about each element; all float64 but `value` and `zone`.
+    """Facts of each element of a `Bounded` tensor; all float64 but `value` and `zone`.
 
     Attributes:
         value: the reference's own result, in the dtype of the formula.

@@ -1,4 +1,4 @@
-"""What the instructions of compiled code cost in accuracy: the part of a bound that is not IEEE.
+"""Error of the instructions of compiled code: the part of a bound that is not IEEE.
 
 Replay computes approximate instructions correctly rounded, because the hardware's own bits are not
 documented; the vendor's largest error is (PTX ISA, "Floating Point Instructions"), and a bound has
@@ -62,7 +62,7 @@ FLUSHING = {
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionError:
-    """What to add to the bound of each operation.
+    """Additions to the bound of each operation.
 
     Attributes:
         quotient: relative error of a division, above its rounding.

@@ -1,4 +1,4 @@
-"""Where a tensor starts does not matter, as long as its elements are aligned.
+"""The start of a tensor does not matter, as long as its elements are aligned.
 
 The same values lie at multiples of 64 bytes; then every tensor a few elements further; then those
 of one list alone. Each call gives the same results, or is refused with an error that says why, with

@@ -1,4 +1,4 @@
-"""What a law is."""
+"""The parts of a law."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINES = ("cuda", "replay", "cpu", "interpret")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which cases of the covering suit a law, and how the others are changed until they do.
+    """The cases of the covering that suit a law, and the changes that make others suit.
 
     Attributes:
         regimes: that suit; others are replaced by these in turn. Empty: every regime suits.
@@ -30,7 +30,7 @@ class Draw:
     one_step: bool = False
 
     def suits(self, recipe: Recipe) -> bool:
-        """Whether a law can take the recipe as it is."""
+        """True if a law can take the recipe unchanged."""
         return self.adapted(recipe, 0) is recipe
 
     def adapted(self, recipe: Recipe, turn: int) -> Recipe:

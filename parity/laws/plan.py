@@ -50,14 +50,14 @@ class Call:
 
     @property
     def plain(self) -> bool:
-        """Whether what it leaves behind may serve another law."""
+        """True if its outcome may serve another law."""
         special = self.fresh or self.watched or self.captured or self.lifted or self.races
         return self.reuse is None and not (special or self.end)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call left behind.
+    """The state after one call.
 
     Attributes:
         memory: where it worked.
@@ -216,14 +216,14 @@ class Same:
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
-        """What the second call should hold where the first holds this."""
+        """The values of the second call that correspond to these of the first."""
         if name in self.negated:
             return -first
         power = dict(self.powers).get(name, 0)
         return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
 
     def piece(self, span: Span) -> Piece:
-        """Where the elements of a span of the first call lie in the second."""
+        """Place in the second call of the elements of a span of the first."""
         if span.control or self.where is None:
             return Piece(index=span.index, start=0)
         piece = self.where[span.index]
@@ -286,7 +286,7 @@ Check = Values | Untouched | Unchanged | Same | NoHostRead | Formula
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a law asks of a case."""
+    """The calls and checks of a law on one case."""
 
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]

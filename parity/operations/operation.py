@@ -1,4 +1,4 @@
-"""What an operation is: a contract between a reference and any number of kernels.
+"""An operation: a contract between a reference and any number of kernels.
 
 Three words, used everywhere in `parity`:
 
@@ -26,7 +26,7 @@ LAYOUTS = ("flat", "list")
 
 
 class Role(Enum):
-    """What a list means; the generator and the laws go by it, never by the name."""
+    """Meaning of a list; the generator and the laws go by it, never by the name."""
 
     PARAM = "weights, read and written"
     GRAD = "gradients"
@@ -80,7 +80,7 @@ class Option:
 
 
 class Bound(Enum):
-    """How far a kernel with arithmetic="bounded" may be from the reference."""
+    """Allowed distance from the reference of a kernel with arithmetic="bounded"."""
 
     PROPAGATED = "roundings of the reference's own formula, propagated"
     SUM = "a sum of n squares in fp32, in any order"
@@ -139,5 +139,5 @@ class Operation:
 
     @property
     def skippable(self) -> bool:
-        """Whether an overflow turns the call into a skipped step."""
+        """True if an overflow turns the call into a skipped step."""
         return "skipped_step" in self.laws

@@ -1,4 +1,4 @@
-"""Which kernels there are: one row each, ours and those that users register.
+"""Registered kernels: one row each, ours and those of users.
 
 A kernel declares what it claims: dtype combinations, layouts, engines and its arithmetic. What it
 does not declare is "not claimed" in the ledger, never passed.

@@ -82,7 +82,7 @@ def _laws(ledger: Ledger) -> list[str]:
 
 
 def legend(ledger: Ledger) -> str:
-    """What the headings stand for."""
+    """Meaning of the headings."""
     return ", ".join(f"{HEADINGS.get(law, law)} {law}" for law in _laws(ledger))
 
 

@@ -1,4 +1,4 @@
-"""What a call moves, counted by replay instruction by instruction, however many parameters.
+"""Bytes that a call moves, counted by replay by instruction, however many parameters.
 
 Tensors of millions of elements are folded (`replay.folded_tensor`): every block of every
 launch is executed, each on its own addresses, but one tile of memory is behind them all. Counts
@@ -30,7 +30,7 @@ PIECES = 3  # tensors of the list layout: one for each dtype of the mixed combin
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """What one launch did.
+    """Counts of one launch.
 
     Attributes:
         operation: that was called.

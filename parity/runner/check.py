@@ -17,7 +17,7 @@ from twinstep.parity.sequences.session import effort_of, judge_twins, with_twins
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the judge found.
+    """Result of the judge.
 
     Attributes:
         ledger: every cell.
@@ -27,7 +27,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every law was kept and everything declared has run."""
+        """True if every law was kept and everything declared has run."""
         return self.ledger.exit_code() == 0
 
     def failures(self) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Where worker processes come from: one server imports everything once and forks them all.
+"""Source of worker processes: one server imports everything once and forks them all.
 
 A process that starts from nothing spends four seconds of a core on imports, and another on Triton's
 hash of its own libraries. Nothing is imported here but the standard library, so that the server can

@@ -29,7 +29,7 @@ SCALAR_CASES = {"value": 20}
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How hard to look.
+    """Effort of the search.
 
     Attributes:
         examples: cases drawn for the value law; others draw their share of it.

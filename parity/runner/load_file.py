@@ -19,7 +19,7 @@ MODULE = "parity_checked_file"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file registers.
+    """Registrations of one file.
 
     Attributes:
         kernels: in order.

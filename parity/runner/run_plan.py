@@ -202,7 +202,7 @@ def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
 
 
 def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
-    """What the bounds of a call have to allow for on this engine."""
+    """Instruction error that the bounds of a call must allow for on this engine."""
     if engine.name == "replay":
         return instruction_error_of(log) if log else CPU
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)

@@ -129,7 +129,7 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the kernels come from.
+    """Source of the kernels.
 
     Attributes:
         file: a user's file; None means ours.
@@ -146,7 +146,7 @@ class Source:
 
 
 def jobs_for(planned: Sequence[Task], asked: int | None) -> int:
-    """How many processes to use: one for little work and on a GPU, otherwise one for each core."""
+    """Number of processes: one for little work and on a GPU, otherwise one for each core."""
     if asked is not None:
         return max(1, asked)
     claimed = sum(task.dtype in task.kernel.dtypes for task in planned)

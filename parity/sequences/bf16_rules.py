@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `BF16Optimizer`."""
+"""Actions on an optimizer with the interface of `BF16Optimizer`."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class BF16Rules(OptimizerRules):
 
     @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:
-        """What became of the last step."""
+        """Result of the last step."""
         return _of(world).overflow, _of(world).get_global_norm()
 
     @action(drives=("clear_hp_grads", "clear_lp_grads"), which=("hp", "lp", "lp to none"))

@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `FP16Optimizer`."""
+"""Actions on an optimizer with the interface of `FP16Optimizer`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class FP16Rules(OptimizerRules):
         return world
 
     def recipe_of(self, world: World) -> tuple[Recipe, int]:
-        """What a world was built by, and its seed."""
+        """The recipe that a world was built by, and its seed."""
         kept = cast(Mapping[str, Value], world.more["recipe"])
         seed = int(kept["seed"])
         return recipe_named(str(kept["name"]), seed, self.recipes), seed

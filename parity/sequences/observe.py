@@ -21,7 +21,7 @@ PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None
 
 
 class Leaf(NamedTuple):
-    """What stands at a path.
+    """Observed value at a path.
 
     Attributes:
         says: everything but a tensor's elements, as text.
@@ -165,7 +165,7 @@ def attributes(value: object) -> Iterable[tuple[str, object]]:
 
 
 def differing(got: Tensor, want: Tensor) -> Tensor:
-    """Where bits differ; the payload of a NaN does not count."""
+    """Mask of differing bits; the payload of a NaN does not count."""
     if got.dtype.is_complex or got.dtype == torch.bool:
         return got != want
     integer = INTEGERS[got.element_size()]

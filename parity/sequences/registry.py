@@ -1,4 +1,4 @@
-"""Which twins there are: an optimizer class and the reference class that it is judged against."""
+"""Registered twins: an optimizer class and the reference class that it is judged against."""
 
 from __future__ import annotations
 

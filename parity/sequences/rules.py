@@ -1,4 +1,4 @@
-"""What can be done to any `torch.optim.Optimizer`, and to Adam in particular."""
+"""Actions on any `torch.optim.Optimizer`, and on Adam in particular."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from twinstep.parity.proof.corpus.calls import (
 
 
 def starts(tensors: Tensors, slot: int) -> list[int]:
-    """Where each tensor begins: the next multiple of `slot`."""
+    """Offsets of the tensors: each starts at the next multiple of `slot`."""
     places, end = [], 0
     for t in tensors:
         start = -(-end // slot) * slot

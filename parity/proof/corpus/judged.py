@@ -33,7 +33,7 @@ def row_of(subject: Entry | Variant) -> Kernel:
 
 
 def absent(subject: Entry | Variant) -> str:
-    """Why no engine that the kernel runs on is here; empty if one is."""
+    """Reason why no engine that the kernel runs on is here; empty if one is."""
     return engine_for(row_of(subject)).missing
 
 

@@ -29,7 +29,7 @@ from twinstep.parity.proof.corpus.scales import update_dynamic, update_torch, up
 
 
 def any_overflow(grads: Tensors) -> bool:
-    """Whether any gradient is not finite."""
+    """True if any gradient is not finite."""
     return any(nonfinite(g) for g in grads)
 
 
@@ -39,7 +39,7 @@ def fp32_norm(grads: Tensors) -> Tensor:
 
 
 def factor_of(call: MixedCall, norm: Tensor) -> Tensor:
-    """What `clip_factor` makes of the norm and the scale in force."""
+    """Result of `clip_factor` for the norm and the scale in force."""
     factor = torch.zeros((), dtype=torch.float32)
     clip_factor(part(ClipFactorCall, call, norm=norm, factor=factor))
     return factor

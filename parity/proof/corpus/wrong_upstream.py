@@ -95,7 +95,7 @@ COUNTED: set[int] = set()
 
 @wrong(SHELF, "accumulate", "I16", component="accumulation", law=REPEAT)
 def first_call_accumulates_twice(call: AccumulateCall) -> None:
-    """What a tuner added on trial is not reset before the first real call."""
+    """The sum of a tuner's trial is not reset before the first real call."""
     size = sum(a.numel() for a in call.accumulators)
     if size not in COUNTED:
         COUNTED.add(size)

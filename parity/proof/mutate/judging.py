@@ -43,7 +43,7 @@ FIRST = ("value", "boundary_sizes", "nothing_else_written")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How hard to look.
+    """Effort of the search.
 
     Attributes:
         name: `quick` or `full`.

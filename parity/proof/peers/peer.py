@@ -1,4 +1,4 @@
-"""What a peer is: an adapter from an operation to another project's code."""
+"""A peer: an adapter from an operation to another project's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.amp.GradScaler and torch.nn.utils do: unscale, overflow, scale, norm, clip.
+"""Functions of torch.amp.GradScaler and torch.nn.utils: unscale, overflow, scale, norm, clip.
 
 GradScaler itself refuses CPU tensors in places, so the adapters call the operators that its methods
 consist of.

@@ -109,7 +109,7 @@ def built(root: Path) -> set[str]:
 
 
 def faults(rows: tuple[Edge, ...], tests: set[str], components: set[str]) -> list[str]:
-    """What is wrong with a table, one sentence each.
+    """Faults of a table, one sentence each.
 
     Args:
         rows: the table.

@@ -34,7 +34,7 @@ Told = Callable[["Built"], None]
 
 @dataclass(frozen=True)
 class Built:
-    """What came of one variant on one target: facts, or why there are none."""
+    """Result for one variant on one target: facts, or why there are none."""
 
     variant: Variant
     target: str
