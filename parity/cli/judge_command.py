@@ -72,7 +72,7 @@ def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None
     """The selection that the flags stand for.
 
     Raises:
-        NoDeviceError: the engine is not there.
+        NoDeviceError: the engine is missing.
         UsageError: the engine is unknown.
     """
     if engine is not None:

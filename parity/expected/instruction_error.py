@@ -29,7 +29,7 @@ UPPER_WORD = 2.0**-20
 def relative_errors(*families: str) -> dict[str, float]:
     """The largest relative error of each documented instruction of some families, by its name.
 
-    `div` and `rcp` stand behind quotients, `sqrt` behind roots, `rsqrt` behind both. The other
+    `div` and `rcp` carry out quotients, `sqrt` roots, `rsqrt` both. The other
     approximate instructions (`ex2`, `lg2`, `sin`, `cos`, `tanh`) are in no formula here: a kernel
     that forms a power of beta with them is held to the bound of the power itself.
     """

@@ -29,7 +29,7 @@ class Call:
         reuse: an earlier call whose memory, filled with what this case holds, this one works on;
             None for memory of its own. Both cases lie alike in memory.
         fresh: make the call even where another law has made it already.
-        may_refuse: an exception is accepted that says why and leaves every byte as it was.
+        may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
         lifted: evaluate the kernel's formula in float64 beside it.
@@ -338,7 +338,7 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     before = [span for span in spans if span.stop <= byte]
     near = before[-1] if before else spans[0]
     offset = byte - (near.stop if before else near.start)
-    side = f"{offset} bytes behind the end" if before else f"{-offset} bytes before the start"
+    side = f"{offset} bytes past the end" if before else f"{-offset} bytes before the start"
     return Finding(
         says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
         call=call,

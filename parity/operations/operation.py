@@ -98,7 +98,7 @@ class Operation:
         lists: positional arguments, in order.
         controls: keyword-only 0-dim tensors.
         options: keyword-only plain values.
-        writes: names of what is written; everything else must stay as it is, bit for bit.
+        writes: names of what is written; everything else must stay unchanged, bit for bit.
         reference: takes the same arguments, mutates nothing, returns one entry per name in
             `writes` (a list for a list, a 0-dim tensor for a control).
         combinations: dtype combination -> list -> dtypes; tensor i has dtype i modulo their

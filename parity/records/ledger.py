@@ -89,7 +89,7 @@ class Ledger:
     """All cells of one run.
 
     Attributes:
-        declared: cells that have to appear.
+        declared: cells that must appear.
         asked_device: the engine that was asked for, if one was.
     """
 

@@ -53,7 +53,7 @@ def engine_named(name: str) -> Engine:
     elif name == "replay":
         missing = untested_triton()
     elif name == "interpret" and os.environ.get("TRITON_INTERPRET") != "1":
-        missing = "TRITON_INTERPRET=1 has to be set before kernels are imported"
+        missing = "TRITON_INTERPRET=1 must be set before kernels are imported"
     return Engine(name, device, missing)
 
 
@@ -71,7 +71,7 @@ def untested_triton() -> str:
 
 
 def require(name: str) -> None:
-    """Refuse to start on an engine that was asked for and is not there.
+    """Refuse to start on an engine that was asked for and is missing.
 
     Raises:
         NoDeviceError: with exit code 4.

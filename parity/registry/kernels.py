@@ -74,7 +74,7 @@ def register(
     engines: Sequence[str] = (),
     claims: Sequence[str] = (),
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as a kernel of an operation; the function stays as it is.
+    """Register the decorated function as a kernel of an operation; the function stays unchanged.
 
     Args:
         operation: name of the operation, see `docs/reference/operations.md`.

@@ -1,4 +1,4 @@
-"""The floor under our own kernels: cells that have to be judged, committed as a file.
+"""The floor under our own kernels: cells that must be judged, committed as a file.
 
 `parity/report/declared_cells.json` names, for each kernel and optimizer of ours, its arithmetic
 and the

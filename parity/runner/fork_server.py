@@ -39,7 +39,7 @@ def fresh_processes() -> BaseContext:
 
 
 def _environment() -> dict[str, str]:
-    """What a worker can see of the environment; pytest notes the test at hand there, for nobody."""
+    """What a worker can see of the environment; pytest notes its test there, without effect."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 

@@ -83,7 +83,7 @@ def judge_cell(
     Args:
         kernel: under judgement.
         dtype: combination.
-        law: that it has to keep.
+        law: that it must keep.
         engine: where it runs.
         effort: how hard to look.
         cache: calls that other laws of the same kernel, combination and engine have made.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
-NOBODY: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
+NOT_WATCHED: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
 Scores = dict[tuple[str, int], Tensor]
 
 
@@ -127,7 +127,7 @@ class PlanRunner:
             memory = outcomes[call.reuse].memory.renewed(call.case)
         with (
             recorded_launches(self.engine) as log,
-            watched(memory.block) if call.watched else NOBODY as reads,
+            watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
         ):
             failure = execute_call(call, self.kernel.function, memory, self.engine, self.seconds)

@@ -83,8 +83,8 @@ class Session:
     Attributes:
         selection: what to judge.
         effort: how hard.
-        progress: told before each cell.
-        finished: told each finished cell.
+        progress: called before each cell.
+        finished: called with each finished cell.
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -189,8 +189,8 @@ def run(
         effort: how hard.
         known: the kernels, as loaded in this process.
         jobs: number of processes; None chooses.
-        progress: told before each cell, or after each row of cells.
-        finished: told each finished cell.
+        progress: called before each cell, or after each row of cells.
+        finished: called with each finished cell.
     """
     planned = tasks(selection, known)
     count = jobs_for(planned, jobs)
@@ -211,7 +211,7 @@ def run(
 
 
 def _work(task: Task) -> int:
-    """A measure of how long a row takes: how much its operation has to draw and to compare."""
+    """A measure of how long a row takes: how much its operation must draw and compare."""
     operation = task.kernel.operation
     claimed = task.dtype in task.kernel.dtypes
     return claimed * len(operation.laws) * (len(operation.controls) + 4 * len(operation.lists))

@@ -122,7 +122,7 @@ class BF16Rules(OptimizerRules):
     def backward(  # type: ignore[override]
         self, world: World, seed: int, regime: str, missing: int, update: bool, clear: bool
     ) -> None:
-        """Backward through the optimizer; the gradients are what the regime says."""
+        """Backward through the optimizer; the gradients are those of the regime."""
         loss = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             if missing >> (index % 3) & 1 and index:
@@ -225,7 +225,7 @@ class BF16Rules(OptimizerRules):
 
     @action(drives=("initialize_optimizer_states",))
     def initialize_states(self, world: World) -> None:
-        """Make the state of the optimizer inside."""
+        """Make the state of the inner optimizer."""
         _of(world).initialize_optimizer_states()
 
     @action(drives=("memory_report",))
@@ -242,7 +242,7 @@ class BF16Rules(OptimizerRules):
     def load(  # type: ignore[override]
         self, world: World, states: bool, masters: bool
     ) -> None:
-        """Load what was saved into the optimizer as it is now."""
+        """Load what was saved into the present optimizer."""
         if world.saved is None:
             self.save(world)
         self._load(world, self._read(world), states, masters)

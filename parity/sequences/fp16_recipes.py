@@ -26,10 +26,10 @@ class Recipe:
     """One way to build a wrapper.
 
     Attributes:
-        inside: optimizer inside, one of INSIDE.
+        inside: inner optimizer, one of INSIDE.
         scales: where the scale comes from, one of SCALES.
         norm: order of the norm that clips.
-        policies: fields of `Compat` that are not as they are by default.
+        policies: fields of `Compat` that differ from the default.
         consecutive: consecutive hysteresis of the dynamic rule.
         bias_correction: of every group to begin with.
     """

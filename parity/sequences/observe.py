@@ -146,7 +146,7 @@ class Walk:
 
 
 def extent(value: Tensor) -> tuple[int, int]:
-    """First address of a tensor, and the first behind it."""
+    """First address of a tensor, and the first past it."""
     steps = zip(value.shape, value.stride(), strict=True)
     reach = sum((size - 1) * step for size, step in steps)
     start = value.data_ptr()

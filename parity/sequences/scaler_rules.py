@@ -151,7 +151,7 @@ class ScalerRules(Rules):
         state = dict(world.kept or _of(world).state_dict())
         if change:
             state[change] = None
-            # Refused before anything changes: checking says so first.
+            # Refused before anything changes: the check reports it first.
             _of(world).restored(state)
         _of(world).load_state_dict(state)
 

@@ -60,7 +60,7 @@ class World:
         saved: a state dict as bytes of `torch.save`, or None.
         kept: a state dict as it was returned, or None.
         scheduler: the learning-rate scheduler in use, or None.
-        events: what hooks were told.
+        events: what hooks received.
         more: anything that rules of a certain class want to keep; it is observed like the rest.
         updating: to be called right before parameters are updated, gradients being final.
     """

@@ -58,7 +58,7 @@ def accumulate(call: AccumulateCall, total: Callable[[Tensor, Tensor], Tensor] =
 
 
 def nearest_even(source: Tensor) -> Tensor:
-    """The fp32 value as it is: the store rounds it to nearest, ties to even."""
+    """The fp32 value, unchanged: the store rounds it to nearest, ties to even."""
     return source
 
 

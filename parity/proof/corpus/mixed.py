@@ -46,7 +46,7 @@ def factor_of(call: MixedCall, norm: Tensor) -> Tensor:
 
 
 def update(call: MixedCall, factor: Tensor) -> None:
-    """Adam or AdamW with this factor, unless found_inf says to skip."""
+    """Adam or AdamW with this factor, unless found_inf asks to skip."""
     pieces = adam.ADAMW if call.adam_w_mode else adam.ADAM
     adam.step(part(AdamCall, call, factor=factor), pieces)
 

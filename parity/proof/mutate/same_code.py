@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from twinstep.parity.proof.mutate.sites import PACKAGE
 from twinstep.replay.triton.driver import DEVICE
 
-# What only says where an instruction comes from.
+# What only reports where an instruction comes from.
 _NOISE = re.compile(
     r"^\s*(\.loc|\.file|//|\$L__(tmp|func)\w*:|\.section|\.b8|\.b16|\.b32|\.b64|\{|\})"
 )

@@ -50,8 +50,8 @@ class Verdict:
         operation: whose contract it breaks or keeps.
         end: how it ended.
         says: what is wrong or what differs, in one sentence.
-        cites: threads and commits behind it.
-        law: that has to kill it; empty where any may.
+        cites: its threads and commits.
+        law: that must kill it; empty where any may.
         killed_by: laws that were broken.
         kept: laws that were kept.
         complete: it was judged by every law that it has.

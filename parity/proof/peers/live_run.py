@@ -250,7 +250,7 @@ def flat(masters: list[Tensor]) -> Tensor:
 def _loss(
     config: Config, params: list[Parameter], step: int, event: str, generator: torch.Generator
 ) -> Tensor:
-    """A loss whose gradients are given numbers, times infinity or zero where the event says so."""
+    """A loss whose gradients are given numbers, times infinity or zero if the event asks so."""
     total = torch.zeros(())
     for place, param in enumerate(params):
         wanted = torch.randn(param.shape, generator=generator)

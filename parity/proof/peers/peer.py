@@ -85,5 +85,5 @@ def peer(
     dtypes: tuple[str, ...] | None = None,
     **fields: object,
 ) -> Callable[[Run], Run]:
-    """Decorator of a function of one call record; its docstring says what it calls."""
+    """Decorator of a function of one call record; its docstring names what it calls."""
     return put(shelf, Peer, operation, dtypes, **fields)

@@ -103,7 +103,7 @@ def spilled(log: str) -> int:
 def of_amdgcn(text: str) -> Facts:
     """Facts from the text of an AMD assembly file.
 
-    Whether arithmetic was contracted cannot be told: the correctly rounded division and square
+    Whether arithmetic was contracted cannot be seen: the correctly rounded division and square
     root are sequences of fused multiply-adds there.
     """
     found = {
