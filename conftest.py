@@ -1,4 +1,4 @@
-"""What every test may ask for: a device, a dtype, replay; how many examples a property draws."""
+"""Fixtures of all tests: a device, a dtype, replay; and the number of examples of a property."""
 
 from __future__ import annotations
 

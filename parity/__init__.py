@@ -6,7 +6,7 @@
     def my_adamw(params, grads, exp_avgs, exp_avg_sqs, copies, steps, *, lr, beta1, ...): ...
 
 `parity check my_kernel.py` judges what a file registers; `parity.check(my_adamw)` does the same
-from a program. `docs/guide/adding-a-kernel.md` tells the rest.
+from a program. `docs/guide/adding-a-kernel.md` has the rest.
 """
 
 from __future__ import annotations

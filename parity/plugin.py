@@ -18,8 +18,9 @@ from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.engines import engine_for, running
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.check import Verdict, check, load_file
+from twinstep.parity.runner.check import Verdict, check
 from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.sequences.judge import LAW, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.session import effort_of
@@ -97,7 +98,7 @@ class CellItem(pytest.Item):
             pytest.skip(result.reason)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the kernel stands, for the report."""
+        """Place of the kernel, for the report."""
         return self.path, 0, self.name
 
 
@@ -117,5 +118,5 @@ class TwinItem(pytest.Item):
             pytest.skip(result.reason)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the class stands, for the report."""
+        """Place of the class, for the report."""
         return self.path, 0, self.name

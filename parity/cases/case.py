@@ -15,7 +15,7 @@ NO_TENSORS: tuple[int, ...] = ()
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a case is generated from: small, so that it is cheap to draw.
+    """Source of a case: small, so that it is cheap to draw.
 
     Attributes:
         layout: `flat` or `list`.
@@ -88,7 +88,7 @@ class Case:
         return max((len(tensors) for tensors in self.lists.values()), default=0)
 
     def reference(self) -> dict[str, list[Tensor]]:
-        """What the reference returns, by argument; a control as a list of one."""
+        """Results of the reference, by argument; a control as a list of one."""
         return evaluate(self, self.lists)
 
     def with_lists(self, lists: Mapping[str, Sequence[Tensor]]) -> Case:

@@ -1,4 +1,4 @@
-"""What the cases of one cell show, by number, for the ledger."""
+"""Coverage by the cases of one cell, in numbers, for the ledger."""
 
 from __future__ import annotations
 

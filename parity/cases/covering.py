@@ -90,7 +90,7 @@ def factors(operation: Operation, layouts: Sequence[str]) -> Factors:
 def _rows(
     names: tuple[tuple[str, int], ...], shapes: tuple[str, ...], count: int, seed: str
 ) -> list[Row]:
-    """A covering design: `count` rows over factors of so many values each.
+    """A covering design: `count` rows over factors of that many values each.
 
     Args:
         names: factors, and how many values each has.

@@ -1,8 +1,8 @@
 """Guarded memory: every argument of one call lies in one block of bytes, with room in between.
 
-The room before, between and behind the tensors is filled with a guard byte, and after the call the
+The room before, between and after the tensors is filled with a guard byte, and after the call the
 whole block is compared with what it was. One comparison so finds writes before the first element,
-behind the last, into alignment gaps, into read-only inputs and into a neighbour.
+after the last, into alignment gaps, into read-only inputs and into a neighbour.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOM = 64
 
 @dataclass(frozen=True)
 class Span:
-    """Where one tensor lies.
+    """Place of one tensor in the block.
 
     Attributes:
         name: of the argument.
@@ -41,7 +41,7 @@ class Span:
 
     @property
     def stop(self) -> int:
-        """First byte behind the tensor."""
+        """First byte past the tensor."""
         return self.start + self.value.numel() * self.value.element_size()
 
     def of(self, block: Tensor) -> Tensor:

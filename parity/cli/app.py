@@ -145,7 +145,7 @@ def traffic(
     raise typer.Exit(count(op, kernel, dtype, params, json))
 
 
-ledger_app = typer.Typer(no_args_is_help=True, help="Compare what ran, and what has to run.")
+ledger_app = typer.Typer(no_args_is_help=True, help="Compare what ran, and what must run.")
 app.add_typer(ledger_app, name="ledger")
 
 
@@ -162,7 +162,7 @@ def ledger_diff(
 
 @ledger_app.command(name="declare")
 def ledger_declare() -> None:
-    """Write parity/report/declared_cells.json: the cells that our own kernels have to fill."""
+    """Write parity/report/declared_cells.json: the cells that our own kernels must fill."""
     from twinstep.parity.cli.ledger_command import declare
 
     raise typer.Exit(declare())

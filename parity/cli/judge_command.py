@@ -1,4 +1,4 @@
-"""What the commands do: run a session with progress, print the table, write the reports."""
+"""The commands' work: run a session with progress, print the table, write the reports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
 from twinstep.parity.report.table import print_failures, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
-from twinstep.parity.runner.check import load_file
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.judge_kernels import Task
-from twinstep.parity.runner.scheduler import Source, run
+from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.scheduler import Source, Task, run
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import Twin, twins
 from twinstep.parity.sequences.session import (
@@ -49,7 +48,7 @@ PIPED = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Where results go besides the screen, and on how many processes they are made."""
+    """Files that get results besides the screen, and the number of processes that make them."""
 
     json: str | None = None
     junitxml: str | None = None
@@ -57,7 +56,7 @@ class Outputs:
 
     @property
     def shared(self) -> bool:
-        """Whether there may be processes beside the workers: nobody counts them, no GPU is here."""
+        """True if processes beside the workers are allowed: no count is given, no GPU is here."""
         return self.jobs is None and not torch.cuda.is_available()
 
     @property
@@ -73,7 +72,7 @@ def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None
     """The selection that the flags stand for.
 
     Raises:
-        NoDeviceError: the engine is not there.
+        NoDeviceError: the engine is missing.
         UsageError: the engine is unknown.
     """
     if engine is not None:
@@ -90,7 +89,7 @@ def selection(op: Flag, kernel: Flag, dtype: Flag, law: Flag, engine: str | None
 def effort(
     examples: int | None, seed: int | None, quick: bool, usual: int = EXAMPLES, spread: bool = False
 ) -> Effort:
-    """How hard the flags want it."""
+    """The effort that the flags ask for."""
     drawn = examples if examples is not None else (EXAMPLES // 3 if quick else usual)
     return Effort(examples=drawn, seed=seed, spread=spread)
 

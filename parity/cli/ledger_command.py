@@ -1,4 +1,4 @@
-"""What `parity ledger` does: compare two ledgers, or write the declared cells anew."""
+"""The command `parity ledger`: compare two ledgers, or write the declared cells anew."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def diff(old: str, new: str) -> int:
 
 
 def declare() -> int:
-    """`parity ledger declare`; says what is given up, and writes the file."""
+    """`parity ledger declare`; reports what is given up, and writes the file."""
     register_house()
     register_our_optimizers()
     now = floor_of(kernels(), twins())

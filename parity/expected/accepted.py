@@ -32,7 +32,7 @@ class Accepted:
     zone: Tensor | None = None
 
     def accepts(self, got: Tensor) -> Tensor:
-        """Where `got` (same dtype and shape) is acceptable."""
+        """Mask of the elements of `got` (same dtype and shape) that are acceptable."""
         if self.low is None or self.high is None or self.zone is None:
             return same(got, self.value)
         inside = (got >= self.low) & (got <= self.high)
@@ -57,7 +57,7 @@ class Accepted:
         return torch.where(meaningful & (error > 0), ratio, torch.zeros_like(ratio))
 
     def nearness(self, got: Tensor) -> Tensor:
-        """What a search can climb where few bits hide the error: bound over distance to a tie.
+        """Score for a search where few bits hide the error: bound over distance to a tie.
 
         Between 0 (far from every tie, or nothing is hidden) and 1e-2; flat. From a tie an error
         within the bound shows, and only there.

@@ -6,7 +6,7 @@ of the same formula can have there. Every operation of the reference adds its ch
 - a rounding is charged twice half an ULP of fp32, so that a kernel may contract, rearrange or round
   one intermediate result more;
 - a sum is charged for its operands too, because cancellation exposes their roundings (not if both
-  are inputs, which nobody has rounded);
+  are inputs, which are not rounded);
 - approximate instructions and `.ftz` are charged where the compiled code has them
   (`parity/expected/instruction_error.py`): a relative error on top of quotients and roots, and for
   subnormal operands
@@ -61,7 +61,7 @@ def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What a `Bounded` tensor knows about each element; all float64 but `value` and `zone`.
+    """Facts of each element of a `Bounded` tensor; all float64 but `value` and `zone`.
 
     Attributes:
         value: the reference's own result, in the dtype of the formula.
@@ -106,7 +106,7 @@ class Bounded(Tensor):
 
     @staticmethod
     def __new__(cls, carried: Carried, *, pending: bool = False) -> Bounded:
-        """Wrap; `pending` says that `error` lacks the rounding to the dtype of `value`."""
+        """Wrap; `pending` means that `error` lacks the rounding to the dtype of `value`."""
         value = carried.value
         bounded = Tensor._make_wrapper_subclass(
             cls, value.shape, dtype=value.dtype, device=value.device
@@ -210,7 +210,7 @@ def _merged(a: Carried, b: Carried, exact: Tensor, error: Tensor, peak: Tensor) 
 
 
 def _unless_exact(a: Carried, b: Carried, c: Carried) -> Carried:
-    """No error where two inputs have an exact fp32 result: nobody has anything to round."""
+    """No error where two inputs have an exact fp32 result: there is nothing to round."""
     if a.computed or b.computed:
         return c
     exact = c.exact.to(torch.float32) == c.exact
@@ -255,7 +255,7 @@ def _divide(operands: Sequence[Carried]) -> Carried:
     exact = a.exact / b.exact
     smallest = (b.exact.abs() - b.error - _flushable(b, "div")).clamp_min(0.0)
     through = (a.error + _flushable(a, "div") + exact.abs() * b.error) / smallest
-    # 0/0 of two exact zeros is NaN for everybody: no error, whatever the quotient of errors says.
+    # 0/0 of two exact zeros is NaN on every side: no error, whatever the quotient of errors is.
     through = torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(through), through)
     error = through + (ROUNDING + _INSTRUCTION_ERROR.get().quotient) * exact.abs()
     # By another order the divisor may be infinite, and then the quotient is zero.

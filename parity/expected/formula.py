@@ -29,7 +29,7 @@ FEW_ULP = 2.0**-51
 
 
 def tolerance(truth: Truth) -> Tensor:
-    """What float64 may make of equal formulas."""
+    """Largest difference that float64 may make between equal formulas."""
     return truth.error * NARROWER + truth.exact.abs() * FEW_ULP
 
 
@@ -50,7 +50,7 @@ class Formulated:
     foreign: bool
 
     def wrong(self) -> Tensor:
-        """Where the formulas differ.
+        """Mask of the elements in which the formulas differ.
 
         Raises:
             CannotJudge: they differ, or nothing can be said, for want of a lifted value.

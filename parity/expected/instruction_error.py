@@ -1,4 +1,4 @@
-"""What the instructions of compiled code cost in accuracy: the part of a bound that is not IEEE.
+"""Error of the instructions of compiled code: the part of a bound that is not IEEE.
 
 Replay computes approximate instructions correctly rounded, because the hardware's own bits are not
 documented; the vendor's largest error is (PTX ISA, "Floating Point Instructions"), and a bound has
@@ -29,7 +29,7 @@ UPPER_WORD = 2.0**-20
 def relative_errors(*families: str) -> dict[str, float]:
     """The largest relative error of each documented instruction of some families, by its name.
 
-    `div` and `rcp` stand behind quotients, `sqrt` behind roots, `rsqrt` behind both. The other
+    `div` and `rcp` carry out quotients, `sqrt` roots, `rsqrt` both. The other
     approximate instructions (`ex2`, `lg2`, `sin`, `cos`, `tanh`) are in no formula here: a kernel
     that forms a power of beta with them is held to the bound of the power itself.
     """
@@ -62,7 +62,7 @@ FLUSHING = {
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionError:
-    """What to add to the bound of each operation.
+    """Additions to the bound of each operation.
 
     Attributes:
         quotient: relative error of a division, above its rounding.

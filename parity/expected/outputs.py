@@ -49,7 +49,7 @@ class Truth:
 
 
 def truths(case: Case) -> dict[tuple[str, int], Truth]:
-    """The specification of everything written that a formula stands behind, by name and index."""
+    """The specification of everything written that a formula specifies, by name and index."""
     return {
         (name, index): Truth(x.carried.exact, x.carried.error, x.carried.zone)
         for name, xs in _evaluated(case, IEEE).items()

@@ -36,7 +36,7 @@ def ulp_distance(got: Tensor, want: Tensor) -> Tensor:
 
 
 def same(got: Tensor, want: Tensor) -> Tensor:
-    """Where the bits are equal, NaN payloads apart: +0 and -0 differ.
+    """Mask of equal bits, NaN payloads apart: +0 and -0 differ.
 
     Args:
         got: any dtype.

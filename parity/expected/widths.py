@@ -1,4 +1,4 @@
-"""How wide the bounds of an operation are, as one number per output that can be compared."""
+"""Widths of the bounds of an operation, as one number per output that can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a law is."""
+"""The parts of a law."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENGINES = ("cuda", "replay", "cpu", "interpret")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which cases of the covering suit a law, and how the others are changed until they do.
+    """The cases of the covering that suit a law, and the changes that make others suit.
 
     Attributes:
         regimes: that suit; others are replaced by these in turn. Empty: every regime suits.
@@ -30,7 +30,7 @@ class Draw:
     one_step: bool = False
 
     def suits(self, recipe: Recipe) -> bool:
-        """Whether a law can take the recipe as it is."""
+        """True if a law can take the recipe unchanged."""
         return self.adapted(recipe, 0) is recipe
 
     def adapted(self, recipe: Recipe, turn: int) -> Recipe:
@@ -47,7 +47,7 @@ class Draw:
         return changed
 
     def of(self, recipes: Sequence[Recipe], count: int) -> list[Recipe]:
-        """`count` recipes of the covering: those that suit before those that have to be changed."""
+        """`count` recipes of the covering: those that suit before those that must be changed."""
         suiting = [recipe for recipe in recipes if self.suits(recipe)]
         others = [recipe for recipe in recipes if not self.suits(recipe)]
         chosen = [*suiting, *others][:count]
@@ -76,8 +76,8 @@ class Law:
         draw: which cases of the covering it takes.
         vary: the cases that are judged for one drawn case; each can fail and shrink alone.
         plan: calls and checks for one case and the kernel's arithmetic.
-        idle: why the law says nothing about a dtype combination; empty where it does.
-        claim: what a kernel has to claim for the law to apply; empty: it applies to all.
+        idle: why the law is not judged on a dtype combination; empty where it is.
+        claim: what a kernel must claim for the law to apply; empty: it applies to all.
         engines: where the law can be judged.
     """
 

@@ -1,4 +1,4 @@
-"""What a check found wrong: one place, with what was there and what should have been."""
+"""The finding of a check: one place, with what was there and what should have been."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Finding:
         return self.name if self.place < 0 else f"{self.name}[{self.index}][{self.place}]"
 
     def distance(self) -> str:
-        """How far apart `got` and `want` are."""
+        """Distance between `got` and `want`, in words."""
         if self.got is None or self.want is None:
             return ""
         if self.got.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
@@ -75,7 +75,7 @@ def element(tensor: Tensor, place: int) -> Tensor:
 
 
 def inputs_at(memory: GuardedMemory, span: Span, place: int) -> dict[str, Tensor]:
-    """What all lists held at this element before the call."""
+    """Values of all lists at this element before the call."""
     found = {}
     for other in memory.spans:
         beside = not other.control and not span.control and other.index == span.index

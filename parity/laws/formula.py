@@ -8,7 +8,7 @@ part of the definition.
 
 Real bugs: eps inside the square root or scaled by a bias correction; weight decay applied to the
 new weight; 1 - beta or a power of beta formed in fp32. Stored in bf16 all of them are smaller than
-the rounding, and a bound for fp32 arithmetic has to let the smallest pass.
+the rounding, and a bound for fp32 arithmetic must let the smallest pass.
 """
 
 from __future__ import annotations

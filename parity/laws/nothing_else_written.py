@@ -1,6 +1,6 @@
 """Nothing is written but what the operation writes, and what lies around the tensors is not read.
 
-Guard bytes before, between and behind the tensors, alignment gaps, gradients and every other
+Guard bytes before, between and after the tensors, alignment gaps, gradients and every other
 read-only input keep every bit; and other guard bytes must not change any result.
 
 Real bugs: stores without the mask that was computed for them (Dao-AILab/flash-attention#2789,

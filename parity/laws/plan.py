@@ -29,7 +29,7 @@ class Call:
         reuse: an earlier call whose memory, filled with what this case holds, this one works on;
             None for memory of its own. Both cases lie alike in memory.
         fresh: make the call even where another law has made it already.
-        may_refuse: an exception is accepted that says why and leaves every byte as it was.
+        may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
         lifted: evaluate the kernel's formula in float64 beside it.
@@ -50,14 +50,14 @@ class Call:
 
     @property
     def plain(self) -> bool:
-        """Whether what it leaves behind may serve another law."""
+        """True if its outcome may serve another law."""
         special = self.fresh or self.watched or self.captured or self.lifted or self.races
         return self.reuse is None and not (special or self.end)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call left behind.
+    """The state after one call.
 
     Attributes:
         memory: where it worked.
@@ -216,14 +216,14 @@ class Same:
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
-        """What the second call should hold where the first holds this."""
+        """The values of the second call that correspond to these of the first."""
         if name in self.negated:
             return -first
         power = dict(self.powers).get(name, 0)
         return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
 
     def piece(self, span: Span) -> Piece:
-        """Where the elements of a span of the first call lie in the second."""
+        """Place in the second call of the elements of a span of the first."""
         if span.control or self.where is None:
             return Piece(index=span.index, start=0)
         piece = self.where[span.index]
@@ -286,7 +286,7 @@ Check = Values | Untouched | Unchanged | Same | NoHostRead | Formula
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a law asks of a case."""
+    """The calls and checks of a law on one case."""
 
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]
@@ -338,7 +338,7 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     before = [span for span in spans if span.stop <= byte]
     near = before[-1] if before else spans[0]
     offset = byte - (near.stop if before else near.start)
-    side = f"{offset} bytes behind the end" if before else f"{-offset} bytes before the start"
+    side = f"{offset} bytes past the end" if before else f"{-offset} bytes before the start"
     return Finding(
         says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
         call=call,

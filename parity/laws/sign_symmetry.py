@@ -26,7 +26,7 @@ SIGNED = (Role.PARAM, Role.GRAD, Role.MOMENT, Role.VALUE, Role.OUTPUT)
 
 
 def one_sided(case: Case) -> Iterable[Case]:
-    """The case as it is, and with every signed element positive."""
+    """The case unchanged, and with every signed element positive."""
     return (case, _changed(case, Tensor.abs))
 
 

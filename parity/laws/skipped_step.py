@@ -23,7 +23,7 @@ KINDS = ("+inf", "NaN", "-inf", "signalling NaN")
 
 
 def finds_overflow_itself(case: Case) -> bool:
-    """Whether found_inf is an output: the kernel looks at the gradients."""
+    """True if found_inf is an output: the kernel looks at the gradients."""
     return any(c.name == "found_inf" and c.output for c in case.operation.controls)
 
 

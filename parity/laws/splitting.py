@@ -8,7 +8,7 @@ Operations that take a norm of every tensor do not declare the law.
 Real bugs: bias corrections advanced by every call instead of every step
 (deepspeedai/DeepSpeed#7982); a staging buffer reused above one tile (deepspeedai/DeepSpeed#735);
 tensors queued since the last launch forgotten (NVIDIA/TransformerEngine#3212,
-pytorch/pytorch#109402); a launch table that holds so many tensors and no more.
+pytorch/pytorch#109402); a launch table that holds a fixed number of tensors.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def _one(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _lead(case: Case) -> list[Tensor]:
-    """The longest list: it says how the elements are cut."""
+    """The longest list: it decides how the elements are cut."""
     return max((list(tensors) for tensors in case.lists.values()), key=lambda row: len(row))
 
 
 def _cut(case: Case) -> list[Part]:
-    """The longest tensor in many pieces, all others as they are."""
+    """The longest tensor in many pieces, all others unchanged."""
     lead = _lead(case)
     index = max(range(len(lead)), key=lambda at: lead[at].numel())
     sizes = _unequal(lead[index].numel())
@@ -108,8 +108,8 @@ def _cut(case: Case) -> list[Part]:
         where.append(Piece(index=index, start=start))
         start += size
     before = [Piece(index=at, start=0) for at in range(index)]
-    behind = [Piece(index=at, start=0) for at in range(index + 1, len(lead))]
-    return [(case.with_lists(lists), (*before, *where, *behind))]
+    after = [Piece(index=at, start=0) for at in range(index + 1, len(lead))]
+    return [(case.with_lists(lists), (*before, *where, *after))]
 
 
 def _unequal(numel: int) -> list[int]:

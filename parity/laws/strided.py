@@ -2,7 +2,7 @@
 
 For kernels that claim `strided`; the operations themselves promise contiguous tensors. All lists
 hold matrices; first those of one list, then those of all are stored column after column. Each call
-gives the same results, or is refused with an error that says why, with every byte as it was.
+gives the same results, or is refused with an error that gives a reason, with every byte unchanged.
 
 Real bugs: kernels that walk over raw storage update transposed parameters wrongly or not at all
 (bitsandbytes-foundation/bitsandbytes#1187, bitsandbytes-foundation/bitsandbytes#1902); the layout

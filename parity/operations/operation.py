@@ -1,4 +1,4 @@
-"""What an operation is: a contract between a reference and any number of kernels.
+"""An operation: a contract between a reference and any number of kernels.
 
 Three words, used everywhere in `parity`:
 
@@ -26,7 +26,7 @@ LAYOUTS = ("flat", "list")
 
 
 class Role(Enum):
-    """What a list means; the generator and the laws go by it, never by the name."""
+    """Meaning of a list; the generator and the laws go by it, never by the name."""
 
     PARAM = "weights, read and written"
     GRAD = "gradients"
@@ -80,7 +80,7 @@ class Option:
 
 
 class Bound(Enum):
-    """How far a kernel with arithmetic="bounded" may be from the reference."""
+    """Allowed distance from the reference of a kernel with arithmetic="bounded"."""
 
     PROPAGATED = "roundings of the reference's own formula, propagated"
     SUM = "a sum of n squares in fp32, in any order"
@@ -98,7 +98,7 @@ class Operation:
         lists: positional arguments, in order.
         controls: keyword-only 0-dim tensors.
         options: keyword-only plain values.
-        writes: names of what is written; everything else must stay as it is, bit for bit.
+        writes: names of what is written; everything else must stay unchanged, bit for bit.
         reference: takes the same arguments, mutates nothing, returns one entry per name in
             `writes` (a list for a list, a 0-dim tensor for a control).
         combinations: dtype combination -> list -> dtypes; tensor i has dtype i modulo their
@@ -139,5 +139,5 @@ class Operation:
 
     @property
     def skippable(self) -> bool:
-        """Whether an overflow turns the call into a skipped step."""
+        """True if an overflow turns the call into a skipped step."""
         return "skipped_step" in self.laws

@@ -1,1 +1,1 @@
-"""What a run leaves behind: the ledger, and errors with their exit codes."""
+"""Records of a run: the ledger, and errors with their exit codes."""

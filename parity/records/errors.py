@@ -1,4 +1,4 @@
-"""What can go wrong before a law is judged; every class carries the exit code it leads to."""
+"""Errors before a law is judged; every class carries the exit code it leads to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ran, cell by cell, so that an empty success cannot look like a full one.
+"""Record of a run, cell by cell, so that an empty success cannot look like a full one.
 
 A cell is operation x kernel x dtype x law x engine. Every cell that the registry declares has
 to appear with a status; a run with fewer cells than declared, or with nothing judged, is no
@@ -17,7 +17,7 @@ SCHEMA = "parity/1"
 
 
 class Status(Enum):
-    """How a cell ended."""
+    """Ends that a cell can have."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -89,7 +89,7 @@ class Ledger:
     """All cells of one run.
 
     Attributes:
-        declared: cells that have to appear.
+        declared: cells that must appear.
         asked_device: the engine that was asked for, if one was.
     """
 

@@ -1,4 +1,4 @@
-"""What a change loosened, from the ledgers of two runs (`parity run --json`)."""
+"""Checks that a change loosened, from the ledgers of two runs (`parity run --json`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Document:
 
 @dataclass
 class Difference:
-    """What became looser, and what else changed.
+    """Changes that loosen a check, and the other changes.
 
     Attributes:
         looser: one sentence each.

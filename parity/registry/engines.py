@@ -1,4 +1,4 @@
-"""Where a kernel runs: the GPU, replay of compiled code, the CPU, or Triton's interpreter.
+"""Engines that run kernels: the GPU, replay of compiled code, the CPU, Triton's interpreter.
 
 The engine is chosen per kernel and named in every cell of the ledger. The reference is always
 evaluated on the CPU.
@@ -53,13 +53,13 @@ def engine_named(name: str) -> Engine:
     elif name == "replay":
         missing = untested_triton()
     elif name == "interpret" and os.environ.get("TRITON_INTERPRET") != "1":
-        missing = "TRITON_INTERPRET=1 has to be set before kernels are imported"
+        missing = "TRITON_INTERPRET=1 must be set before kernels are imported"
     return Engine(name, device, missing)
 
 
 @cache
 def untested_triton() -> str:
-    """Why replay refuses the Triton that is installed; empty if it does not."""
+    """Reason why replay refuses the Triton that is installed; empty if it does not."""
     from twinstep.replay.errors import UnsupportedTriton
     from twinstep.replay.triton.driver import check_version
 
@@ -71,7 +71,7 @@ def untested_triton() -> str:
 
 
 def require(name: str) -> None:
-    """Refuse to start on an engine that was asked for and is not there.
+    """Refuse to start on an engine that was asked for and is missing.
 
     Raises:
         NoDeviceError: with exit code 4.
@@ -123,7 +123,7 @@ def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
 
 
 def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
-    """Whether a function can reach a Triton kernel through the names in its code or its closure.
+    """True if a function can reach a Triton kernel through names in its code or its closure.
 
     What else stands in the same file does not matter.
     """
@@ -199,7 +199,7 @@ def running(engine: Engine) -> Iterator[None]:
 
 
 def live_subnormals() -> bool:
-    """Whether this thread computes with subnormals instead of flushing them to zero."""
+    """True if this thread computes with subnormals instead of flushing them to zero."""
     half = torch.full((64,), 2.0**-126) * 0.5
     return bool((half == 2.0**-127).all()) and bool((half != 0).all())
 

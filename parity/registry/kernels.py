@@ -1,4 +1,4 @@
-"""Which kernels there are: one row each, ours and those that users register.
+"""Registered kernels: one row each, ours and those of users.
 
 A kernel declares what it claims: dtype combinations, layouts, engines and its arithmetic. What it
 does not declare is "not claimed" in the ledger, never passed.
@@ -74,7 +74,7 @@ def register(
     engines: Sequence[str] = (),
     claims: Sequence[str] = (),
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as a kernel of an operation; the function stays as it is.
+    """Register the decorated function as a kernel of an operation; the function stays unchanged.
 
     Args:
         operation: name of the operation, see `docs/reference/operations.md`.

@@ -12,7 +12,7 @@ from twinstep.parity.registry.kernels import Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What to judge; empty means all.
+    """Selection of what is judged; empty means all.
 
     Attributes:
         operations: names of operations.

@@ -1,4 +1,4 @@
-"""The floor under our own kernels: cells that have to be judged, committed as a file.
+"""The floor under our own kernels: cells that must be judged, committed as a file.
 
 `parity/report/declared_cells.json` names, for each kernel and optimizer of ours, its arithmetic
 and the
@@ -27,7 +27,7 @@ Place = tuple[str, str, str]
 
 
 def floor_of(known: Sequence[Kernel], twins: Sequence[Twin]) -> dict[str, dict[str, str]]:
-    """What these kernels and optimizers are judged by where there is no GPU."""
+    """Cells of these kernels and optimizers that are judged where there is no GPU."""
     floor = {}
     for kernel in known:
         rows: dict[str, list[str]] = {}
@@ -42,7 +42,7 @@ def floor_of(known: Sequence[Kernel], twins: Sequence[Twin]) -> dict[str, dict[s
 
 
 def is_judged(kernel: Kernel, dtype: str, name: str) -> bool:
-    """Whether a law has something to say about a kernel that runs on replay."""
+    """True if a law is judged on a kernel that runs on replay."""
     law = LAWS[name]
     claimed = not law.claim or law.claim in kernel.claims
     return claimed and "replay" in law.engines and not law.idle(kernel.operation, dtype)
@@ -82,7 +82,7 @@ def write_floor(floor: Floor) -> Path:
 
 
 def sunk(floor: Floor, now: Floor) -> list[str]:
-    """What stands in a floor and no longer holds, one sentence each."""
+    """Entries of a floor that no longer hold, one sentence each."""
     gone = sorted(cells_of(floor) - cells_of(now))
     found = [f"{kernel} {dtype} {law}: declared, but not judged" for kernel, dtype, law in gone]
     for kernel, rows in floor.items():

@@ -18,7 +18,7 @@ from twinstep.parity.records.ledger import SCHEMA, Cell, Ledger, Status
 
 
 def environment() -> dict[str, str]:
-    """What the results depend on."""
+    """Environment that the results depend on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -28,7 +28,7 @@ MARKS = {
 }
 # Of an instruction its opcode is enough here; the registers differ from dtype to dtype.
 OPERANDS = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*\.\w+) [^`]*`")
-# Four characters each: with all laws a row has to fit into a terminal.
+# Four characters each: with all laws a row must fit into a terminal.
 HEADINGS = {
     "value": "val",
     "formula": "fp64",
@@ -82,7 +82,7 @@ def _laws(ledger: Ledger) -> list[str]:
 
 
 def legend(ledger: Ledger) -> str:
-    """What the headings stand for."""
+    """Meaning of the headings."""
     return ", ".join(f"{HEADINGS.get(law, law)} {law}" for law in _laws(ledger))
 
 

@@ -23,7 +23,7 @@ MARK = {"read": "r", "write": "w", "atomic": "a"}
 
 
 def traffic_of(chosen: Selection) -> list[Count] | str:
-    """What `parity run` ends with, for the selected operations; why nothing can be counted."""
+    """Counts at the end of `parity run`, for the selected operations; why none can be counted."""
     register_house()
     wanted = [
         (kernel, dtype)
@@ -77,7 +77,7 @@ def bytes_table(counts: Sequence[Count]) -> Table:
 
 
 def work_table(counts: Sequence[Count]) -> Table:
-    """How the same launches access memory and what they execute."""
+    """Table of memory accesses and instructions of the same launches."""
     table = plain_table(
         "thread accesses of global memory by width, instructions per parameter",
         ("operation", "dtype", "layout", "launch", "accesses (width in bytes: count)"),

@@ -1,7 +1,7 @@
-"""What a call moves, counted by replay instruction by instruction, however many parameters.
+"""Bytes that a call moves, counted by replay by instruction, however many parameters.
 
 Tensors of millions of elements are folded (`replay.folded_tensor`): every block of every
-launch is executed, each on its own addresses, but one tile of memory is behind them all. Counts
+launch is executed, each on its own addresses, but they all use one tile of memory. Counts
 are of the whole, nothing is extrapolated. Values are those of the tile, stepped once in each fold.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from twinstep.replay import Launch
 
 PARAMETERS = 1 << 20
-TILE = 1 << 20  # elements of memory behind each tensor
+TILE = 1 << 20  # elements of memory of each tensor
 PATTERN = 1024  # values drawn; a tile repeats them
 PIECES = 3  # tensors of the list layout: one for each dtype of the mixed combination
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """What one launch did.
+    """Counts of one launch.
 
     Attributes:
         operation: that was called.

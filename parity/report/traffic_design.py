@@ -1,4 +1,4 @@
-"""How many bytes the design allows each launch: which tensors it reads once and writes once.
+"""Bytes that the design allows each launch: tensors that it reads once and writes once.
 
 The numbers follow from the tensors' dtypes. Everything else that a call moves (pointer tables,
 coefficients, step counters, partial sums) may cost at most `REST` bytes per parameter from

@@ -32,7 +32,7 @@ class CallCache:
         return known[1]
 
     def outcome(self, call: Call) -> tuple[Outcome, InstructionError] | None:
-        """What this call left behind when it was made before, and what its instructions cost."""
+        """Outcome of this call when it was made before, and the error of its instructions."""
         if not call.plain:
             return None
         found = self._outcomes.get(id(call.case))

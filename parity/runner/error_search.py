@@ -1,6 +1,6 @@
 """Search for the worst error: breed the elements that came closest to their bound.
 
-Random cases stay far from a bound, because all roundings of a formula have to go the same way.
+Random cases stay far from a bound, because all roundings of a formula must go the same way.
 The elements of a case are independent tries with the same controls, so one case is a whole
 generation: those with the largest error over bound stay, the others become their offspring, with
 some low bits changed. A result of few bits shows no error except beside a tie, and there being
@@ -108,7 +108,7 @@ def _elementwise(case: Case, name: str, scores: Mapping[int, Tensor]) -> bool:
 
 
 def _mutated(bred: Tensor, fixed: int, role: Role, dice: np.random.Generator) -> Tensor:
-    """Change some low bits of some elements behind the first `fixed`; all stay finite."""
+    """Change some low bits of some elements after the first `fixed`; all stay finite."""
     form = FORMATS[bred.dtype]
     bits = bred.contiguous().view(form.signed).numpy().astype(np.int64)
     reach = dice.integers(0, form.width // 2 + 4, bits.size)

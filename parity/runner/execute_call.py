@@ -22,7 +22,7 @@ def execute_call(
     """Call a kernel; empty if it returned None, otherwise what happened instead.
 
     Args:
-        call: says how.
+        call: how it is made.
         function: the kernel.
         memory: where its arguments lie, filled.
         engine: where it runs.

@@ -1,4 +1,4 @@
-"""The one format in which a failure is told.
+"""The one format in which a failure is reported.
 
 adamw_step[my_adamw, bf16, replay] breaks `value`: exp_avg_sqs[0][0] differs from the reference
   got      0.00099998713  0x3a831200
@@ -22,7 +22,7 @@ from twinstep.parity.registry.kernels import Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A broken law, ready to be told.
+    """A broken law, ready to be reported.
 
     Attributes:
         kernel: that broke it.

@@ -1,4 +1,4 @@
-"""Where worker processes come from: one server imports everything once and forks them all.
+"""Source of worker processes: one server imports everything once and forks them all.
 
 A process that starts from nothing spends four seconds of a core on imports, and another on Triton's
 hash of its own libraries. Nothing is imported here but the standard library, so that the server can
@@ -39,7 +39,7 @@ def fresh_processes() -> BaseContext:
 
 
 def _environment() -> dict[str, str]:
-    """What a worker can see of the environment; pytest notes the test at hand there, for nobody."""
+    """What a worker can see of the environment; pytest notes its test there, without effect."""
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 

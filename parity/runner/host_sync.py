@@ -1,4 +1,4 @@
-"""What the host reads of a device while a launcher runs.
+"""Reads of device values by the host while a launcher runs.
 
 A launcher that reads a device value waits for everything queued before it, and cannot be captured
 as a CUDA graph. The reads that PyTorch offers all pass one of two places, on the CPU as on a GPU.
@@ -35,7 +35,7 @@ class _Device:
         self.kept = {given.untyped_storage()._cdata: given}
 
     def among(self, values: Iterable[object]) -> bool:
-        """Whether one of the values is a tensor that holds device values."""
+        """True if one of the values is a tensor that holds device values."""
         tensors = [value for value in _flat(values) if isinstance(value, Tensor)]
         return any(t.is_cuda or t.untyped_storage()._cdata in self.kept for t in tensors)
 

@@ -31,7 +31,7 @@ class Callee(Protocol):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `KernelTimeout` inside the block after so many seconds of the processor's time.
+    """Raise `KernelTimeout` inside the block after that many seconds of the processor's time.
 
     Seconds by the clock would call a kernel hanging because the machine is busy with others; one
     that waits, for a lock or for its compiler, gets `PATIENCE` times as many by the clock. Works by
@@ -81,7 +81,7 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
 
 def _message(error: BaseException) -> str:
     lines = [line.strip() for line in _cause(error).splitlines() if line.strip(" ^")]
-    # Compilers put the source in between: the first line says where, the last one what.
+    # Compilers put the source in between: the first line has the place, the last one the error.
     ends = dict.fromkeys([*lines[:1], *lines[-1:]])
     return " ... ".join(ends) or "(no message)"
 

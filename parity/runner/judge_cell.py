@@ -29,7 +29,7 @@ SCALAR_CASES = {"value": 20}
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How hard to look.
+    """Effort of the search.
 
     Attributes:
         examples: cases drawn for the value law; others draw their share of it.
@@ -83,7 +83,7 @@ def judge_cell(
     Args:
         kernel: under judgement.
         dtype: combination.
-        law: that it has to keep.
+        law: that it must keep.
         engine: where it runs.
         effort: how hard to look.
         cache: calls that other laws of the same kernel, combination and engine have made.

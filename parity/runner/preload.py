@@ -1,4 +1,4 @@
-"""What every worker needs, imported once: the server that forks workers imports this module.
+"""Imports of every worker, made once: the server that forks workers imports this module.
 
 It starts no thread, touches no GPU and registers nothing, so that a process forked from it is as
 good as a fresh one.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
-NOBODY: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
+NOT_WATCHED: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
 Scores = dict[tuple[str, int], Tensor]
 
 
@@ -127,7 +127,7 @@ class PlanRunner:
             memory = outcomes[call.reuse].memory.renewed(call.case)
         with (
             recorded_launches(self.engine) as log,
-            watched(memory.block) if call.watched else NOBODY as reads,
+            watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
         ):
             failure = execute_call(call, self.kernel.function, memory, self.engine, self.seconds)
@@ -202,7 +202,7 @@ def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
 
 
 def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
-    """What the bounds of a call have to allow for on this engine."""
+    """Instruction error that the bounds of a call must allow for on this engine."""
     if engine.name == "replay":
         return instruction_error_of(log) if log else CPU
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)

@@ -1,4 +1,4 @@
-"""Judge on several processes; a kernel that kills its process kills nothing else.
+"""Judge many kernels, on one process or several; a kernel that kills its own kills nothing else.
 
 Each worker loads the kernels itself (ours, or a user's file) and judges whole rows of the table,
 one kernel with one dtype combination, so that what is compiled once serves all laws.
@@ -10,25 +10,126 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.laws import LAWS
+from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
+from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.check import load
+from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.fork_server import fresh_processes
-from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import Progress, Session, Task, silent, tasks
+from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.load_file import load_file
 
 WORTH_IT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+class Task:
+    """One cell to be run."""
+
+    kernel: Kernel
+    dtype: str
+    law: str
+    engine: Engine
+
+    @property
+    def key(self) -> Key:
+        """Names the cell."""
+        return Key(
+            operation=self.kernel.operation.name,
+            kernel=self.kernel.name,
+            dtype=self.dtype,
+            law=self.law,
+            engine=self.engine.name,
+        )
+
+
+def tasks(selection: Selection, known: Sequence[Kernel]) -> list[Task]:
+    """Every declared cell of the selection: all dtype combinations, all laws of the operation."""
+    found = []
+    for kernel in selection.kernels(known):
+        engine = engine_for(kernel, selection.engine)
+        for dtype in kernel.operation.combinations:
+            if selection.dtypes and dtype not in selection.dtypes:
+                continue
+            found += [
+                Task(kernel=kernel, dtype=dtype, law=law, engine=engine)
+                for law in kernel.operation.laws
+                if not selection.laws or law in selection.laws
+            ]
+    return found
+
+
+Progress = Callable[[Task, int, int], None]
+
+
+def silent(task: Task, done: int, of: int) -> None:
+    """Show nothing."""
+
+
+def forget(cell: Cell) -> None:
+    """Keep nothing."""
+
+
+@dataclass
+class Session:
+    """A run over a selection.
+
+    Attributes:
+        selection: what to judge.
+        effort: how hard.
+        progress: called before each cell.
+        finished: called with each finished cell.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    effort: Effort = field(default_factory=Effort)
+    progress: Progress = silent
+    finished: Callable[[Cell], None] = forget
+
+    def __post_init__(self) -> None:
+        # Laws of one row share calls; the next row starts anew.
+        self._row: tuple[str, str, str] | None = None
+        self._cache = CallCache()
+
+    def ledger(self, planned: Sequence[Task]) -> Ledger:
+        """An empty ledger that declares these cells."""
+        declared = tuple(task.key for task in planned)
+        return Ledger(declared=declared, asked_device=self.selection.engine)
+
+    def run(self, known: Sequence[Kernel]) -> Ledger:
+        """Judge the selected kernels among the known ones."""
+        planned = tasks(self.selection, known)
+        ledger = self.ledger(planned)
+        for done, task in enumerate(planned):
+            self.progress(task, done, len(planned))
+            cell = self.cell(task)
+            ledger.add(cell)
+            self.finished(cell)
+        return ledger
+
+    def cell(self, task: Task) -> Cell:
+        """Judge one cell."""
+        if task.dtype not in task.kernel.dtypes:
+            reason = f"{task.kernel.name} does not claim {task.dtype}"
+            return Cell(key=task.key, status=Status.NOT_CLAIMED, reason=reason)
+        row = (task.kernel.name, task.dtype, task.engine.name)
+        if self._row != row:
+            self._row, self._cache = row, CallCache()
+        law = LAWS[task.law]
+        with running(task.engine):
+            cell = judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._cache)
+        return replace(cell, arithmetic=task.kernel.arithmetic)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the kernels come from.
+    """Source of the kernels.
 
     Attributes:
         file: a user's file; None means ours.
@@ -39,13 +140,13 @@ class Source:
     def kernels(self) -> Sequence[Kernel]:
         """Load them in this process."""
         if self.file is not None:
-            return load(self.file)
+            return load_file(self.file).kernels
         register_house()
         return kernels()
 
 
 def jobs_for(planned: Sequence[Task], asked: int | None) -> int:
-    """How many processes to use: one for little work and on a GPU, otherwise one for each core."""
+    """Number of processes: one for little work and on a GPU, otherwise one for each core."""
     if asked is not None:
         return max(1, asked)
     claimed = sum(task.dtype in task.kernel.dtypes for task in planned)
@@ -88,8 +189,8 @@ def run(
         effort: how hard.
         known: the kernels, as loaded in this process.
         jobs: number of processes; None chooses.
-        progress: told before each cell, or after each row of cells.
-        finished: told each finished cell.
+        progress: called before each cell, or after each row of cells.
+        finished: called with each finished cell.
     """
     planned = tasks(selection, known)
     count = jobs_for(planned, jobs)
@@ -110,7 +211,7 @@ def run(
 
 
 def _work(task: Task) -> int:
-    """A measure of how long a row takes: how much its operation has to draw and to compare."""
+    """A measure of how long a row takes: how much its operation must draw and compare."""
     operation = task.kernel.operation
     claimed = task.dtype in task.kernel.dtypes
     return claimed * len(operation.laws) * (len(operation.controls) + 4 * len(operation.lists))

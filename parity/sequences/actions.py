@@ -1,4 +1,4 @@
-"""How a rule set declares what can be done to an optimizer.
+"""Rule sets, which declare the actions on an optimizer.
 
     class MyRules(OptimizerRules):
         @action(drives=("override_loss_scale",), scale=(128.0, 1.0, 2.0**16))
@@ -96,7 +96,7 @@ class Rules:
         return getattr(self, act.name)(world, **act.values)
 
     def contracts(self, world: World) -> Sequence[object]:
-        """What one update may do, for bounded twins; see `parity.sequences.contracts`."""
+        """Contracts of one update, for bounded twins; see `parity.sequences.contracts`."""
         return ()
 
     def draw(self, dice: Random, mean: int) -> list[Act]:

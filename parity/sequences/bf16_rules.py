@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `BF16Optimizer`."""
+"""Actions on an optimizer with the interface of `BF16Optimizer`."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class BF16Rules(OptimizerRules):
     def backward(  # type: ignore[override]
         self, world: World, seed: int, regime: str, missing: int, update: bool, clear: bool
     ) -> None:
-        """Backward through the optimizer; the gradients are what the regime says."""
+        """Backward through the optimizer; the gradients are those of the regime."""
         loss = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             if missing >> (index % 3) & 1 and index:
@@ -166,7 +166,7 @@ class BF16Rules(OptimizerRules):
 
     @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:
-        """What became of the last step."""
+        """Result of the last step."""
         return _of(world).overflow, _of(world).get_global_norm()
 
     @action(drives=("clear_hp_grads", "clear_lp_grads"), which=("hp", "lp", "lp to none"))
@@ -233,7 +233,7 @@ class BF16Rules(OptimizerRules):
 
     @action(drives=("initialize_optimizer_states",))
     def initialize_states(self, world: World) -> None:
-        """Make the state of the optimizer inside."""
+        """Make the state of the inner optimizer."""
         _of(world).initialize_optimizer_states()
 
     @action(drives=("memory_report",))
@@ -250,7 +250,7 @@ class BF16Rules(OptimizerRules):
     def load(  # type: ignore[override]
         self, world: World, states: bool, masters: bool
     ) -> None:
-        """Load what was saved into the optimizer as it is now."""
+        """Load what was saved into the present optimizer."""
         if world.saved is None:
             self.save(world)
         self._load(world, self._read(world), states, masters)

@@ -1,4 +1,4 @@
-"""What one update may do to a parameter and its state, when arithmetic is bounded.
+"""Accepted results of one update of a parameter and its state, when arithmetic is bounded.
 
 Bounds over many steps cannot be derived: an error in a moment is divided by a root that it moved.
 So bounded twins are judged step by step. Before every update the reference's formula says, on the
@@ -26,7 +26,7 @@ Place = Callable[[World], Tensor]
 
 @dataclass(frozen=True)
 class Contract:
-    """What may stand at some places after the update.
+    """Accepted values at some places after the update.
 
     Attributes:
         accepted: by path.

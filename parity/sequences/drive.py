@@ -86,7 +86,7 @@ class Side:
 
 
 def observe_nothing(outcome: dict[str, object]) -> Observation:
-    """What is seen where not even the construction went through."""
+    """Observation where not even the construction went through."""
     from twinstep.parity.sequences.observe import Walk
 
     walk = Walk(home=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""What an FP16 wrapper is built of: the optimizer inside, the scale's rule, the norm, the policies.
+"""Parts of an FP16 wrapper: the inner optimizer, the scale's rule, the norm, the policies.
 
 A recipe fixes what kernels are compiled for. A few of them, instead of every choice on its own,
 keep the programs of hundreds of sequences down to some dozens; every value is in one recipe or
@@ -26,10 +26,10 @@ class Recipe:
     """One way to build a wrapper.
 
     Attributes:
-        inside: optimizer inside, one of INSIDE.
+        inside: inner optimizer, one of INSIDE.
         scales: where the scale comes from, one of SCALES.
         norm: order of the norm that clips.
-        policies: fields of `Compat` that are not as they are by default.
+        policies: fields of `Compat` that differ from the default.
         consecutive: consecutive hysteresis of the dynamic rule.
         bias_correction: of every group to begin with.
     """
@@ -43,7 +43,7 @@ class Recipe:
 
     @property
     def lamb(self) -> bool:
-        """Whether LAMB is inside."""
+        """True if the inner optimizer is LAMB."""
         return "lamb" in self.inside
 
 

@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `FP16Optimizer`."""
+"""Actions on an optimizer with the interface of `FP16Optimizer`."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ class FP16Rules(OptimizerRules):
         return world
 
     def recipe_of(self, world: World) -> tuple[Recipe, int]:
-        """What a world was built by, and its seed."""
+        """The recipe that a world was built by, and its seed."""
         kept = cast(Mapping[str, Value], world.more["recipe"])
         seed = int(kept["seed"])
         return recipe_named(str(kept["name"]), seed, self.recipes), seed
 
     def inside_hyper(self, dice: Dice, recipe: Recipe) -> Group:
-        """Hyper-parameters of a group of the optimizer inside."""
+        """Hyper-parameters of a group of the inner optimizer."""
         drawn = {**self.drawn_hyper(dice), "bias_correction": recipe.bias_correction}
         if recipe.inside == "sgd":
             return {"lr": drawn["lr"], "weight_decay": abs(cast(float, drawn["weight_decay"]))}
@@ -160,7 +160,7 @@ class FP16Rules(OptimizerRules):
         return drawn
 
     def drawn_options(self, dice: Dice, recipe: Recipe) -> dict[str, object]:
-        """Arguments of the constructor that both sides take as they are."""
+        """Arguments of the constructor that both sides take unchanged."""
         return {
             "clip_grad": dice.pick((0.7, 0.0, 0.01, 50.0)),
             "norm_type": recipe.norm,
@@ -278,7 +278,7 @@ class FP16Rules(OptimizerRules):
 
     @action(drives=("initialize_optimizer_states",))
     def initialize_states(self, world: World) -> None:
-        """Make the state of the optimizer inside."""
+        """Make the state of the inner optimizer."""
         scaled(world).initialize_optimizer_states()
 
     @action(drives=("get_global_norm",))
@@ -298,7 +298,7 @@ class FP16Rules(OptimizerRules):
 
     @action(drives=("load_state_dict",))
     def load_weights_alone(self, world: World) -> None:
-        """Load what was saved, but not the state of the optimizer inside."""
+        """Load what was saved, but not the state of the inner optimizer."""
         if world.saved is None:
             self.save(world)
         scaled(world).load_state_dict(self._read(world), load_optimizer_states=False)
@@ -321,14 +321,14 @@ class FP16Rules(OptimizerRules):
             hyper = self.inside_hyper(dice, recipe)
             groups.append({"params": copies[at : at + size], **hyper})
             at += size
-        # Frozen ones may be all that there is, and some group has to hold them.
+        # Frozen ones may be all that there is, and some group must hold them.
         groups[-1]["params"] = [*cast(list[Parameter], groups[-1]["params"]), *frozen]
         world.params, world.scheduler = [*copies, *frozen], None
         world.optimizer = self.made(world, groups)
         world.torch_optimizer.load_state_dict(self._read(world))
 
     def copy(self, world: World, how: str) -> None:
-        """No action: a wrapper's copy would not hold the optimizer inside, on either side."""
+        """No action: a wrapper's copy would not hold the inner optimizer, on either side."""
 
     @action(drives=("add_param_group",))
     def add_group(self, world: World, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `FP16UnfusedOptimizer`."""
+"""Actions on an optimizer with the interface of `FP16UnfusedOptimizer`."""
 
 from __future__ import annotations
 

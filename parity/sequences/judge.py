@@ -21,7 +21,7 @@ SEQUENCES = 24
 
 @dataclass(frozen=True, kw_only=True)
 class TwinEffort:
-    """How hard to look.
+    """Effort of the search.
 
     Attributes:
         sequences: of actions for each cell.
@@ -37,7 +37,7 @@ class TwinEffort:
 
 
 def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
-    """Where a twin is judged; the reference always runs on the CPU."""
+    """Engine of a twin; the reference always runs on the CPU."""
     own = [cls for cls in twin.subject.__mro__ if not cls.__module__.startswith("torch.")]
     methods = [method for cls in own for method in vars(cls).values() if callable(method)]
     triton = any(uses_triton(inspect.unwrap(method)) for method in methods)

@@ -1,4 +1,4 @@
-"""What can be done to an optimizer with the interface of `FusedLamb`."""
+"""Actions on an optimizer with the interface of `FusedLamb`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None
 
 
 class Leaf(NamedTuple):
-    """What stands at a path.
+    """Observed value at a path.
 
     Attributes:
         says: everything but a tensor's elements, as text.
@@ -146,7 +146,7 @@ class Walk:
 
 
 def extent(value: Tensor) -> tuple[int, int]:
-    """First address of a tensor, and the first behind it."""
+    """First address of a tensor, and the first past it."""
     steps = zip(value.shape, value.stride(), strict=True)
     reach = sum((size - 1) * step for size, step in steps)
     start = value.data_ptr()
@@ -165,7 +165,7 @@ def attributes(value: object) -> Iterable[tuple[str, object]]:
 
 
 def differing(got: Tensor, want: Tensor) -> Tensor:
-    """Where bits differ; the payload of a NaN does not count."""
+    """Mask of differing bits; the payload of a NaN does not count."""
     if got.dtype.is_complex or got.dtype == torch.bool:
         return got != want
     integer = INTEGERS[got.element_size()]

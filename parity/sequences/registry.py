@@ -1,4 +1,4 @@
-"""Which twins there are: an optimizer class and the reference class that it is judged against."""
+"""Registered twins: an optimizer class and the reference class that it is judged against."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Twin:
     Attributes:
         name: unique.
         subject: the class that is judged.
-        reference: the class that says what is right.
+        reference: the class that decides what is right.
         rules: the actions both are driven by.
         arithmetic: `exact`, or `bounded` for each update.
         dtypes: dtypes of parameters that it claims.
@@ -97,16 +97,16 @@ def register_optimizer(
     flat: bool = False,
     engines: Sequence[str] = (),
 ) -> Callable[[Class], Class]:
-    """Register the decorated optimizer class; the class stays as it is.
+    """Register the decorated optimizer class; the class stays unchanged.
 
     Args:
         name: of the twin; the class's own by default.
-        reference: the class that says what is right, or the name of one of ours.
+        reference: the class that decides what is right, or the name of one of ours.
         arithmetic: "bounded" (each update within a bound derived from the reference's formula) or
             "exact" (every bit).
         dtypes: dtypes of parameters: fp16, bf16, fp32, mixed.
         rules: actions to drive both by; those of the reference, or of any torch optimizer.
-        private: attributes of the optimizer that nobody else should look at.
+        private: attributes that belong to the optimizer alone.
         flat: tensors of the state may be views of one buffer.
         engines: cuda, replay, cpu; by default found out as for kernels.
 

@@ -2,7 +2,7 @@
 
 The file carries the modules that build, act and observe, what the reference showed at the end, and
 for bounded twins what the subject took over on the way. It needs torch and the user's file; a
-wrapper also needs the optimizer inside and the scaler, which come from this project's folder.
+wrapper also needs the inner optimizer and the scaler, which come from this project's folder.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _accepted(mismatch: Mismatch) -> tuple[str, str, str, list[int]] | None:
 
 
 def carried(rules: type) -> list[str]:
-    """Modules that a rule set needs, each behind those that it imports."""
+    """Modules that a rule set needs, each after those that it imports."""
     homes = [kind.__module__ for kind in rules.__mro__]
     found: list[str] = []
     for name in (

@@ -1,4 +1,4 @@
-"""What can be done to any `torch.optim.Optimizer`, and to Adam in particular."""
+"""Actions on any `torch.optim.Optimizer`, and on Adam in particular."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class OptimizerRules(Rules):
 
     @action(often=2, drives=("load_state_dict",))
     def load(self, world: World) -> None:
-        """Load what was saved into the optimizer as it is now."""
+        """Load what was saved into the present optimizer."""
         if world.saved is None:
             self.save(world)
         world.torch_optimizer.load_state_dict(self._read(world))
@@ -263,7 +263,7 @@ class OptimizerRules(Rules):
         )
     )
     def watch(self, world: World) -> None:
-        """Register every kind of hook; what they are told and when is compared."""
+        """Register every kind of hook; their arguments and order are compared."""
         optimizer, events = world.torch_optimizer, world.events
 
         def told(what: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What can be done to a loss scale with the interface of `DynamicLossScale`."""
+"""Actions on a loss scale with the interface of `DynamicLossScale`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Scaler(Protocol):
         """A backward hook."""
 
     def has_overflow(self, params: list[nn.Parameter]) -> bool:
-        """Whether a gradient is not finite."""
+        """True if a gradient is not finite."""
 
     def state_dict(self) -> dict[str, object]:
-        """What the rule remembers."""
+        """The state of the rule."""
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Take a state over."""
@@ -151,7 +151,7 @@ class ScalerRules(Rules):
         state = dict(world.kept or _of(world).state_dict())
         if change:
             state[change] = None
-            # Refused before anything changes: checking says so first.
+            # Refused before anything changes: the check reports it first.
             _of(world).restored(state)
         _of(world).load_state_dict(state)
 

@@ -16,7 +16,7 @@ SHARE = 2
 
 
 def names_of(known: Sequence[Twin]) -> Selection | None:
-    """What may stand behind --op, --kernel, --dtype and --law because of these twins."""
+    """Values of --op, --kernel, --dtype and --law that these twins add."""
     if not known:
         return None
     return Selection(

@@ -17,7 +17,7 @@ WORDS = {
 
 
 def twin_table(cells: Sequence[Cell]) -> Table:
-    """How many sequences each optimizer came through; what it does not claim is left out."""
+    """Number of sequences that each optimizer kept; what it does not claim is left out."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("reference", "optimizer", "dtype", "engine", "verdict"):
         table.add_column(heading, overflow="fold")

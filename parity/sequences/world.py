@@ -17,7 +17,7 @@ Value = bool | int | float | str
 
 @cache
 def machinery() -> frozenset[str]:
-    """What torch's base class and its schedulers keep on an optimizer for themselves.
+    """Names that torch's base class and its schedulers keep on an optimizer for themselves.
 
     Found out when it is needed: torch's first optimizer loads its compiler, which takes seconds.
     """
@@ -49,7 +49,7 @@ def nothing() -> None:
 
 @dataclass
 class World:
-    """What a sequence of actions works on.
+    """State that a sequence of actions works on.
 
     Attributes:
         cls: the optimizer's class.
@@ -60,7 +60,7 @@ class World:
         saved: a state dict as bytes of `torch.save`, or None.
         kept: a state dict as it was returned, or None.
         scheduler: the learning-rate scheduler in use, or None.
-        events: what hooks were told.
+        events: what hooks received.
         more: anything that rules of a certain class want to keep; it is observed like the rest.
         updating: to be called right before parameters are updated, gradients being final.
     """

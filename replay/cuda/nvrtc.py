@@ -72,7 +72,7 @@ def cuda_kernel(
 
 
 def missing() -> str:
-    """Why CUDA C++ cannot be compiled here, in one sentence; "" where it can be."""
+    """Reason why CUDA C++ cannot be compiled here, in one sentence; "" where it can be."""
     try:
         _library().nvrtcVersion()
     except ModuleNotFoundError:

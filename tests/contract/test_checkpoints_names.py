@@ -38,7 +38,7 @@ def written(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def loaded(side: str, folder: Path) -> dict[str, dict[str, Tensor]]:
-    """What an optimizer has by name once it has loaded them."""
+    """State of an optimizer by name once it has loaded them."""
     home = CLASSES[side]
     params = [nn.Parameter(torch.zeros(5, dtype=BRAIN)) for _ in NAMES]
     optimizer = home["BF16Optimizer"](

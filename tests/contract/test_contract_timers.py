@@ -76,7 +76,7 @@ class Event:
         self.at = Event.now
 
     def query(self) -> bool:
-        """Whether the device came here."""
+        """True if the device came here."""
         return self.at <= Event.passed
 
     def elapsed_time(self, end_event: Any) -> float:

@@ -1,4 +1,4 @@
-"""What a step of the fast BF16Optimizer costs: launches, bytes, operators, compilations."""
+"""Costs of a step of the fast BF16Optimizer: launches, bytes, operators, compilations."""
 
 import math
 from functools import partial

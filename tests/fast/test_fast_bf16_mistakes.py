@@ -39,7 +39,7 @@ def words(value: Any) -> object:
 
 
 def begun(side: str) -> list[tuple[object, Any]]:
-    """What is seen after two steps on three ranks, and what they save."""
+    """Observation after two steps on three ranks, and what they save."""
 
     def run(group: Polite | None) -> tuple[object, Any]:
         params, optimizer = built(side, dp_process_group=group, **OPTIONS)
@@ -112,7 +112,7 @@ RUNS: dict[str, Callable[[str], list[object]]] = {
 
 @cache
 def wanted(name: str) -> list[object]:
-    """What the reference does."""
+    """Behaviour of the reference."""
     return RUNS[name]("reference")
 
 

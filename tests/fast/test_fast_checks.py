@@ -1,4 +1,4 @@
-"""What is refused before a launch, in one sentence with the values."""
+"""Refusals before a launch, in one sentence with the values."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a step of the fast classes costs: launches, bytes, operators, reads, compilations."""
+"""Costs of a step of the fast classes: launches, bytes, operators, reads, compilations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def one_group(subject: Subject, inside: str) -> tuple[Any, list[Parameter]]:
 
 
 def on_the_device(optimizer: Any, params: list[Parameter]) -> list[Tensor]:
-    """What would lie in a GPU's memory: the control block, state, weights, gradients."""
+    """Tensors that would lie in a GPU's memory: the control block, state, weights, gradients."""
     held = [tensor for state in optimizer.state.values() for tensor in state.values()]
     block = optimizer.loss_scaler.on(torch.device("cpu")).block
     grads = [param.grad for param in params if param.grad is not None]

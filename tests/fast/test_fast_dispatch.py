@@ -1,4 +1,4 @@
-"""Where kernels run: on a GPU, on an engine for CPU tensors, or not at all and said so."""
+"""Places where kernels run: a GPU, an engine for CPU tensors, or none, with an error."""
 
 from collections.abc import Callable
 

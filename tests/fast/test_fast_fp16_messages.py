@@ -1,4 +1,4 @@
-"""What the ranks of an FP16 optimizer send to each other does not depend on what they find."""
+"""Messages between the ranks of an FP16 optimizer do not depend on what they find."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def rounded(limbs: list[int]) -> float:
 
 
 def value_of(limbs: list[int]) -> Fraction:
-    """What limbs stand for."""
+    """Value that limbs stand for."""
     weights = (Fraction(2) ** (32 * (j - ORIGIN.value)) for j in range(LIMBS.value))
     return sum((limb * weight for limb, weight in zip(limbs, weights, strict=False)), Fraction(0))
 

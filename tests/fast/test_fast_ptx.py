@@ -1,4 +1,4 @@
-"""What the compiled kernels promise, read off their PTX: arithmetic, access widths, no spills."""
+"""Promises of the compiled kernels, read off their PTX: arithmetic, access widths, no spills."""
 
 import re
 from collections import Counter

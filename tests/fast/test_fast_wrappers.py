@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("replay")
 
 @pytest.mark.parametrize("name", ["FP16Optimizer", "FP16UnfusedOptimizer"])
 def test_an_inner_optimizer_with_hooks_is_called(name: str) -> None:
-    """What kernels would not do is left to it; a skipped step does not call it."""
+    """An inner optimizer does what kernels would not; a skipped step does not call it."""
     twins, calls = Twins(name, static_loss_scale=8.0, clip_grad=0.1), list[str]()
     twins.do(lambda one: one.optimizer.register_step_pre_hook(lambda *_: calls.append("step")))
     for seed, bad in enumerate((None, math.inf, None)):

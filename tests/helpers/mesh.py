@@ -187,7 +187,7 @@ class Experts(Training):
 
 
 def trained(training: Training, slot: int = 2) -> list[object]:
-    """What was seen after each of some steps, with an infinity and a NaN on some ranks."""
+    """Observations after each of some steps, with an infinity and a NaN on some ranks."""
     found = []
     for seed, bad in enumerate(BADS):
         training.fill(seed, bad, slot)
@@ -197,7 +197,7 @@ def trained(training: Training, slot: int = 2) -> list[object]:
 
 
 def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
-    """What the ranks of the fast side agreed on, once both sides have seen the same."""
+    """Values that the ranks of the fast side agreed on, once both sides have seen the same."""
     slot, groups = options.pop("slot", 2), options.pop("groups", Simulated)
 
     def run(side: str) -> list[list[object]]:
@@ -239,7 +239,7 @@ def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
 
 
 def norms_of_experts(side: str, values: list[float], given: Any, norm_type: float) -> list[float]:
-    """What each rank of a column reports, whose expert has this gradient."""
+    """Reports of the ranks of a column, whose expert has this gradient."""
 
     def run(mesh: Mesh) -> float:
         training = Experts(side, mesh, given=given, norm_type=norm_type)

@@ -17,7 +17,7 @@ TURN = threading.Lock()
 
 
 class Meeting:
-    """Where the threads that stand for ranks bring their tensors."""
+    """Meeting point of the threads that stand for ranks and bring their tensors."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, timeout=20)
@@ -31,7 +31,7 @@ class Group:
         self.meeting, self.rank, self.world = meeting, rank, world
 
     def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """What all ranks brought, in order."""
+        """Tensors of all ranks, in order."""
         self.meeting.brought[self.rank] = tensor.clone()
         self.meeting.barrier.wait()
         found = [self.meeting.brought[rank] for rank in range(self.world)]

@@ -1,4 +1,4 @@
-"""What several tests need lies in tests/helpers and tests/oracles, not in a test."""
+"""Functions that several tests need lie in tests/helpers and tests/oracles, not in a test."""
 
 from __future__ import annotations
 

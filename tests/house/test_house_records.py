@@ -13,7 +13,7 @@ from tools.source import python_files
 
 
 def shape(kind: type) -> object:
-    """What has to be equal: fields with type and default, members with value, or base classes."""
+    """Equal parts: fields with type and default, members with value, or base classes."""
     if dataclasses.is_dataclass(kind):
         fields = [(item.name, str(item.type), _default(item)) for item in dataclasses.fields(kind)]
         parameters = getattr(kind, "__dataclass_params__", None)
@@ -24,7 +24,7 @@ def shape(kind: type) -> object:
 
 
 def is_record(kind: object) -> bool:
-    """Whether a class is data: a dataclass, an enum or an exception."""
+    """True if a class is data: a dataclass, an enum or an exception."""
     data = (enum.Enum, Exception)
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, data))
 

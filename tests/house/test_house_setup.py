@@ -51,7 +51,7 @@ def interpreter(folder: Path, packages: dict[str, str]) -> Path:
 def set_up(
     checkout: Path, python: Path | str, *options: str, path: str = os.defpath
 ) -> subprocess.CompletedProcess[str]:
-    """What make runs before every target."""
+    """The part of the Makefile that runs before every target."""
     return subprocess.run(
         ["/bin/sh", "tools/setup.sh", str(python), *options],
         cwd=checkout,
@@ -63,7 +63,7 @@ def set_up(
 
 
 def prefix(checkout: Path) -> Path:
-    """Where the interpreter of `.venv` lives."""
+    """Prefix of the interpreter of `.venv`."""
     command = [str(checkout / ".venv/bin/python"), "-c", "import sys; print(sys.prefix)"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())

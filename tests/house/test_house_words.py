@@ -39,7 +39,7 @@ def texts() -> dict[Path, str]:
 
 
 def offences(text: str) -> list[str]:
-    """What a text holds that no file of ours may."""
+    """Words in a text that no file of ours may hold."""
     return [f"{kind}: {hit[0]}" for kind, rule in FORBIDDEN.items() for hit in rule.finditer(text)]
 
 

@@ -1,4 +1,4 @@
-"""What the README tells a new user to do works as it stands there."""
+"""The README's instructions for a new user work unchanged."""
 
 from __future__ import annotations
 

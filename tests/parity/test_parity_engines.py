@@ -1,4 +1,4 @@
-"""Which engine a kernel gets, and live subnormals."""
+"""Choice of a kernel's engine, and live subnormals."""
 
 from __future__ import annotations
 

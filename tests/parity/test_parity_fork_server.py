@@ -11,7 +11,7 @@ from twinstep.parity.runner.fork_server import beside, fresh_processes, start_se
 
 
 def modules_and_rows() -> tuple[set[str], int, int]:
-    """What a worker knows before it does anything: modules, kernels, optimizers."""
+    """Contents of a worker before it does anything: modules, kernels, optimizers."""
     before = set(sys.modules)
     from twinstep.parity.registry.kernels import kernels
     from twinstep.parity.sequences.registry import twins

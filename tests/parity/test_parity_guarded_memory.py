@@ -48,7 +48,7 @@ def test_untouched_names_a_write_behind_the_end() -> None:
     memory.block[memory.spans[0].stop] ^= 1
     found = Untouched().violation([outcome_of(memory)])
     assert found is not None
-    assert "0 bytes behind the end of accumulators[0]" in found.says
+    assert "0 bytes past the end of accumulators[0]" in found.says
 
 
 def test_untouched_names_a_written_input() -> None:

@@ -1,4 +1,4 @@
-"""What compiled code costs: charged where it is there, and nowhere else."""
+"""Error of compiled code: charged where its instructions are, and nowhere else."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_no_host_read_names_the_line() -> None:
     [
         ("value", "accumulate", subtracting, "differs from the reference"),
         ("nothing_else_written", "accumulate", clearing, "read-only"),
-        ("nothing_else_written", "accumulate", past_the_end, "behind the end"),
+        ("nothing_else_written", "accumulate", past_the_end, "past the end"),
         ("every_output_written", "cast_copy", cast_unless_zero, "held before the call"),
         ("skipped_step", "sgd_step", counting_skips, "although the step is skipped"),
         ("non_finite", "accumulate", finite_only, "differs from the reference"),

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.check import load
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.judge_kernels import tasks
-from twinstep.parity.runner.scheduler import Source, jobs_for, run
+from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.scheduler import Source, jobs_for, run, tasks
 
 KERNELS = """
 import os, signal
@@ -31,7 +30,7 @@ QUICK = Effort(examples=2, repros=None, shrink_seconds=0.0)
 def judged(file: Path, names: tuple[str, ...], jobs: int) -> Ledger:
     selection = Selection(names=names, laws=LAWS, dtypes=("bf16",))
     source = Source(file=str(file))
-    return run(source, selection, QUICK, known=load(str(file)), jobs=jobs)
+    return run(source, selection, QUICK, known=load_file(str(file)).kernels, jobs=jobs)
 
 
 def test_two_processes_give_the_ledger_of_one(tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_a_kernel_that_kills_its_process_breaks_its_own_cells_only(tmp_path: Pat
 def test_little_work_is_done_in_one_process(tmp_path: Path) -> None:
     file = tmp_path / "kernels.py"
     file.write_text(KERNELS)
-    planned = tasks(Selection(), load(str(file)))
+    planned = tasks(Selection(), load_file(str(file)).kernels)
     assert jobs_for(planned, None) == 1
     assert jobs_for(planned, 3) == 3
     assert jobs_for(planned * 10, None) >= 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from twinstep.parity.records.ledger import Status
-from twinstep.parity.runner.check import load_file
+from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import REFERENCES, RULES
 from twinstep.parity.sequences.repro import carried

@@ -15,8 +15,8 @@ from twinstep.parity.laws.finding import Finding
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named, running
-from twinstep.parity.runner.check import load
 from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.shrink import shrunk
 
 KERNEL = """
@@ -40,7 +40,7 @@ BUGS = {
 def judged(folder: Path, law: str, body: str, arithmetic: str = "exact") -> Cell:
     file = folder / "kernel.py"
     file.write_text(KERNEL.format(body=body, arithmetic=arithmetic))
-    (kernel,) = load(str(file))
+    (kernel,) = load_file(str(file)).kernels
     effort = Effort(examples=6, repros=str(folder), shrink_seconds=3.0)
     return judge_cell(kernel, "bf16", LAWS[law], engine_named("cpu"), effort)
 
@@ -120,7 +120,7 @@ def mine(accumulators, grads):
 def test_a_wrong_formula_shrinks_and_its_repro_lifts_the_kernel_again(tmp_path: Path) -> None:
     file = tmp_path / "kernel.py"
     file.write_text(LIFTED.format(factor="1.0000001"))
-    (kernel,) = load(str(file))
+    (kernel,) = load_file(str(file)).kernels
     effort = Effort(examples=6, repros=str(tmp_path))
     engine = engine_named("replay")
     with running(engine):

@@ -128,7 +128,7 @@ def named_in(file: Path) -> set[str]:
 
 
 def missing(test: str, tests: set[str]) -> str:
-    """What a row names that does not exist, or nothing."""
+    """A name in a row that does not exist, or nothing."""
     function, _, case = test.removesuffix("]").partition("[")
     if function not in tests:
         return function

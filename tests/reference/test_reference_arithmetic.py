@@ -111,7 +111,7 @@ def import_violations(node: ast.stmt) -> list[str]:
 
 
 def violations(source: str, file: str = "x.py") -> list[str]:
-    """What a reference file says that it may not, as `line: what`."""
+    """Statements of a reference file that it may not have, as `line: what`."""
     found: list[str] = []
 
     def visit(node: ast.AST, function: str) -> None:

@@ -43,7 +43,7 @@ def renamed(text: str, rng: random.Random) -> str:
 
 
 def body_of(text: str, kernel: str) -> tuple[int, int]:
-    """Where the lines of a kernel's body start and end."""
+    """First and last line of a kernel's body."""
     lines = text.splitlines()
     entry = next(i for i, line in enumerate(lines) if re.search(rf"\.entry {kernel}\(", line))
     start = next(i for i in range(entry, len(lines)) if lines[i].strip() == "{")
@@ -70,7 +70,7 @@ def parts(line: str) -> tuple[str, set[str], set[str]] | None:
 
 
 def independent(one: str, two: str) -> bool:
-    """Whether two neighbours may trade places."""
+    """True if two neighbours may trade places."""
     a, b = parts(one), parts(two)
     if a is None or b is None or (a[0] in MEMORY and b[0] in MEMORY):
         return False

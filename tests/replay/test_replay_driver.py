@@ -1,4 +1,4 @@
-"""How replay is switched on and off, what it refuses, and that it leaves other drivers alone."""
+"""Replay is switched on and off, refuses some launches, and leaves other drivers alone."""
 
 from pathlib import Path
 

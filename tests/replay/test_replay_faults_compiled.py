@@ -177,7 +177,7 @@ def test_a_read_races_with_a_write_if_the_reader_stores_afterwards(
 
 
 def test_launches_in_sequence_are_ordered() -> None:
-    """What one launch wrote, the next may read and overwrite, whichever block does it."""
+    """Bytes that one launch wrote may be read and overwritten by the next, in any block."""
     x, want = torch.empty(640), torch.zeros(5)
     with twinstep.replay.options(check_races=True, uninitialised=[x]):
         clear[(5,)](x, BLOCK=128)

@@ -129,7 +129,7 @@ def _print_verdict(
 
 
 def breach_table(wrong: Sequence[Breach]) -> Table:
-    """What is recorded or allowed, and what was found."""
+    """Table of recorded or allowed numbers beside the ones found."""
     table = plain_table("breaches", ("kernel", "target", "fact"), ("before", "after"))
     table.add_column("why", overflow="fold")
     for one in wrong:

@@ -29,7 +29,7 @@ QUICK_SAMPLE = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to judge.
+    """Choice of what is judged.
 
     Attributes:
         operations: names; empty means all.
@@ -51,12 +51,12 @@ class Choice:
 
     @property
     def profile(self) -> Profile:
-        """How hard to look."""
+        """Effort of the search."""
         return replace(QUICK if self.quick else FULL, laws=self.laws, first=self.first)
 
     @property
     def complete(self) -> bool:
-        """Whether the run shows for each law that it is needed."""
+        """True if the run shows for each law that it is needed."""
         return not (self.operations or self.laws or self.kinds or self.first)
 
 

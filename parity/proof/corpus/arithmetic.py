@@ -46,7 +46,7 @@ def power(base: float, exponent: int) -> float:
 
 
 def nonfinite(value: Tensor) -> bool:
-    """Whether any element is inf or NaN, decided by its exponent bits."""
+    """True if any element is inf or NaN, decided by its exponent bits."""
     integer, mask = EXPONENT_BITS[value.dtype]
     bits = value.reshape(-1).view(integer) & mask
     return bool((bits == mask).any())

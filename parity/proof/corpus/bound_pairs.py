@@ -5,8 +5,8 @@ Two sorts for every operation and dtype combination in which an honest kernel ha
 - honest: the reference's own arithmetic, claimed to be bounded (`as_written`). A search finds
   inputs on which its plain fp32 roundings reach 0.3 of the bound or more.
 - constructed: `off_by(operation, bounds)` evaluates the reference with its bounds and moves every
-  result by that many of them, towards the nearest tie of the stored dtype. Nobody would write it.
-  At 3 bounds it has to fail; at 0.4 it stands in for the honest kernel where that comes nowhere
+  result by that many of them, towards the nearest tie of the stored dtype. A made-up kernel.
+  At 3 bounds it must fail; at 0.4 it stands in for the honest kernel where that comes nowhere
   near its bound (`CONSTRUCTED`): an exact norm, and factors formed in float64.
 """
 

@@ -17,7 +17,7 @@ from twinstep.parity.proof.corpus.calls import (
 
 
 def starts(tensors: Tensors, slot: int) -> list[int]:
-    """Where each tensor begins: the next multiple of `slot`."""
+    """Offsets of the tensors: each starts at the next multiple of `slot`."""
     places, end = [], 0
     for t in tensors:
         start = -(-end // slot) * slot
@@ -58,7 +58,7 @@ def accumulate(call: AccumulateCall, total: Callable[[Tensor, Tensor], Tensor] =
 
 
 def nearest_even(source: Tensor) -> Tensor:
-    """The fp32 value as it is: the store rounds it to nearest, ties to even."""
+    """The fp32 value, unchanged: the store rounds it to nearest, ties to even."""
     return source
 
 

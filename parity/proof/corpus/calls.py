@@ -240,7 +240,7 @@ def part(record: type[Call], call: object, **given: Tensor) -> Call:
 
 
 def skipped(call: AdamCall | LambCall | SgdCall) -> bool:
-    """Whether this step must leave everything unchanged."""
+    """True if this step must leave everything unchanged."""
     return float(call.found_inf) != 0.0
 
 

@@ -96,7 +96,7 @@ def triton_cast_copy(call: CastCopyCall) -> None:
 
 
 def compiler_missing() -> str:
-    """Why torch.compile cannot build a CPU kernel here; empty if it can."""
+    """Reason why torch.compile cannot build a CPU kernel here; empty if it can."""
     named = os.environ.get("CXX", "g++")
     if shutil.which(named) is None:
         return f"torch.compile needs a C++ compiler, and {named} is not on the path"

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 
-# Bias corrections are 1 after so many steps: torch's own functions know no other way to be rid of
+# Bias corrections are 1 after that many steps: torch's own functions know no other way to be rid of
 # them.
 FOREVER = 1e9
 HARMLESS_OPTIMIZERS = [Optimizer(cls=FusedAdam, says="The reference itself.", dtypes=("mixed",))]
@@ -44,7 +44,7 @@ class FlatMoments(FusedAdam):
 
 @put(HARMLESS_OPTIMIZERS, private=("_scratch",))
 class KeepsACache(FusedAdam):
-    """Remembers something that nobody else should look at."""
+    """Remembers something private."""
 
     def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
         self._scratch = torch.zeros(sum(param.numel() for param in params))

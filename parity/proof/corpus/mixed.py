@@ -29,7 +29,7 @@ from twinstep.parity.proof.corpus.scales import update_dynamic, update_torch, up
 
 
 def any_overflow(grads: Tensors) -> bool:
-    """Whether any gradient is not finite."""
+    """True if any gradient is not finite."""
     return any(nonfinite(g) for g in grads)
 
 
@@ -39,14 +39,14 @@ def fp32_norm(grads: Tensors) -> Tensor:
 
 
 def factor_of(call: MixedCall, norm: Tensor) -> Tensor:
-    """What `clip_factor` makes of the norm and the scale in force."""
+    """Result of `clip_factor` for the norm and the scale in force."""
     factor = torch.zeros((), dtype=torch.float32)
     clip_factor(part(ClipFactorCall, call, norm=norm, factor=factor))
     return factor
 
 
 def update(call: MixedCall, factor: Tensor) -> None:
-    """Adam or AdamW with this factor, unless found_inf says to skip."""
+    """Adam or AdamW with this factor, unless found_inf asks to skip."""
     pieces = adam.ADAMW if call.adam_w_mode else adam.ADAM
     adam.step(part(AdamCall, call, factor=factor), pieces)
 

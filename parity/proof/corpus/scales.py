@@ -18,7 +18,7 @@ def put_scale(target: Tensor, value: float) -> None:
 
 
 def grows_after_window(cur_iter: int, last_overflow: int, window: int) -> bool:
-    """Whether q = I - L - 1 is a positive multiple of the window."""
+    """True if q = I - L - 1 is a positive multiple of the window."""
     q = cur_iter - last_overflow - 1
     return q > 0 and q % window == 0
 

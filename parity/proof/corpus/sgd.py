@@ -48,7 +48,7 @@ def buffer(s: Scalars, b: Tensor, g: Tensor, t: int) -> Tensor:
 
 
 def direction(s: Scalars, b: Tensor, g: Tensor, nesterov: bool) -> Tensor:
-    """What the step follows: the buffer, or with Nesterov g + momentum * buffer."""
+    """Direction of the step: the buffer, or with Nesterov g + momentum * buffer."""
     return g + s.mu * b if nesterov else b
 
 

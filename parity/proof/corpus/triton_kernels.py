@@ -20,7 +20,7 @@ POINTERS = ["p", "g", "m", "v", "c"]
 
 @triton.jit
 def owned(at, numel, BLOCK: tl.constexpr, MASK: tl.constexpr):
-    """Which of these offsets belong to the tensor; wrong on purpose unless MASK is RIGHT."""
+    """Mask of the offsets that belong to the tensor; wrong on purpose unless MASK is RIGHT."""
     end = numel
     if MASK == 2:
         end = numel + 1
@@ -93,7 +93,7 @@ def adamw_kernel(
 
 @dataclass(frozen=True, kw_only=True)
 class AdamwLaunch:
-    """How `adamw_kernel` is launched; the defaults are right and exact."""
+    """Options of a launch of `adamw_kernel`; the defaults are right and exact."""
 
     block: int = 256
     warps: int = 4

@@ -230,7 +230,7 @@ def second_moment_of_the_scaled_gradient(call: AdamCall) -> None:
 
 @wrong(SHELF, "adamw_step", component="overflow", law="non_finite", dtypes=("fp32",))
 def non_finite_update_hidden(call: AdamCall) -> None:
-    """A NaN or inf in the update is replaced by zero, so nobody hears of it."""
+    """A NaN or inf in the update is replaced by zero, without a report."""
     step(
         call,
         AdamPieces(

@@ -216,7 +216,7 @@ def learning_rate_scaled_in_place(call: AdamCall) -> None:
 
 @wrong(SHELF, "adamw_step", "I04", component="memory", law=ELSE)
 def one_word_past_the_end(call: AdamCall) -> None:
-    """The word behind the last master weight is set to zero."""
+    """The word past the last master weight is set to zero."""
     step(call)
     for p in call.params:
         end = p.storage_offset() + p.numel()

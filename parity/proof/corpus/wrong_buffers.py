@@ -52,7 +52,7 @@ def gaps_not_zeroed(call: FlattenCall) -> None:
 
 @wrong(SHELF, "flatten", "E19", component="flat buffer", law=WRITTEN)
 def tail_not_zeroed(call: FlattenCall) -> None:
-    """The gaps are zeroed, the room behind the last tensor is not."""
+    """The gaps are zeroed, the room past the last tensor is not."""
     places = starts(call.tensors, call.slot)
     end = places[-1] + call.tensors[-1].numel() if places else 0
     call.flat[0][:end].zero_()

@@ -1,6 +1,6 @@
 """Kernels that are right when they are called, and wrong when a GPU replays them as a graph.
 
-Only a GPU shows it. Without one `parity mutate` says that they cannot run here; `make gpu-check`
+Only a GPU shows it. Without one `parity mutate` reports that they cannot run here; `make gpu-check`
 judges them where there is one.
 """
 

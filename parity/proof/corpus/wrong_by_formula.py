@@ -1,7 +1,7 @@
 """Wrong formulas that are smaller than the roundings around them.
 
 All of them update bf16 weights without masters, whose own rounding is a thousand times larger, or
-are as small as one fp32 rounding. A bound has to let them pass; their formula is wrong nonetheless.
+are as small as one fp32 rounding. A bound must let them pass; their formula is wrong nonetheless.
 """
 
 from __future__ import annotations

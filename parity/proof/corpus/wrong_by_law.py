@@ -44,7 +44,7 @@ def zero_gradient_not_counted(call: AdamCall) -> None:
 
 @adamw(component="memory", law="nothing_else_written")
 def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
-    """A word of zeros behind a gradient reads as its padding: its last element is left out."""
+    """A word of zeros after a gradient reads as its padding: its last element is left out."""
 
     def unpadded(grad: Tensor) -> Tensor:
         end = grad.storage_offset() + grad.numel()

@@ -142,7 +142,7 @@ def norm_clears_found_inf(call: GlobalNormCall) -> None:
 
 @wrong(SHELF, "global_norm", "E19", component=COMPONENT, law="nothing_else_written")
 def norm_over_the_padding(call: GlobalNormCall) -> None:
-    """The sum runs to the next multiple of eight and reads what lies behind the tensor."""
+    """The sum runs to the next multiple of eight and reads what lies past the tensor."""
 
     def padded(g: Tensor) -> Tensor:
         room = g.untyped_storage().nbytes() // g.element_size() - g.storage_offset()
@@ -276,7 +276,7 @@ def coefficient_takes_the_larger(call: ClipCoefficientCall) -> None:
 
 @wrong(SHELF, "clip_coefficient", component="clip")
 def coefficient_not_capped(call: ClipCoefficientCall) -> None:
-    """K is used as it is: gradients below the limit are scaled up to it."""
+    """K is used unchanged: gradients below the limit are scaled up to it."""
     clip_coefficient(call, lambda norm, limit: divide(limit, norm + 1e-6) if limit > 0.0 else 1.0)
 
 

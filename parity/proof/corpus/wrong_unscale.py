@@ -120,7 +120,7 @@ def gradients_left_scaled_on_overflow(call: UnscaleCall) -> None:
 
 @wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
 def non_finite_gradients_zeroed(call: UnscaleCall) -> None:
-    """What is not finite becomes zero on the way out."""
+    """Non-finite gradients become zero on the way out."""
     unscale(call)
     for g in call.grads:
         g.masked_fill_(~torch.isfinite(g), 0.0)

@@ -45,7 +45,7 @@ def staging_slot_used_again_too_early(call: AdamCall) -> None:
 
 @wrong(SHELF, "adamw_step", "A20", component="split master", dtypes=("bf16", "fp32-to-bf16"))
 def split_master_keeps_the_rounding(call: AdamCall) -> None:
-    """High half rounded, low half as it is: where the half was rounded up, joined it is too big."""
+    """High half rounded, low half unchanged: where the half was rounded up, the sum is too big."""
 
     def joined(s: Scalars, p: Tensor, u: Tensor) -> Tensor:
         new = (p - s.lr * u).contiguous()
@@ -57,7 +57,7 @@ def split_master_keeps_the_rounding(call: AdamCall) -> None:
 
 @wrong(SHELF, "adamw_step", "B14", component="adam")
 def decay_branch_names_what_is_not_there(call: AdamCall) -> None:
-    """The branch for weight decay reads a name that is not there; without decay nobody runs it."""
+    """The branch for weight decay reads a missing name; without decay it never runs."""
     names = vars(call)
     if float(call.weight_decay) != 0.0:
         names["wd"].mul_(1.0)
@@ -95,7 +95,7 @@ COUNTED: set[int] = set()
 
 @wrong(SHELF, "accumulate", "I16", component="accumulation", law=REPEAT)
 def first_call_accumulates_twice(call: AccumulateCall) -> None:
-    """What a tuner added on trial is not reset before the first real call."""
+    """The sum of a tuner's trial is not reset before the first real call."""
     size = sum(a.numel() for a in call.accumulators)
     if size not in COUNTED:
         COUNTED.add(size)

@@ -1,6 +1,6 @@
 """The judge judged by number: wrong kernels, faults planted in our own source, harmless variants.
 
-    wrong kernels      parity/proof/corpus: written by hand, each with the law that has to kill it
+    wrong kernels      parity/proof/corpus: written by hand, each with the law that must kill it
     planted faults     every place in fast/kernels where a rule can change the source
     harmless variants  parity/proof/corpus: written otherwise and right
 

@@ -1,4 +1,4 @@
-"""A copy of our kernels' modules with one file changed: the checkout's own files stay as they are.
+"""A copy of our kernels' modules with one file changed: the checkout's own files stay unchanged.
 
 The changed file lies in a temporary folder; every module of `fast.kernels` is imported anew around
 it, and the originals are put back afterwards. Triton's cache goes to the same folder.
@@ -78,7 +78,7 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def kernel_of(operation: str) -> Kernel:
-    """The launcher of an operation as it is importable now, with everything that ours claims."""
+    """The launcher of an operation as importable now, with everything that ours claims."""
     from twinstep.parity.operations.table import operation_named
 
     module = importlib.import_module(f"{PACKAGE}.{FILES[operation]}")

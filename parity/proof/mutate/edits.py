@@ -35,7 +35,7 @@ def edited(source: str, edit: Edit) -> str:
 
 
 def span(source: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
-    """First byte of a node, and first byte behind it."""
+    """First byte of a node, and first byte past it."""
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))

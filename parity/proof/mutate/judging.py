@@ -27,7 +27,7 @@ from twinstep.parity.proof.upstream.bugs import cited
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.judge_kernels import Session
+from twinstep.parity.runner.scheduler import Session
 
 # A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.
@@ -35,7 +35,7 @@ ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None, call_seconds=120.0
 # The law and the column of whole optimizers.
 SEQUENCES = "sequences"
 CLASSES = "FusedAdam"
-# What the compiler says of source that is no kernel.
+# What the compiler reports of source that is no kernel.
 NO_KERNEL = ("CompilationError", "CompileTimeAssertion", "UnsupportedLanguageConstruct", "Pass")
 # The laws that kill most faults first.
 FIRST = ("value", "boundary_sizes", "nothing_else_written")
@@ -43,11 +43,11 @@ FIRST = ("value", "boundary_sizes", "nothing_else_written")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How hard to look.
+    """Effort of the search.
 
     Attributes:
         name: `quick` or `full`.
-        examples: cases for each law that does not have to kill.
+        examples: cases for each law that need not kill.
         every_law: judge wrong kernels by every law; otherwise by their own, but for those that show
             that their law is needed.
         every_dtype: judge on all dtype combinations; otherwise on the first, planted faults also
@@ -138,7 +138,7 @@ def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
 
 
 def on_wrong(entry: Entry, profile: Profile) -> Verdict:
-    """Judge a wrong kernel: its own law has to see it on every dtype combination that it names."""
+    """Judge a wrong kernel: its own law must see it on every dtype combination that it names."""
     broken, kept, missed = [], [], []
     missing = absent(entry)
     complete = profile.every_law or entry.alone or bool(profile.laws)
@@ -177,7 +177,7 @@ def on_wrong(entry: Entry, profile: Profile) -> Verdict:
 
 
 def on_harmless(variant: Variant, profile: Profile) -> Verdict:
-    """Judge a variant that every law has to accept."""
+    """Judge a variant that every law must accept."""
     end, reason, broken, kept = End.ABSENT, variant.unavailable, [], []
     if not variant.unavailable:
         laws = tuple(profile.laws_of(variant.operation))
@@ -223,7 +223,7 @@ def on_mutant(mutant: Mutant, profile: Profile) -> Verdict:
 
 
 def _first_kill(mutant: Mutant, profile: Profile) -> tuple[str, str]:
-    """The first law that sees the fault, and how it says so."""
+    """The first law that sees the fault, and its report."""
     for name in mutant.operations:
         kernel = kernel_of(name)
         combinations = kernel.operation.combinations

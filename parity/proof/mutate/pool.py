@@ -16,12 +16,12 @@ from twinstep.parity.proof.mutate.copies import CACHE
 from twinstep.parity.proof.mutate.judging import Profile, verdict_on
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
 
-# What a process has translated for replay stays in its memory: new processes after so many.
+# What a process has translated for replay stays in its memory: new processes after this many.
 BATCH = 100
 
 
 def cores() -> int:
-    """Processes to use if nobody says."""
+    """Processes to use by default."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, 16)
 
 
@@ -73,7 +73,7 @@ def _alone(subject: Subject, profile: Profile) -> Verdict:
 def _start() -> None:
     """Prepare a worker process."""
     torch.set_num_threads(1)
-    # What a compiler has to say about source that is wrong on purpose interests nobody.
+    # A compiler reports on source that is wrong on purpose: of no interest.
     warnings.simplefilter("ignore")
 
 

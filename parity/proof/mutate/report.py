@@ -18,7 +18,7 @@ SCHEMA = "parity-mutate/1"
 
 
 def machine(jobs: int) -> str:
-    """What the numbers were measured on."""
+    """The machine that the numbers were measured on."""
     python = platform.python_version()
     versions = f"Python {python}, torch {torch.__version__}, triton {triton.__version__}"
     return f"{jobs} process{'' if jobs == 1 else 'es'}, {versions}"
@@ -80,7 +80,7 @@ def matrix(score: Score) -> Table:
 
 
 def by_rule(score: Score) -> Table:
-    """What became of the faults planted in our own source, by rule."""
+    """Ends of the faults planted in our own source, by rule."""
     ends = [End.KILLED, End.SURVIVED, End.SAME_CODE, End.STILLBORN]
     table = Table(title="faults planted in fast/kernels")
     table.add_column("rule")

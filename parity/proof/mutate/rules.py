@@ -1,4 +1,4 @@
-"""What can be changed in a kernel: one small function for each kind of fault.
+"""Rules that change a kernel: one small function for each kind of fault.
 
 A rule looks at one node and returns the texts that may stand in its place. Rules for kernels apply
 inside `@triton.jit` functions, rules for launchers outside of them, the common ones in both.
@@ -40,7 +40,7 @@ MEMORY = ("load", *STORES)
 
 
 def called(node: ast.AST, *names: str) -> bool:
-    """Whether a node calls one of these functions of `triton.language`."""
+    """True if a node calls one of these functions of `triton.language`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -153,7 +153,7 @@ def narrower(node: ast.AST) -> Iterator[Edit]:
 
 
 def eps_inside(node: ast.AST) -> Iterator[Edit]:
-    """What is added to a root moves under it."""
+    """A term added to a root moves under it."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
         return
     root = node.left

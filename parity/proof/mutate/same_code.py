@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from twinstep.parity.proof.mutate.sites import PACKAGE
 from twinstep.replay.triton.driver import DEVICE
 
-# What only says where an instruction comes from.
+# What only reports where an instruction comes from.
 _NOISE = re.compile(
     r"^\s*(\.loc|\.file|//|\$L__(tmp|func)\w*:|\.section|\.b8|\.b16|\.b32|\.b64|\{|\})"
 )
@@ -26,7 +26,7 @@ _LABEL = re.compile(r"\$L__BB\d+_\d+|\$L__tmp\d+")
 
 
 class Compiled(Protocol):
-    """What is needed of a kernel that Triton has compiled."""
+    """Interface of a kernel that Triton has compiled."""
 
     asm: dict[str, object]
     src: ASTSource
@@ -58,7 +58,7 @@ def compiled() -> dict[tuple[str, str], list[Compiled]]:
 
 
 def same_code(mutants: dict[tuple[str, str], list[Compiled]]) -> int:
-    """How many variants there are if all are the original's, otherwise 0.
+    """Number of variants if all are the original's, otherwise 0.
 
     Called where the original modules are importable again.
     """

@@ -1,4 +1,4 @@
-"""What the verdicts add up to: a score, a matrix of laws and wrong kernels, and a gate."""
+"""Sums over the verdicts: a score, a matrix of laws and wrong kernels, and a gate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Score:
         return [v for v in self.verdicts if v.subject.kind is kind and (not ends or v.end in ends)]
 
     def planted(self, kind: Kind) -> list[Verdict]:
-        """What had to be killed: not what waits, is no kernel, or is the original."""
+        """Subjects that had to be killed: none that waits, is no kernel, or is the original."""
         return self.of(kind, End.KILLED, End.SURVIVED)
 
     def judged(self) -> list[Verdict]:
@@ -46,7 +46,7 @@ class Score:
         }
 
     def problems(self) -> list[str]:
-        """What closes the gate, one sentence each."""
+        """Reasons that close the gate, one sentence each."""
         found = [
             f"{v.subject.name} [{v.operation}] survives {v.law}: {v.says} {v.reason}"
             for v in self.of(Kind.WRONG, End.SURVIVED)

@@ -101,7 +101,7 @@ def functions(source: str) -> list[ast.FunctionDef]:
 
 
 def is_jitted(function: ast.FunctionDef) -> bool:
-    """Whether Triton compiles it."""
+    """True if Triton compiles it."""
     return any("triton.jit" in text_of(row) for row in function.decorator_list)
 
 
@@ -121,7 +121,7 @@ def edits_of(function: ast.FunctionDef) -> Iterator[Edit]:
 
 
 def operations_by_function() -> dict[tuple[str, str], tuple[str, ...]]:
-    """Which operations' kernels reach a function, by (file stem, function)."""
+    """Operations whose kernels reach a function, by (file stem, function)."""
     calls = _references()
     reached: dict[tuple[str, str], list[str]] = {}
     for operation in HOUSE:

@@ -1,4 +1,4 @@
-"""What became of one subject: a wrong kernel, a planted fault, or a harmless variant."""
+"""End of one subject: a wrong kernel, a planted fault, or a harmless variant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Where a subject comes from."""
+    """Origin of a subject."""
 
     WRONG = "wrong kernel"
     PLANTED = "planted fault"
@@ -15,7 +15,7 @@ class Kind(Enum):
 
 
 class End(Enum):
-    """How a subject ended.
+    """Ends that a subject can have.
 
     KILLED: a wrong kernel by its own law, a planted fault by any. SURVIVED: not so. WAITS: a wrong
     kernel that the judge cannot see yet, with what it waits for. SAME_CODE: the compiler makes the
@@ -43,15 +43,15 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What became of a subject.
+    """One subject and its end.
 
     Attributes:
         subject: that was judged.
         operation: whose contract it breaks or keeps.
         end: how it ended.
         says: what is wrong or what differs, in one sentence.
-        cites: threads and commits behind it.
-        law: that has to kill it; empty where any may.
+        cites: its threads and commits.
+        law: that must kill it; empty where any may.
         killed_by: laws that were broken.
         kept: laws that were kept.
         complete: it was judged by every law that it has.

@@ -31,7 +31,7 @@ UNIVERSAL_INFO = {"universal_checkpoint_info": {"universal_checkpoint_version": 
 
 
 class Engine(Protocol):
-    """What a scene needs of DeepSpeed's engine."""
+    """Interface of DeepSpeed's engine that a scene needs."""
 
     def __call__(self, factor: float, used: int) -> Tensor:
         """The loss."""
@@ -78,7 +78,7 @@ class Sums(nn.Module):
 
 
 def their_scaled_step() -> Numbers:
-    """How far a gradient of 1 moves the weight under a static scale of 128."""
+    """Movement of the weight by a gradient of 1 under a static scale of 128."""
     model = Sums([1])
     config = {"fp16": {"enabled": True, "loss_scale": 128}}
     whole = engine(model, torch.optim.SGD(model.parameters(), lr=1.0), config)
@@ -159,7 +159,7 @@ def our_universal_load(compat: Compat) -> Numbers:
 
 
 def their_offload() -> Numbers:
-    """How far each of three steps moves a weight that only the first has a gradient of."""
+    """Movement in each of three steps of a weight with a gradient in the first alone."""
     model = Sums([2, 2])
     config = {
         "fp16": {"enabled": True, "loss_scale": 4},

@@ -39,7 +39,7 @@ def run_all(told: Callable[[str], None] = lambda edge: None) -> tuple[list[Shown
 
 
 def contradictions(seen: Sequence[Shown], runs: Sequence[Trained]) -> list[str]:
-    """What does not agree with what is right, with `Compat`, or with the record."""
+    """Disagreements with what is right, with `Compat`, or with the record."""
     by_edge = {scene.edge: scene for scene in scenes()}
     before = {one.edge: one for one in recorded_edges()[0]} if EDGES.exists() else {}
     found = [say for one in seen for say in faults(by_edge[one.edge], one, before.get(one.edge))]

@@ -28,7 +28,7 @@ SECONDS = 300
 
 
 def summed(rank: int, folder: Path) -> Numbers:
-    """How far a step moves the first element of each weight; gradients are 1 and 3."""
+    """Movement of the first element of each weight in a step; gradients are 1 and 3."""
     del folder
     model = Sums(SIZES)
     config = {

@@ -1,4 +1,4 @@
-"""What a demonstration of an edge is: the same scene for DeepSpeed, for ours, and for `Compat`.
+"""Demonstration of an edge: the same scene for DeepSpeed, for ours, and for `Compat`.
 
 Each number is small enough to be checked by hand, and what is right is written beside it.
 """
@@ -45,7 +45,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What one scene showed; numbers have five significant digits.
+    """Results of one scene; numbers have five significant digits.
 
     Attributes:
         edge: its id.
@@ -86,14 +86,14 @@ def rounded(numbers: Sequence[float]) -> Numbers:
 
 
 def verdict(scene: Scene, seen: Shown) -> str:
-    """What the numbers say about DeepSpeed, in a few words."""
+    """Verdict of the numbers on DeepSpeed, in a few words."""
     if seen.missing:
         return f"not run: {seen.missing}"
     return "no longer so" if seen.upstream == rounded(scene.right) else "still so"
 
 
 def faults(scene: Scene, seen: Shown, before: Shown | None) -> list[str]:
-    """What the numbers of a scene contradict, one sentence each."""
+    """Contradictions in the numbers of a scene, one sentence each."""
     if seen.missing:
         return []
     found = []

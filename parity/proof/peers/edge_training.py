@@ -1,4 +1,4 @@
-"""What three edges do to a training run: a small network, 100 fp16 steps on every side."""
+"""Three edges in a training run: a small network, 100 fp16 steps on every side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALE = {"init_scale": 64.0, "scale_window": 1, "min_scale": 1.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """How a run went: mean loss of its first steps, loss at its end, weights at its end."""
+    """Course of a run: mean loss of its first steps, loss at its end, weights at its end."""
 
     early: float
     last: float

@@ -20,7 +20,7 @@ Groups = list[dict[str, object]]
 
 
 class Flat(Protocol):
-    """What a scene needs of a flat wrapper, on either side."""
+    """Interface of a flat wrapper that a scene needs, on either side."""
 
     fp32_groups_flat: list[Tensor]
     overflow: bool
@@ -32,7 +32,7 @@ class Flat(Protocol):
         """One step."""
 
     def state_dict(self) -> dict[str, object]:
-        """What is saved."""
+        """The saved state."""
 
     def load_state_dict(self, state_dict: dict[str, object]) -> object:
         """Load it."""
@@ -68,7 +68,7 @@ def norm_of(wrapper: Flat) -> float:
 
 
 def growing(make: Make) -> Numbers:
-    """How far the weight moves in each of six steps, by gradients of one, at rate one."""
+    """Movement of the weight in each of six steps, by gradients of one, at rate one."""
     weight = Parameter(torch.zeros(1, dtype=HALF))
     scale: Mapping[str, float] = {"init_scale": 4, "scale_window": 2, "min_scale": 1}
     wrapper = make(
@@ -96,7 +96,7 @@ def built(make: Make) -> Numbers:
 
 
 def not_a_number(make: Make) -> Numbers:
-    """Whether a bf16 step with a NaN is skipped, whether its norm is finite, the weight after."""
+    """After a bf16 step with a NaN: was it skipped, is its norm finite, and the weight."""
     weight = Parameter(torch.ones(4, dtype=BRAIN))
     wrapper = make(torch.optim.SGD([weight], lr=1.0), low_precision_dtype=BRAIN)
     weight.grad = torch.full_like(weight, torch.nan)

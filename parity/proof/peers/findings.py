@@ -1,4 +1,4 @@
-"""What the judge found in other projects, and what each finding means.
+"""Findings of the judge in other projects, and the meaning of each.
 
 A finding explains broken laws. `parity peers` fails when a law is broken that no finding explains,
 and when a finding explains nothing any more. The findings are in `findings.toml`.
@@ -35,7 +35,7 @@ class Finding:
     evidence: str
 
     def explains(self, peer: str, dtype: str, law: str) -> bool:
-        """Whether a broken law of a peer is this finding."""
+        """True if a broken law of a peer is this finding."""
         return (
             peer in self.peers
             and (not self.dtypes or dtype in self.dtypes)

@@ -18,7 +18,7 @@ from types import ModuleType
 
 
 def is_installed(package: str) -> bool:
-    """Whether a distribution is there."""
+    """True if a distribution is installed."""
     try:
         version(package)
     except PackageNotFoundError:

@@ -28,7 +28,7 @@ STEPS = 50
 
 @dataclass
 class Agreement:
-    """What all configurations together show.
+    """Agreement over all configurations.
 
     Attributes:
         kinds: kind of optimizer -> configurations.

@@ -51,12 +51,12 @@ class Config:
 
     @property
     def clips(self) -> bool:
-        """Whether a norm decides about the weights."""
+        """True if a norm decides about the weights."""
         return self.clip_grad > 0
 
     @property
     def dynamic(self) -> bool:
-        """Whether the loss scale moves."""
+        """True if the loss scale moves."""
         return self.kind != "bf16" and self.static_scale == 0
 
 

@@ -23,7 +23,7 @@ Groups = list[dict[str, object]]
 
 
 class Wrapper(Protocol):
-    """What a run needs of an optimizer, on either side."""
+    """Interface of an optimizer that a run needs, on either side."""
 
     overflow: bool
 
@@ -36,7 +36,7 @@ class Wrapper(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What can be seen after one step.
+    """Observation after one step.
 
     Attributes:
         scale: the loss scale from now on.
@@ -69,7 +69,7 @@ class Side:
 
 
 def nothing(*given: object) -> None:
-    """What a side has no way to do."""
+    """An action that a side has no way to do."""
     del given
 
 
@@ -250,7 +250,7 @@ def flat(masters: list[Tensor]) -> Tensor:
 def _loss(
     config: Config, params: list[Parameter], step: int, event: str, generator: torch.Generator
 ) -> Tensor:
-    """A loss whose gradients are given numbers, times infinity or zero where the event says so."""
+    """A loss whose gradients are given numbers, times infinity or zero if the event asks so."""
     total = torch.zeros(())
     for place, param in enumerate(params):
         wanted = torch.randn(param.shape, generator=generator)

@@ -120,7 +120,7 @@ def evidence(
     measured: Mapping[str, float],
     scenes: Sequence[Shown],
 ) -> str:
-    """Where a difference was seen; empty if nowhere."""
+    """Places where a difference was seen; empty if none."""
     found = []
     counts = visible.get(row.field, {})
     if counts:

@@ -1,4 +1,4 @@
-"""What a peer is: an adapter from an operation to another project's code."""
+"""A peer: an adapter from an operation to another project's code."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def peer(
     dtypes: tuple[str, ...] | None = None,
     **fields: object,
 ) -> Callable[[Run], Run]:
-    """Decorator of a function of one call record; its docstring says what it calls."""
+    """Decorator of a function of one call record; its docstring names what it calls."""
     return put(shelf, Peer, operation, dtypes, **fields)

@@ -3,7 +3,7 @@
 An edge is a place where DeepSpeed's behaviour surprises. Its id is a prefix and a number: LS loss
 scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam, LB
 FusedLamb, FP, UF and BF the mixed-precision optimizers, TF fragments of flat buffers, CK
-checkpoints, EN the engine around them. Every id has a row, and every row has a test, or says which
+checkpoints, EN the engine around them. Every id has a row, and every row has a test, or names which
 component is not built yet. The rows are in `edges.toml`.
 
 `python -m twinstep.parity.proof.upstream.edges` writes docs/reference/edges.md.
@@ -46,8 +46,8 @@ Written by `python -m twinstep.parity.proof.upstream.edges` from `edges.toml`; d
 The default is correct. A decision is one of these:
 
 - `same`: upstream (DeepSpeed 0.19.8) is right, and we agree with it.
-- `correct`: upstream is not, or disagrees with itself; we do what the reason says.
-- `compat:field`: correct by default, upstream's behaviour behind that field of `Compat`.
+- `correct`: upstream is not, or disagrees with itself; we follow the reason.
+- `compat:field`: correct by default, upstream's behaviour under that field of `Compat`.
 - `out`: not our business.
 
 A row with a test is proved by it; a row that waits names a component of ours that is not built yet.
@@ -109,7 +109,7 @@ def built(root: Path) -> set[str]:
 
 
 def faults(rows: tuple[Edge, ...], tests: set[str], components: set[str]) -> list[str]:
-    """What is wrong with a table, one sentence each.
+    """Faults of a table, one sentence each.
 
     Args:
         rows: the table.

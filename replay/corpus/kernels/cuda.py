@@ -150,7 +150,7 @@ def wrapped(value: int) -> int:
 
 
 def machine(at: int, program: list[int]) -> int:
-    """What one thread of `machine` computes."""
+    """Result of one thread of `machine`."""
     a, b = at, 1
     for code in program:
         if code == 0:
@@ -181,7 +181,7 @@ def masks_of_a_warp(draw: Draw) -> Run:
 
 
 def votes(warp: list[int]) -> list[int]:
-    """What the threads of one warp compute in `votes`."""
+    """Results of the threads of one warp in `votes`."""
     words = []
     for lane, value in enumerate(warp):
         word = 3 * sum(1 << other for other in range(32) if warp[other] == value)

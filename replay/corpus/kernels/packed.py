@@ -107,7 +107,7 @@ def bytes_of_words(draw: Draw) -> Run:
 
 
 def by_bytes(a: int, b: int) -> int:
-    """What `byte_kernel` computes, byte by byte."""
+    """Result of `byte_kernel`, byte by byte."""
     low, high = a.to_bytes(4, "little", signed=True), b.to_bytes(4, "little", signed=True)
     dot = 7 + sum(
         int.from_bytes(low[i : i + 1], signed=True) * int.from_bytes(high[i : i + 1], signed=True)

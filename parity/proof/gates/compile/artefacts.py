@@ -53,7 +53,7 @@ _AMD_BYTES = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
 def of_ptx(ptx: str) -> Facts:
-    """What the text of a PTX module tells."""
+    """Facts from the text of a PTX module."""
     opcodes = _OPCODE.findall(ptx)
     accesses = [
         (kind, int(count or 1) * int(bits) // 8) for kind, count, bits in _PTX_ACCESS.findall(ptx)
@@ -82,7 +82,7 @@ def _widths(accesses: Iterable[tuple[str, int]]) -> Facts:
 
 
 def of_usage(text: str) -> Facts:
-    """What `cuobjdump -res-usage` prints of a cubin; `local` holds what was spilled, too."""
+    """Facts from `cuobjdump -res-usage` of a cubin; `local` holds what was spilled, too."""
     found = {
         name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)
     }
@@ -101,9 +101,9 @@ def spilled(log: str) -> int:
 
 
 def of_amdgcn(text: str) -> Facts:
-    """What the text of an AMD assembly file tells.
+    """Facts from the text of an AMD assembly file.
 
-    Whether arithmetic was contracted cannot be told: the correctly rounded division and square
+    Whether arithmetic was contracted cannot be seen: the correctly rounded division and square
     root are sequences of fused multiply-adds there.
     """
     found = {

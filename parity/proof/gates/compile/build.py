@@ -34,7 +34,7 @@ Told = Callable[["Built"], None]
 
 @dataclass(frozen=True)
 class Built:
-    """What came of one variant on one target: facts, or why there are none."""
+    """Result for one variant on one target: facts, or why there are none."""
 
     variant: Variant
     target: str
@@ -63,7 +63,7 @@ def compiler(target: str) -> str:
 
 
 def build(variants: Sequence[Variant], targets: Sequence[str], told: Told) -> list[Built]:
-    """Facts of every variant on every target; `told` hears of each as it is there."""
+    """Facts of every variant on every target; `told` is called with each when it is ready."""
     known = {target: compiler(target) for target in targets}
     workers = min(len(targets), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
@@ -137,7 +137,7 @@ def _in_child(variants: Sequence[Variant], target: str, told: Told) -> list[tupl
 
 
 class _Watch:
-    """Ends a child that says nothing for too long."""
+    """Ends a child that reports nothing for too long."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child

@@ -1,4 +1,4 @@
-"""What static facts are held against: rules that always hold, and recorded numbers.
+"""Limits of static facts: rules that always hold, and recorded numbers.
 
 The rules come from what our kernels promise: exact arithmetic. The recorded numbers are those of
 one compiler version; with another one only the rules are judged.
@@ -165,7 +165,7 @@ def _of_ceilings(built: Built, recorded: Facts | None) -> list[Breach]:
 
 
 def improvements(recorded: Ceilings, found: Sequence[Built]) -> int:
-    """How many recorded numbers could be tightened."""
+    """Number of recorded numbers that could be tightened."""
     better = 0
     for built in found:
         before = recorded.facts.get((built.variant.name, built.target), {})

@@ -1,7 +1,7 @@
 """Every way in which our kernels are launched: found by launching them, with nothing compiled.
 
 Each launcher is called on small tensors for every dtype combination and layout that it claims and
-for its options, and our optimizer classes take steps; Triton's `jit_cache_hook` is told what would
+for its options, and our optimizer classes take steps; Triton's `jit_cache_hook` receives what would
 be compiled, and declines.
 """
 

@@ -61,7 +61,7 @@ def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str) -> Facts:
     usage = of_usage(_run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(binary)))
     spills = 0
     if usage["local"]:
-        # Local memory is spills, arrays, or both: only the assembler's own report tells.
+        # Local memory is spills, arrays, or both: only the assembler's own report shows it.
         text.write_text(ptx)
         architecture = target + ("a" if int(target[3:]) >= 90 else "")
         flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]

@@ -1,0 +1,77 @@
+"""A user's file, imported for the kernels and optimizers that it registers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinstep.parity.operations.triton_names import taken_names
+from twinstep.parity.records.errors import UsageError
+from twinstep.parity.registry.engines import require_live_subnormals
+from twinstep.parity.registry.kernels import Kernel, registrations
+from twinstep.parity.sequences.registry import Twin, borrowed_twins
+
+MODULE = "parity_checked_file"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Registrations of one file.
+
+    Attributes:
+        kernels: in order.
+        twins: optimizer classes, in order.
+        remarks: what is likely to go wrong, one sentence each.
+    """
+
+    kernels: list[Kernel]
+    twins: list[Twin]
+    remarks: list[str]
+
+
+def load_file(path: str) -> Loaded:
+    """Import a file and return what it registers.
+
+    Raises:
+        UsageError: the file is missing, cannot be imported, or registers nothing.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"{path} does not exist, but should be a Python file [parity check]")
+    spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a Python file; its name should end with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE] = module
+    with registrations() as found, borrowed_twins() as twins:
+        try:
+            # A file may import its neighbours, as when it is run by itself.
+            sys.path.insert(0, str(file.resolve().parent))
+            spec.loader.exec_module(module)
+        except UsageError:
+            raise
+        except SyntaxError as error:
+            place = f"{error.filename}:{error.lineno}"
+            raise UsageError(f"{path} has a syntax error: {error.msg} [{place}]") from None
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{path} cannot be imported: {_cause(error, file)}") from None
+        finally:
+            sys.path.remove(str(file.resolve().parent))
+    require_live_subnormals(f"importing {path}")
+    if not found and not twins:
+        raise UsageError(
+            f"{path} registers no kernel; decorate a function with @parity.register(operation)"
+        )
+    return Loaded(found, twins, taken_names(vars(module)))
+
+
+def _cause(error: BaseException, file: Path) -> str:
+    """Type and message of an exception, with the line of the file it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if Path(frame.filename).name == file.name]
+    place = f" [{file}:{inside[-1].lineno}]" if inside else ""
+    message = (str(error).splitlines() or ["(no message)"])[0]
+    return f"{type(error).__name__}: {message}{place}"
