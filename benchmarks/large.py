@@ -11,8 +11,8 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Broken, Figures, Skipped
 from twinstep.benchmarks.state import State, apply, controls, new_state
-from twinstep.fast.adam import adamw_step_
-from twinstep.fast.clip import global_norm_
+from twinstep.fast.kernels.adam import adamw_step_
+from twinstep.fast.kernels.reduce import global_norm_
 
 NUMEL = 2**31 + 4099
 PIECE = 2**26

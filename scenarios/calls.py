@@ -16,13 +16,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.accumulate import accumulate_
-from twinstep.fast.adam import adamw_step_
-from twinstep.fast.cast import cast_copy_
-from twinstep.fast.clip import clip_factor_, global_norm_
-from twinstep.fast.flatten import flatten_, unflatten_
-from twinstep.fast.mixed_step import mixed_step_
-from twinstep.fast.overflow import unscale_
+from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.adam import adamw_step_
+from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.kernels.clip import clip_factor_
+from twinstep.fast.kernels.mixed_step import mixed_step_
+from twinstep.fast.kernels.pack import flatten_, unflatten_
+from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.kernels.unscale import unscale_
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.registry.engines import Engine, engine_named, running

@@ -17,14 +17,14 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from twinstep.fast.bf16_optimizer import BF16Optimizer as FastBF16Optimizer
-from twinstep.fast.fp16_optimizer import FP16Optimizer as FastFP16Optimizer
-from twinstep.fast.fp16_unfused_optimizer import (
+from twinstep.fast.optimizers.bf16 import BF16Optimizer as FastBF16Optimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer as FastFP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import (
     FP16UnfusedOptimizer as FastFP16UnfusedOptimizer,
 )
-from twinstep.fast.fused_adam import FusedAdam as FastFusedAdam
-from twinstep.fast.fused_lamb import FusedLamb as FastFusedLamb
-from twinstep.fast.scalers import DynamicLossScale as FastDynamicLossScale
+from twinstep.fast.optimizers.fused_adam import FusedAdam as FastFusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb as FastFusedLamb
+from twinstep.fast.optimizers.scalers import DynamicLossScale as FastDynamicLossScale
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer

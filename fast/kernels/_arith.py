@@ -12,12 +12,12 @@ import triton.language as tl
 
 LR = tl.constexpr(0)
 WEIGHT_DECAY = tl.constexpr(1)
-FACTOR = tl.constexpr(2)
-SKIP = tl.constexpr(3)
+INV_SCALE = tl.constexpr(2)
+FOUND_INF = tl.constexpr(3)
 BETA1 = tl.constexpr(4)
 BETA2 = tl.constexpr(5)
-REST1 = tl.constexpr(6)
-REST2 = tl.constexpr(7)
+ONE_MINUS_BETA1 = tl.constexpr(6)
+ONE_MINUS_BETA2 = tl.constexpr(7)
 EPS = tl.constexpr(8)
 MOMENTUM = tl.constexpr(9)
 REST = tl.constexpr(10)
@@ -53,17 +53,17 @@ def step_pointers(steps, lane, mask, IS_TABLE: tl.constexpr):
 
 
 @triton.jit
-def store_adam_header(coefficients, lr, beta1, beta2, eps, weight_decay, factor, skip):
+def store_adam_header(coefficients, lr, beta1, beta2, eps, weight_decay, inv_scale, found_inf):
     """Round the float64 hyper-parameters of Adam once to fp32 and store them."""
     tl.store(coefficients + LR, lr.to(tl.float32))
     tl.store(coefficients + WEIGHT_DECAY, weight_decay.to(tl.float32))
-    tl.store(coefficients + FACTOR, factor)
-    tl.store(coefficients + SKIP, skip)
+    tl.store(coefficients + INV_SCALE, inv_scale)
+    tl.store(coefficients + FOUND_INF, found_inf)
     tl.store(coefficients + BETA1, beta1.to(tl.float32))
     tl.store(coefficients + BETA2, beta2.to(tl.float32))
     # 1 - beta in float64: in fp32, 1 - fp32(0.999) is off by 2e-5 of itself.
-    tl.store(coefficients + REST1, (1.0 - beta1).to(tl.float32))
-    tl.store(coefficients + REST2, (1.0 - beta2).to(tl.float32))
+    tl.store(coefficients + ONE_MINUS_BETA1, (1.0 - beta1).to(tl.float32))
+    tl.store(coefficients + ONE_MINUS_BETA2, (1.0 - beta2).to(tl.float32))
     tl.store(coefficients + EPS, eps.to(tl.float32))
 
 
@@ -75,7 +75,7 @@ def advance_adam_steps(
     tensors,
     beta1,
     beta2,
-    skip,
+    found_inf,
     BIAS_CORRECTION: tl.constexpr,
     IS_TABLE: tl.constexpr,
 ):
@@ -91,21 +91,21 @@ def advance_adam_steps(
     else:
         tl.store(pair, tl.full([LANES], 1.0, tl.float32), mask=mask)
         tl.store(pair + 1, tl.full([LANES], 1.0, tl.float32), mask=mask)
-    if skip == 0.0:
+    if found_inf == 0.0:
         tl.store(counters, t, mask=mask)
 
 
 @triton.jit
 def load_adam_coefficients(coefficients, slot):
-    """Return (factor, wd, b1, c1, b2, c2, k1, k2, eps, lr) as fp32 scalars."""
+    """Return (inv_scale, wd, b1, c1, b2, c2, k1, k2, eps, lr) as fp32 scalars."""
     pair = coefficients + HEADER + 2 * slot
     return (
-        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + INV_SCALE),
         tl.load(coefficients + WEIGHT_DECAY),
         tl.load(coefficients + BETA1),
-        tl.load(coefficients + REST1),
+        tl.load(coefficients + ONE_MINUS_BETA1),
         tl.load(coefficients + BETA2),
-        tl.load(coefficients + REST2),
+        tl.load(coefficients + ONE_MINUS_BETA2),
         tl.load(pair),
         tl.load(pair + 1),
         tl.load(coefficients + EPS),
@@ -127,12 +127,12 @@ def adam_tile(
     HAS_COPY: tl.constexpr,
 ):
     """One Adam step on one tile; `mask` is None where the whole tile exists."""
-    factor, wd, b1, c1, b2, c2, k1, k2, eps, lr = coefficients
+    inv_scale, wd, b1, c1, b2, c2, k1, k2, eps, lr = coefficients
     g = tl.load(grads + offsets, mask=mask).to(tl.float32)
     p = tl.load(params + offsets, mask=mask).to(tl.float32)
     m = tl.load(exp_avgs + offsets, mask=mask).to(tl.float32)
     v = tl.load(exp_avg_sqs + offsets, mask=mask).to(tl.float32)
-    g = g * factor
+    g = g * inv_scale
     if not DECOUPLED:
         g = g + wd * p
     m = b1 * m + c1 * g
@@ -151,9 +151,9 @@ def adam_tile(
 
 @triton.jit
 def load_sgd_coefficients(coefficients, slot):
-    """Return (factor, wd, momentum, rest, first, lr) as fp32 scalars."""
+    """Return (inv_scale, wd, momentum, rest, first, lr) as fp32 scalars."""
     return (
-        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + INV_SCALE),
         tl.load(coefficients + WEIGHT_DECAY),
         tl.load(coefficients + MOMENTUM),
         tl.load(coefficients + REST),
@@ -176,10 +176,10 @@ def sgd_tile(
     HAS_COPY: tl.constexpr,
 ):
     """One SGD step on one tile; `mask` is None where the whole tile exists."""
-    factor, wd, momentum, rest, first, lr = coefficients
+    inv_scale, wd, momentum, rest, first, lr = coefficients
     g = tl.load(grads + offsets, mask=mask).to(tl.float32)
     p = tl.load(params + offsets, mask=mask).to(tl.float32)
-    g = g * factor
+    g = g * inv_scale
     g = g + wd * p
     d = g
     if HAS_MOMENTUM:

@@ -11,11 +11,11 @@ from twinstep.fast.kernels._arith import (
     BETA1,
     BETA2,
     EPS,
-    FACTOR,
     HEADER,
+    INV_SCALE,
     LANES,
-    REST1,
-    REST2,
+    ONE_MINUS_BETA1,
+    ONE_MINUS_BETA2,
     WEIGHT_DECAY,
     power,
     step_pointers,
@@ -28,9 +28,9 @@ MIN_COEFF = tl.constexpr(12)
 
 
 @triton.jit
-def store_lamb_header(coefficients, beta1, beta2, eps, weight_decay, bounds, factor, skip):
+def store_lamb_header(coefficients, beta1, beta2, eps, weight_decay, bounds, inv_scale, found_inf):
     """Round the float64 hyper-parameters once to fp32 and store them; the rate is in the pairs."""
-    store_adam_header(coefficients, beta1, beta1, beta2, eps, weight_decay, factor, skip)
+    store_adam_header(coefficients, beta1, beta1, beta2, eps, weight_decay, inv_scale, found_inf)
     largest, smallest = bounds
     tl.store(coefficients + MAX_COEFF, largest.to(tl.float32))
     tl.store(coefficients + MIN_COEFF, smallest.to(tl.float32))
@@ -45,7 +45,7 @@ def advance_lamb_steps(
     lr,
     beta1,
     beta2,
-    skip,
+    found_inf,
     BIAS_CORRECTION: tl.constexpr,
     IS_TABLE: tl.constexpr,
 ):
@@ -59,20 +59,20 @@ def advance_lamb_steps(
         root = tl.sqrt(1.0 - power(beta2, t))
         size = (size * root) / (1.0 - power(beta1, t))
     tl.store(coefficients + HEADER + 2 * lane, size.to(tl.float32), mask=mask)
-    if skip == 0.0:
+    if found_inf == 0.0:
         tl.store(counters, t, mask=mask)
 
 
 @triton.jit
 def load_lamb_coefficients(coefficients):
-    """Return (factor, wd, b1, c1, b2, c2, eps) as fp32 scalars."""
+    """Return (inv_scale, wd, b1, c1, b2, c2, eps) as fp32 scalars."""
     return (
-        tl.load(coefficients + FACTOR),
+        tl.load(coefficients + INV_SCALE),
         tl.load(coefficients + WEIGHT_DECAY),
         tl.load(coefficients + BETA1),
-        tl.load(coefficients + REST1),
+        tl.load(coefficients + ONE_MINUS_BETA1),
         tl.load(coefficients + BETA2),
-        tl.load(coefficients + REST2),
+        tl.load(coefficients + ONE_MINUS_BETA2),
         tl.load(coefficients + EPS),
     )
 
@@ -90,8 +90,8 @@ def lamb_moments(
     params, grads, exp_avgs, exp_avg_sqs, offsets, mask, coefficients, EPS_INSIDE: tl.constexpr
 ):
     """Write one tile's moments; return its weights and its direction."""
-    factor, _, b1, c1, b2, c2, _ = coefficients
-    h = tl.load(grads + offsets, mask=mask).to(tl.float32) * factor
+    inv_scale, _, b1, c1, b2, c2, _ = coefficients
+    h = tl.load(grads + offsets, mask=mask).to(tl.float32) * inv_scale
     p = tl.load(params + offsets, mask=mask).to(tl.float32)
     m = b1 * tl.load(exp_avgs + offsets, mask=mask) + c1 * h
     v = b2 * tl.load(exp_avg_sqs + offsets, mask=mask) + (c2 * h) * h

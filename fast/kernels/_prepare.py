@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinstep.fast.dispatch import Jitted, cdiv, launch
 from twinstep.fast.kernels._arith import HEADER, LANES
-from twinstep.fast.tables import TableCache, step_table
+from twinstep.fast.runtime.dispatch import Jitted, cdiv, launch
+from twinstep.fast.runtime.tables import TableCache, address_table
 
 
 def prepared(
@@ -22,13 +22,13 @@ def prepared(
     size = HEADER.value + 2 * len(steps)
     coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
     is_table = len(steps) > 1
-    counters = step_table(steps, cache).data if is_table else (*steps, coefficients)[0]
+    counters = address_table(steps, cache).data if is_table else (*steps, coefficients)[0]
     launch(
         kernel,
         cdiv(len(steps), LANES.value),
         near,
         (counters, coefficients, *controls, len(steps)),
-        reaches=steps,
+        reaches=[steps],
         IS_TABLE=is_table,
         **options,
     )

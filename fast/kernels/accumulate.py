@@ -1,4 +1,4 @@
-"""Add gradients to accumulators, in fp32, rounding once.
+"""Gradient accumulation: a = fp32(a) + fp32(g), rounded once to the accumulator's dtype.
 
 Versions, and what each costs for fp32 accumulators and 16-bit gradients:
 
@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -23,7 +22,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_pairs
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import only_slot, tensor_tables
 
 
 @triton.jit
@@ -70,7 +71,18 @@ def accumulate_list_kernel(table, tensors: tl.int64, A: tl.constexpr, G: tl.cons
 
 
 def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-    """Write accumulators = round(fp32(accumulators) + fp32(grads))."""
+    """Add every gradient to its accumulator.
+
+    Args:
+        accumulators: fp32, fp16 or bf16, contiguous; written.
+        grads: of the same shapes, fp32, fp16 or bf16, contiguous.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: lengths, shapes or devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    require_pairs("accumulate_", {"accumulators": accumulators, "grads": grads})
     slot = only_slot([accumulators, grads])
     if slot is not None:
         accumulator, grad = accumulators[slot], grads[slot]
@@ -84,7 +96,7 @@ def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None
             table.chunks,
             table.data,
             (table.data, table.tensors),
-            reaches=[*accumulators, *grads],
+            reaches=[accumulators, grads],
             A=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
         )

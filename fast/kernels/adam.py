@@ -1,5 +1,10 @@
 """Adam (L2) and AdamW (decoupled), with an optional low-precision copy.
 
+    g = fp32(grad) * factor;  L2: g = g + wd * p
+    m = b1 * m + c1 * g;  v = b2 * v + (c2 * g) * g
+    u = (m / k1) / (sqrt(v / k2) + eps);  decoupled: u = u + wd * p
+    p = p - lr * u
+
 Versions, and what each costs for fp32 state, a 16-bit gradient and a 16-bit copy:
 
 1. flat: one tensor, addresses proven aligned by argument specialisation. Reads 2 + 4 + 4 + 4,
@@ -13,16 +18,15 @@ counters: a program of the update could not, since others still need the old cou
 block says skip, they return before touching anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._arith import (
+    FOUND_INF,
     LANES,
-    SKIP,
     adam_tile,
     advance_adam_steps,
     load_adam_coefficients,
@@ -39,7 +43,9 @@ from twinstep.fast.kernels._layout import (
     whole_tiles,
 )
 from twinstep.fast.kernels._prepare import prepared
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor", "found_inf")
 
@@ -63,15 +69,17 @@ def adam_prepare_kernel(
     IS_TABLE: tl.constexpr,
 ):
     """Form the coefficient block and advance the step counters, LANES for each program."""
-    skip = tl.load(found_inf)
+    found = tl.load(found_inf)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
     if tl.program_id(0) == 0:
         scale = tl.load(factor)
         wd = tl.load(weight_decay)
-        store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, scale, skip)
+        store_adam_header(coefficients, tl.load(lr), b1, b2, tl.load(eps), wd, scale, found)
     first = tl.program_id(0).to(tl.int64) * LANES
-    advance_adam_steps(steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE)
+    advance_adam_steps(
+        steps, coefficients, first, tensors, b1, b2, found, BIAS_CORRECTION, IS_TABLE
+    )
 
 
 @triton.jit(do_not_specialize=["numel", "slot"], do_not_specialize_on_alignment=["coefficients"])
@@ -91,9 +99,9 @@ def adam_flat_kernel(
 
     Named `param`: the function that Triton generates to launch a kernel overwrites `params`.
     """
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     c = load_adam_coefficients(coefficients, slot)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     start = tl.program_id(0).to(tl.int64) * CHUNK
     left = tl.minimum(numel - start, CHUNK).to(tl.int32)
@@ -120,7 +128,7 @@ def adam_list_kernel(
     HAS_COPY: tl.constexpr,
 ):
     """Every tensor of one dtype combination."""
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     DEPTH: tl.constexpr = 5 if HAS_COPY else 4
     tensor, start = chunk_of(table, tensors, DEPTH)
     numel, aligned, slot = facts_of(table, tensors, tensor, DEPTH)
@@ -130,7 +138,7 @@ def adam_list_kernel(
     v = address_of(table, tensors, tensor, 3)
     low = address_of(table, tensors, tensor, DEPTH - 1)
     c = load_adam_coefficients(coefficients, slot)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     left = tl.minimum(numel - start, CHUNK).to(tl.int32)
     whole = tl.where(aligned != 0, whole_tiles(left), 0)
@@ -197,14 +205,13 @@ def update_adam(
             HAS_COPY=has_copy,
         )
         return
-    reaches = [tensor for role in lists for tensor in role]
     for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache, shared=shared):
         launch(
             adam_list_kernel,
             table.chunks,
             table.data,
             (table.data, coefficients, table.tensors),
-            reaches=reaches,
+            reaches=lists,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
             M=TRITON_DTYPE[table.dtypes[2]],
@@ -231,11 +238,36 @@ def adam_step_(
     found_inf: Tensor,
     bias_correction: bool,
 ) -> None:
-    """Adam: decay of the parameters, added to the gradient (L2)."""
-    controls = (lr, beta1, beta2, eps, weight_decay, factor, found_inf)
-    coefficients = prepare_adam(steps, controls, bias_correction=bias_correction)
-    lists = [params, grads, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
-    update_adam(lists, coefficients, decoupled=False)
+    """Adam with L2 weight decay: the decay is part of the gradient, and so of both moments.
+
+    Args:
+        params: fp32 master weights, or fp16/bf16 weights without masters; contiguous, on one
+            device like everything else; written.
+        grads: fp32, fp16 or bf16.
+        exp_avgs: first moments, fp32; written.
+        exp_avg_sqs: second moments, fp32; written.
+        copies: low-precision model weights, or an empty list; written.
+        steps: completed steps, int64, shape (); written.
+        lr: learning rate, float64, shape (), like the four that follow.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added outside the square root.
+        weight_decay: of either sign.
+        factor: multiplies every gradient, fp32, shape ().
+        found_inf: not 0 skips the step, and nothing is written; fp32, shape ().
+        bias_correction: False uses 1 for both corrections.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: lengths, shapes or devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    controls = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
+    controls |= {"weight_decay": weight_decay, "factor": factor, "found_inf": found_inf}
+    lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
+    lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
+    require_step("adam_step_", lists, steps, controls)
+    _step(lists, steps, controls, bias_correction=bias_correction, decoupled=False)
 
 
 def adamw_step_(
@@ -255,8 +287,24 @@ def adamw_step_(
     found_inf: Tensor,
     bias_correction: bool,
 ) -> None:
-    """AdamW: decay of the parameters, outside the moments."""
-    controls = (lr, beta1, beta2, eps, weight_decay, factor, found_inf)
-    coefficients = prepare_adam(steps, controls, bias_correction=bias_correction)
-    lists = [params, grads, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
-    update_adam(lists, coefficients, decoupled=True)
+    """AdamW: the decay acts on the weights alone. Arguments and errors as in `adam_step_`."""
+    controls = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
+    controls |= {"weight_decay": weight_decay, "factor": factor, "found_inf": found_inf}
+    lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
+    lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
+    require_step("adamw_step_", lists, steps, controls)
+    _step(lists, steps, controls, bias_correction=bias_correction, decoupled=True)
+
+
+def _step(
+    lists: Mapping[str, Sequence[Tensor]],
+    steps: Sequence[Tensor],
+    controls: Mapping[str, Tensor],
+    *,
+    bias_correction: bool,
+    decoupled: bool,
+) -> None:
+    given = [controls[name] for name in CONTROLS]
+    coefficients = prepare_adam(steps, given, bias_correction=bias_correction)
+    *required, copies = lists.values()
+    update_adam([*required, *([copies] if len(copies) else [])], coefficients, decoupled=decoupled)

@@ -1,4 +1,4 @@
-"""Copy tensors into another precision, rounding once.
+"""Copies in another precision: c = fp32(s), rounded once to nearest even.
 
 Versions, and what each costs from fp32 to 16 bits:
 
@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -23,7 +22,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_pairs
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import only_slot, tensor_tables
 
 
 @triton.jit
@@ -70,7 +71,18 @@ def cast_list_kernel(table, tensors: tl.int64, S: tl.constexpr, C: tl.constexpr)
 
 
 def cast_copy_(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
-    """Write copies = round(fp32(sources)), to nearest even."""
+    """Write every source into its copy.
+
+    Args:
+        sources: fp32, fp16 or bf16, contiguous.
+        copies: of the same shapes, fp32, fp16 or bf16, contiguous; written.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: lengths, shapes or devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    require_pairs("cast_copy_", {"sources": sources, "copies": copies})
     slot = only_slot([sources, copies])
     if slot is not None:
         source, copy = sources[slot], copies[slot]
@@ -83,7 +95,7 @@ def cast_copy_(sources: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
             table.chunks,
             table.data,
             (table.data, table.tensors),
-            reaches=[*sources, *copies],
+            reaches=[sources, copies],
             S=TRITON_DTYPE[table.dtypes[0]],
             C=TRITON_DTYPE[table.dtypes[1]],
         )

@@ -1,5 +1,10 @@
 """The two clip formulas as one-program kernels over 0-dim tensors.
 
+    factor = 1 / (scale * c) if c > 1 else 1 / scale,  c = (norm / scale + 1e-6) / max_norm
+    factor = k if k < 1 else 1,                        k = max_norm / (norm + 1e-6)
+
+Neither clips where max_norm is 0 or less.
+
 Versions, and what each costs: one. The formula of a whole step is a device function, shared with
 the finalise kernel, which evaluates it without a launch of its own.
 """
@@ -8,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import launch
+from twinstep.fast.runtime.checks import require_controls
+from twinstep.fast.runtime.dispatch import launch
 
 EPSILON = tl.constexpr(1e-6)
 
@@ -39,10 +45,27 @@ def clip_coefficient_kernel(norm, max_norm, factor):
 
 
 def clip_factor_(*, norm: Tensor, scale: Tensor, max_norm: Tensor, factor: Tensor) -> None:
-    """Write factor = 1 / (scale * c), or 1 / scale; c = (norm / scale + 1e-6) / max_norm."""
+    """Write the factor that unscales and clips gradients which still carry the loss scale.
+
+    Args:
+        norm: of the gradients as stored, fp32, shape ().
+        scale: loss scale, float64, shape ().
+        max_norm: float64, shape ().
+        factor: fp32, shape (); written. A NaN norm does not clip.
+    """
+    controls = {"norm": norm, "scale": scale, "max_norm": max_norm, "factor": factor}
+    require_controls("clip_factor_", norm, controls)
     launch(clip_factor_kernel, 1, factor, (norm, scale, max_norm, factor), warps=1)
 
 
 def clip_coefficient_(*, norm: Tensor, max_norm: Tensor, factor: Tensor) -> None:
-    """Write factor = k if k < 1 else 1, k = max_norm / (norm + 1e-6)."""
+    """Write the factor that clips gradients which carry no scale.
+
+    Args:
+        norm: fp32, shape ().
+        max_norm: float64, shape ().
+        factor: fp32, shape (); written. A NaN norm gives 1, an infinite one 0.
+    """
+    controls = {"norm": norm, "max_norm": max_norm, "factor": factor}
+    require_controls("clip_coefficient_", norm, controls)
     launch(clip_coefficient_kernel, 1, factor, (norm, max_norm, factor), warps=1)

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import launch
 from twinstep.fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
 from twinstep.fast.kernels._lamb import advance_lamb_steps, store_lamb_header
 from twinstep.fast.kernels._limbs import INFINITY, NONFINITE, PADDED, largest_of, norm_of, sum_of
 from twinstep.fast.kernels.clip import unscale_and_clip
 from twinstep.fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
-from twinstep.fast.tables import SHARED, TableCache, step_table
+from twinstep.fast.runtime.dispatch import launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, address_table
 
 CONTROLS = (
     "lr",
@@ -52,16 +52,16 @@ def norm_of_kind(
     """Return (norm, found_inf) of the scaled gradients as fp32."""
     if NORM_MAX:
         value = largest_of(limbs)
-        skip = (value.to(tl.int32, bitcast=True) >= INFINITY).to(tl.float32)
+        found = (value.to(tl.int32, bitcast=True) >= INFINITY).to(tl.float32)
     elif NORM_1:
         # A sum that leaves fp32 is infinite, and is no overflow of a gradient.
         value = sum_of(limbs)
-        skip = (tl.load(limbs + NONFINITE) != 0).to(tl.float32)
+        found = (tl.load(limbs + NONFINITE) != 0).to(tl.float32)
     else:
-        value, skip = norm_of(limbs)
+        value, found = norm_of(limbs)
         if NORM_GIVEN:
             value = tl.load(norm)
-    return value, skip
+    return value, found
 
 
 @triton.jit(
@@ -100,8 +100,8 @@ def finalise_kernel(
     RULE: tl.constexpr,
     CONSECUTIVE: tl.constexpr,
     RAISE: tl.constexpr,
-    EARLY: tl.constexpr,
-    LATE: tl.constexpr,
+    GROW_ON_WINDOW: tl.constexpr,
+    UNSCALE_WITH_NEW: tl.constexpr,
     EXTERNAL: tl.constexpr,
     NORM_1: tl.constexpr,
     NORM_MAX: tl.constexpr,
@@ -110,11 +110,11 @@ def finalise_kernel(
     LAMB: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
-    scaled_norm, skip = norm_of_kind(limbs, norm, NORM_1, NORM_MAX, NORM_GIVEN)
+    scaled_norm, found = norm_of_kind(limbs, norm, NORM_1, NORM_MAX, NORM_GIVEN)
     s = tl.load(scale)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
-    overflow = skip != 0.0
+    overflow = found != 0.0
     new_scale = s
     if RULE == "dynamic":
         new_scale, new_iter, new_last, new_hysteresis, new_exhausted = dynamic_rule(
@@ -130,7 +130,7 @@ def finalise_kernel(
             tl.load(delayed_shift),
             CONSECUTIVE,
             RAISE,
-            EARLY,
+            GROW_ON_WINDOW,
         )
     elif RULE == "wrapper":
         new_scale, new_iter, new_last = wrapper_rule(
@@ -153,7 +153,7 @@ def finalise_kernel(
         )
     # The gradients carry the scale that they were made with, not the next one.
     applied = s
-    if LATE:
+    if UNSCALE_WITH_NEW:
         applied = new_scale
     if EXTERNAL:
         applied = tl.load(external)
@@ -162,9 +162,9 @@ def finalise_kernel(
     rate = tl.load(lr)
     if LAMB:
         bounds = (tl.load(max_coeff), tl.load(min_coeff))
-        store_lamb_header(coefficients, b1, b2, tl.load(eps), wd, bounds, factor, skip)
+        store_lamb_header(coefficients, b1, b2, tl.load(eps), wd, bounds, factor, found)
     else:
-        store_adam_header(coefficients, rate, b1, b2, tl.load(eps), wd, factor, skip)
+        store_adam_header(coefficients, rate, b1, b2, tl.load(eps), wd, factor, found)
     # Every thread reads limbs and state, one thread writes: no write may overtake a read.
     tl.debug_barrier()
     tl.store(limbs + tl.arange(0, PADDED), tl.zeros([PADDED], tl.int64))
@@ -172,7 +172,7 @@ def finalise_kernel(
         tl.store(norm, scaled_norm)
     else:
         tl.store(norm, (scaled_norm.to(tl.float64) / applied).to(tl.float32))
-    tl.store(found_inf, skip)
+    tl.store(found_inf, found)
     if RULE != "static":
         tl.store(scale, new_scale)
     if RULE == "dynamic" or RULE == "wrapper":
@@ -187,11 +187,11 @@ def finalise_kernel(
     while first < tensors:
         if LAMB:
             advance_lamb_steps(
-                steps, coefficients, first, tensors, rate, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+                steps, coefficients, first, tensors, rate, b1, b2, found, BIAS_CORRECTION, IS_TABLE
             )
         else:
             advance_adam_steps(
-                steps, coefficients, first, tensors, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+                steps, coefficients, first, tensors, b1, b2, found, BIAS_CORRECTION, IS_TABLE
             )
         first += LANES
 
@@ -201,8 +201,8 @@ class Finish:
     """What a whole step fixes for good.
 
     Attributes:
-        bias_correction: of the moments.
         rule: that moves the loss scale.
+        bias_correction: of the moments.
         consecutive_hysteresis: of the dynamic rule.
         raise_error_at_min_scale: of the dynamic rule.
         growth_counts_this_step: as in `contract.compat.Compat`, like the next.
@@ -212,10 +212,10 @@ class Finish:
         reports_scaled_norm: leave the norm of the scaled gradients there, not the unscaled one.
     """
 
-    bias_correction: bool
     rule: str
-    consecutive_hysteresis: bool
-    raise_error_at_min_scale: bool
+    bias_correction: bool = True
+    consecutive_hysteresis: bool = False
+    raise_error_at_min_scale: bool = False
     growth_counts_this_step: bool = False
     unscale_with_updated_scale: bool = False
     norm_kind: str = "2"
@@ -241,7 +241,7 @@ def finalise(
     """
     is_table = len(steps) > 1
     # Without tensors there is no counter to point at, and none is touched: any int64 will do.
-    counters = step_table(steps, cache).data if is_table else (*steps, limbs)[0]
+    counters = address_table(steps, cache).data if is_table else (*steps, limbs)[0]
     scale = controls[CONTROLS.index("scale")]
     further = (scale if external is None else external, *(bounds or (scale, scale)))
     launch(
@@ -249,14 +249,14 @@ def finalise(
         1,
         limbs,
         (limbs, counters, coefficients, len(steps), *controls, *further),
-        reaches=steps,
+        reaches=[steps],
         BIAS_CORRECTION=finish.bias_correction,
         IS_TABLE=is_table,
         RULE=finish.rule,
         CONSECUTIVE=finish.consecutive_hysteresis,
         RAISE=finish.raise_error_at_min_scale,
-        EARLY=finish.growth_counts_this_step,
-        LATE=finish.unscale_with_updated_scale,
+        GROW_ON_WINDOW=finish.growth_counts_this_step,
+        UNSCALE_WITH_NEW=finish.unscale_with_updated_scale,
         EXTERNAL=external is not None,
         NORM_1=finish.norm_kind == "1",
         NORM_MAX=finish.norm_kind == "inf",

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import launch
 from twinstep.fast.kernels._arith import advance_adam_steps, store_adam_header
 from twinstep.fast.kernels._limbs import INFINITY, PADDED, largest_of, norm_of, sum_of
 from twinstep.fast.kernels.clip import EPSILON
+from twinstep.fast.runtime.dispatch import launch
 
 CONTROLS = (
     "lr",

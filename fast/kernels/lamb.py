@@ -1,5 +1,11 @@
 """LAMB: Adam's moments, and a step as long as each tensor's norms allow.
 
+    h = fp32(grad) * factor
+    m = b1 * m + c1 * h;  v = b2 * v + (c2 * h) * h
+    u = m / (sqrt(v) + eps), or m / sqrt(v + eps);  u = u + wd * p
+    rho = max(min(|p| / |u|, max_coeff), min_coeff);  1 where either norm is 0
+    p = p - (a * rho) * u, a the step size with both bias corrections in it
+
 Four launches over tensors found through a pointer table:
 
 1. prepare: coefficients, and the step counters advance.
@@ -20,8 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, launch
-from twinstep.fast.kernels._arith import HEADER, LANES, SKIP
+from twinstep.fast.kernels._arith import FOUND_INF, HEADER, LANES
 from twinstep.fast.kernels._lamb import (
     advance_lamb_steps,
     lamb_direction,
@@ -34,7 +39,9 @@ from twinstep.fast.kernels._layout import TILE, address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import PADDED, add_tile
 from twinstep.fast.kernels._prepare import prepared
 from twinstep.fast.kernels.reduce import store_limbs
-from twinstep.fast.tables import SHARED, TableCache, tensor_tables
+from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
 
 CONTROLS = (
     "lr",
@@ -73,17 +80,17 @@ def lamb_prepare_kernel(
     IS_TABLE: tl.constexpr,
 ):
     """Form the coefficient block and advance the step counters, LANES for each program."""
-    skip = tl.load(found_inf)
+    found = tl.load(found_inf)
     rate = tl.load(lr)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
     if tl.program_id(0) == 0:
         bounds = (tl.load(max_coeff), tl.load(min_coeff))
         decay = tl.load(weight_decay)
-        store_lamb_header(coefficients, b1, b2, tl.load(eps), decay, bounds, tl.load(factor), skip)
+        store_lamb_header(coefficients, b1, b2, tl.load(eps), decay, bounds, tl.load(factor), found)
     first = tl.program_id(0).to(tl.int64) * LANES
     advance_lamb_steps(
-        steps, coefficients, first, tensors, rate, b1, b2, skip, BIAS_CORRECTION, IS_TABLE
+        steps, coefficients, first, tensors, rate, b1, b2, found, BIAS_CORRECTION, IS_TABLE
     )
 
 
@@ -109,14 +116,14 @@ def lamb_moments_kernel(
     EPS_INSIDE: tl.constexpr,
 ):
     """Moments, and the squares of weights and direction added to each tensor's two sums."""
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
     tensor, start, stop, numel, aligned, slot = span_of(table, tensors, 4)
     p = address_of(table, tensors, tensor, 0)
     g = address_of(table, tensors, tensor, 1)
     m = address_of(table, tensors, tensor, 2)
     v = address_of(table, tensors, tensor, 3)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     weights = tl.zeros([PADDED], tl.int64)
     directions = tl.zeros([PADDED], tl.int64)
@@ -159,8 +166,8 @@ def lamb_moments_kernel(
 @triton.jit(do_not_specialize_on_alignment=["coefficients", "ratios"])
 def lamb_ratio_kernel(coefficients, limbs, ratios, KEEPS: tl.constexpr):
     """The length of one tensor's step: its step size times its trust ratio, which may be kept."""
-    skip = tl.load(coefficients + SKIP)
-    if skip != 0.0:
+    found_inf = tl.load(coefficients + FOUND_INF)
+    if found_inf != 0.0:
         return
     slot = tl.program_id(0).to(tl.int64)
     rho = trust_ratio(limbs + 2 * PADDED * slot, coefficients)
@@ -182,7 +189,7 @@ def lamb_weights_kernel(
     HAS_COPY: tl.constexpr,
 ):
     """The weights, from the moments that `lamb_moments_kernel` left."""
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
     DEPTH: tl.constexpr = 4 if HAS_COPY else 3
     tensor, start, stop, numel, aligned, slot = span_of(table, tensors, DEPTH)
@@ -191,7 +198,7 @@ def lamb_weights_kernel(
     v = address_of(table, tensors, tensor, 2)
     low = address_of(table, tensors, tensor, DEPTH - 1)
     length = tl.load(coefficients + HEADER + 2 * slot + 1)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     while start < stop:
         at = start + tl.arange(0, TILE)
@@ -246,14 +253,13 @@ def update_lamb(
     params, _, exp_avgs, exp_avg_sqs = lists
     count = 1 if shared else len(params)
     limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
-    reaches = [tensor for role in (*lists, copies) for tensor in role]
     for table in tensor_tables(lists, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
             lamb_moments_kernel,
             table.chunks,
             table.data,
             (table.data, coefficients, limbs, table.tensors),
-            reaches=reaches,
+            reaches=lists,
             warps=SUM_WARPS,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
@@ -270,7 +276,7 @@ def update_lamb(
             table.chunks,
             table.data,
             (table.data, coefficients, table.tensors),
-            reaches=reaches,
+            reaches=written,
             P=TRITON_DTYPE[table.dtypes[0]],
             M=TRITON_DTYPE[table.dtypes[1]],
             C=TRITON_DTYPE[table.dtypes[-1]],
@@ -299,8 +305,40 @@ def lamb_step_(
     bias_correction: bool,
     eps_inside_sqrt: bool,
 ) -> None:
-    """LAMB: the length of each tensor's step follows its norm."""
-    controls = (lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff, factor, found_inf)
-    coefficients = prepare_lamb(steps, controls, bias_correction=bias_correction)
-    lists = (params, grads, exp_avgs, exp_avg_sqs)
-    update_lamb(lists, copies, coefficients, eps_inside_sqrt=eps_inside_sqrt)
+    """One step of LAMB; the norms are of whole tensors, so joining or cutting them matters.
+
+    Args:
+        params: weights of any shape, fp32, fp16 or bf16, contiguous, on one device like everything
+            else; written.
+        grads: fp32, fp16 or bf16.
+        exp_avgs: first moments, fp32; written.
+        exp_avg_sqs: second moments, fp32; written.
+        copies: low-precision model weights, or an empty list; written.
+        steps: completed steps, int64, shape (); written.
+        lr: learning rate, float64, shape (), like the six that follow.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: added to the square root, or under it.
+        weight_decay: of the direction, of either sign.
+        max_coeff: upper bound of the trust ratio.
+        min_coeff: lower bound of the trust ratio.
+        factor: multiplies every gradient, fp32, shape ().
+        found_inf: not 0 skips the step, and nothing is written; fp32, shape ().
+        bias_correction: False uses lr itself as the step size.
+        eps_inside_sqrt: True divides by sqrt(v + eps), False by sqrt(v) + eps.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: lengths, shapes or devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    controls = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
+    controls |= {"max_coeff": max_coeff, "min_coeff": min_coeff}
+    controls |= {"factor": factor, "found_inf": found_inf}
+    lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs}
+    lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
+    require_step("lamb_step_", lists, steps, controls)
+    given = [controls[name] for name in CONTROLS]
+    coefficients = prepare_lamb(steps, given, bias_correction=bias_correction)
+    *required, _ = lists.values()
+    update_lamb(required, copies, coefficients, eps_inside_sqrt=eps_inside_sqrt)

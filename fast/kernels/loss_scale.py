@@ -1,5 +1,15 @@
 """The loss-scale rules as one-program kernels over 0-dim tensors.
 
+With I = cur_iter, L = last_overflow_iter, q = I - L - 1:
+
+    dynamic   overflow: spend one of the hysteresis, or max(scale / factor, min_scale) once it is
+              spent; clean with q > 0 and q mod window = 0: scale * factor
+    wrapper   the same without hysteresis
+    torch     overflow: scale * backoff; clean step number interval in a row: scale * growth,
+              unless that is infinite in fp32
+
+Scales, factors and floors are float64, counters int64, found_inf is fp32; all have shape ().
+
 Versions, and what each costs: one. The rules themselves are device functions, shared with the
 finalise kernel of a whole step, which runs them without a launch of its own. No rule reads or
 writes more than its own few words, and none needs the host.
@@ -9,17 +19,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import launch
+from twinstep.fast.runtime.checks import require_controls
+from twinstep.fast.runtime.dispatch import launch
 
 
 @triton.jit
-def grows_now(cur_iter, last_overflow_iter, window, EARLY: tl.constexpr):
+def grows_now(cur_iter, last_overflow_iter, window, GROW_ON_WINDOW: tl.constexpr):
     """Say whether a full window of clean steps lies between the last overflow and this step.
 
-    EARLY counts this step as well (DeepSpeed 0.14).
+    GROW_ON_WINDOW counts this step as well (DeepSpeed 0.14).
     """
     clean = cur_iter - last_overflow_iter - 1
-    return (clean + 1) % window == 0 if EARLY else (clean > 0) & (clean % window == 0)
+    return (clean + 1) % window == 0 if GROW_ON_WINDOW else (clean > 0) & (clean % window == 0)
 
 
 @triton.jit
@@ -43,12 +54,12 @@ def dynamic_rule(
     shift,
     CONSECUTIVE: tl.constexpr,
     RAISE: tl.constexpr,
-    EARLY: tl.constexpr,
+    GROW_ON_WINDOW: tl.constexpr,
 ):
     """Return (scale, cur_iter, last, hysteresis, exhausted) after one step."""
     spent = (shift == 1) | (hysteresis == 1)
     shrinks = overflow & spent
-    grows = (~overflow) & grows_now(cur_iter, last, window, EARLY)
+    grows = (~overflow) & grows_now(cur_iter, last, window, GROW_ON_WINDOW)
     refills = grows
     if CONSECUTIVE:
         refills = ~overflow
@@ -192,14 +203,33 @@ def update_scale_dynamic_(
     consecutive_hysteresis: bool,
     raise_error_at_min_scale: bool,
 ) -> None:
-    """Dynamic rule with hysteresis; writes scale, both iterations, hysteresis and exhausted."""
-    state = (scale, cur_iter, last_overflow_iter, cur_hysteresis, exhausted, found_inf)
-    constants = (scale_factor, scale_window, min_scale, delayed_shift)
+    """One transition of the dynamic rule.
+
+    Args:
+        scale: the loss scale; written.
+        cur_iter: steps seen; written.
+        last_overflow_iter: cur_iter of the last overflow, or -1; written.
+        cur_hysteresis: overflows left before the scale shrinks; written.
+        exhausted: set to 1 by an overflow that needs a smaller scale than the floor, with
+            nothing else written; never cleared here.
+        found_inf: not 0 means overflow.
+        scale_factor: what the scale grows and shrinks by.
+        scale_window: clean steps between growths, at least 1.
+        min_scale: floor of shrinking.
+        delayed_shift: full hysteresis.
+        consecutive_hysteresis: refill the hysteresis on every clean step, not only on growth.
+        raise_error_at_min_scale: False stays at the floor silently.
+    """
+    state = {"scale": scale, "cur_iter": cur_iter, "last_overflow_iter": last_overflow_iter}
+    state |= {"cur_hysteresis": cur_hysteresis, "exhausted": exhausted, "found_inf": found_inf}
+    constants = {"scale_factor": scale_factor, "scale_window": scale_window}
+    constants |= {"min_scale": min_scale, "delayed_shift": delayed_shift}
+    require_controls("update_scale_dynamic_", scale, state | constants)
     launch(
         dynamic_kernel,
         1,
         scale,
-        (*state, *constants),
+        (*state.values(), *constants.values()),
         warps=1,
         CONSECUTIVE=consecutive_hysteresis,
         RAISE=raise_error_at_min_scale,
@@ -216,9 +246,12 @@ def update_scale_wrapper_(
     scale_window: Tensor,
     min_scale: Tensor,
 ) -> None:
-    """The FP16 wrappers' own rule; writes scale and both iterations."""
-    state = (scale, cur_iter, last_overflow_iter, found_inf)
-    launch(wrapper_kernel, 1, scale, (*state, scale_factor, scale_window, min_scale), warps=1)
+    """One transition of the wrapper rule; arguments as in `update_scale_dynamic_`."""
+    controls = {"scale": scale, "cur_iter": cur_iter, "last_overflow_iter": last_overflow_iter}
+    controls |= {"found_inf": found_inf, "scale_factor": scale_factor}
+    controls |= {"scale_window": scale_window, "min_scale": min_scale}
+    require_controls("update_scale_wrapper_", scale, controls)
+    launch(wrapper_kernel, 1, scale, tuple(controls.values()), warps=1)
 
 
 def update_scale_torch_(
@@ -230,7 +263,18 @@ def update_scale_torch_(
     backoff_factor: Tensor,
     growth_interval: Tensor,
 ) -> None:
-    """torch.amp.GradScaler's rule; writes scale and growth_tracker."""
-    state = (scale, growth_tracker, found_inf)
-    constants = (growth_factor, backoff_factor, growth_interval)
-    launch(torch_kernel, 1, scale, (*state, *constants), warps=1)
+    """One transition of torch's rule; a changed scale is rounded to fp32.
+
+    Args:
+        scale: the loss scale; written.
+        growth_tracker: clean steps in a row; written.
+        found_inf: not 0 means overflow.
+        growth_factor: what the scale grows by.
+        backoff_factor: what an overflow multiplies the scale by.
+        growth_interval: clean steps in a row between growths.
+    """
+    controls = {"scale": scale, "growth_tracker": growth_tracker, "found_inf": found_inf}
+    controls |= {"growth_factor": growth_factor, "backoff_factor": backoff_factor}
+    controls |= {"growth_interval": growth_interval}
+    require_controls("update_scale_torch_", scale, controls)
+    launch(torch_kernel, 1, scale, tuple(controls.values()), warps=1)

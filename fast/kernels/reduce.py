@@ -20,10 +20,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
+from twinstep.contract.tensors import FLOATS
 from twinstep.fast.kernels._layout import address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import LARGEST, NONFINITE, PADDED, add_tile, norm_of
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_controls, require_lists
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch, resident_programs
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 REDUCE_CHUNK = tl.constexpr(4096)  # elements whose squares are added at once
 SPAN = tl.constexpr(16384)  # elements for each entry of the pointer table
@@ -147,7 +149,7 @@ def reduce_gradients(
             resident_programs(limbs.device, table.chunks),
             limbs,
             (table.data, limbs, table.tensors, table.chunks),
-            reaches=grads,
+            reaches=[grads],
             G=TRITON_DTYPE[table.dtypes[0]],
             KIND=kind,
             warps=WARPS,
@@ -155,7 +157,21 @@ def reduce_gradients(
 
 
 def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:
-    """Write norm = fp32(sqrt(S)), S the exact sum of squares, and found_inf where non-finite."""
+    """Write norm = fp32(sqrt(S)), S the exact sum of squares, and whether any is not finite.
+
+    Args:
+        grads: fp32, fp16 or bf16, contiguous; read once.
+        norm: fp32, shape (); written. Any NaN gives NaN, otherwise any infinity gives +inf;
+            no elements give 0.0.
+        found_inf: fp32, shape (); set to 1.0, never cleared.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    require_lists("global_norm_", {"grads": grads}, {"grads": FLOATS}, norm)
+    require_controls("global_norm_", norm, {"norm": norm, "found_inf": found_inf})
     limbs = new_limbs(norm.device)
     reduce_gradients(grads, limbs)
     launch(norm_kernel, 1, norm, (limbs, norm, found_inf), warps=1)

@@ -1,5 +1,10 @@
 """SGD with momentum, dampening and Nesterov's look-ahead, with an optional low-precision copy.
 
+    g = fp32(grad) * factor + wd * p
+    b = g on a tensor's first step, else momentum * b + (1 - dampening) * g
+    d = g + momentum * b with Nesterov's look-ahead, else b;  d = g without momentum buffers
+    p = p - lr * d
+
 Versions, and what each costs for a 16-bit gradient, momentum and a 16-bit copy:
 
 1. flat: one tensor. Reads 2 + 4 + 4, writes 4 + 4 + 2 bytes per parameter: 20.
@@ -14,15 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
 from twinstep.fast.kernels._arith import (
-    FACTOR,
+    FOUND_INF,
     HEADER,
+    INV_SCALE,
     LANES,
     LR,
     MOMENTUM,
     REST,
-    SKIP,
     WEIGHT_DECAY,
     load_sgd_coefficients,
     sgd_tile,
@@ -39,7 +43,9 @@ from twinstep.fast.kernels._layout import (
     whole_tiles,
 )
 from twinstep.fast.kernels._prepare import prepared
-from twinstep.fast.tables import SHARED, TableCache, only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 CONTROLS = ("lr", "momentum", "dampening", "weight_decay", "factor", "found_inf")
 
@@ -61,12 +67,12 @@ def sgd_prepare_kernel(
     IS_TABLE: tl.constexpr,
 ):
     """Form the coefficient block and advance the step counters, LANES for each program."""
-    skip = tl.load(found_inf)
+    found = tl.load(found_inf)
     if tl.program_id(0) == 0:
         tl.store(coefficients + LR, tl.load(lr).to(tl.float32))
         tl.store(coefficients + WEIGHT_DECAY, tl.load(weight_decay).to(tl.float32))
-        tl.store(coefficients + FACTOR, tl.load(factor))
-        tl.store(coefficients + SKIP, skip)
+        tl.store(coefficients + INV_SCALE, tl.load(factor))
+        tl.store(coefficients + FOUND_INF, found)
         tl.store(coefficients + MOMENTUM, tl.load(momentum).to(tl.float32))
         tl.store(coefficients + REST, (1.0 - tl.load(dampening)).to(tl.float32))
     lane = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -74,7 +80,7 @@ def sgd_prepare_kernel(
     counters = step_pointers(steps, lane, mask, IS_TABLE)
     t = tl.load(counters, mask=mask, other=0) + 1
     tl.store(coefficients + HEADER + 2 * lane, (t == 1).to(tl.float32), mask=mask)
-    if skip == 0.0:
+    if found == 0.0:
         tl.store(counters, t, mask=mask)
 
 
@@ -95,9 +101,9 @@ def sgd_flat_kernel(
 
     Named `param`: the function that Triton generates to launch a kernel overwrites `params`.
     """
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     c = load_sgd_coefficients(coefficients, slot)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     start = tl.program_id(0).to(tl.int64) * CHUNK
     left = tl.minimum(numel - start, CHUNK).to(tl.int32)
@@ -124,7 +130,7 @@ def sgd_list_kernel(
     HAS_COPY: tl.constexpr,
 ):
     """Every tensor of one dtype combination."""
-    skip = tl.load(coefficients + SKIP)
+    found_inf = tl.load(coefficients + FOUND_INF)
     DEPTH: tl.constexpr = 2 + HAS_MOMENTUM + HAS_COPY
     tensor, start = chunk_of(table, tensors, DEPTH)
     numel, aligned, slot = facts_of(table, tensors, tensor, DEPTH)
@@ -133,7 +139,7 @@ def sgd_list_kernel(
     b = address_of(table, tensors, tensor, 1 + HAS_MOMENTUM)
     low = address_of(table, tensors, tensor, DEPTH - 1)
     c = load_sgd_coefficients(coefficients, slot)
-    if skip != 0.0:
+    if found_inf != 0.0:
         return
     left = tl.minimum(numel - start, CHUNK).to(tl.int32)
     whole = tl.where(aligned != 0, whole_tiles(left), 0)
@@ -189,14 +195,13 @@ def update_sgd(
     if slot is not None:
         _update_flat([role[slot] for role in lists], slot, coefficients, options)
         return
-    reaches = [tensor for role in lists for tensor in role]
     for table in tensor_tables(lists, chunk=CHUNK.value, cache=cache):
         launch(
             sgd_list_kernel,
             table.chunks,
             table.data,
             (table.data, coefficients, table.tensors),
-            reaches=reaches,
+            reaches=lists,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
             C=TRITON_DTYPE[table.dtypes[-1]],
@@ -221,9 +226,33 @@ def sgd_step_(
     found_inf: Tensor,
     nesterov: bool,
 ) -> None:
-    """SGD; without momentum buffers the gradient itself is the direction."""
-    controls = (lr, momentum, dampening, weight_decay, factor, found_inf)
-    coefficients = prepare_sgd(steps, controls)
+    """One SGD step.
+
+    Args:
+        params: fp32 master weights, or fp16/bf16 weights; contiguous; written.
+        grads: fp32, fp16 or bf16.
+        momentums: momentum buffers, fp32, or an empty list; written. What a buffer holds before
+            the tensor's first step is ignored.
+        copies: low-precision model weights, or an empty list; written.
+        steps: completed steps, int64, shape (); written.
+        lr: learning rate, float64, shape (), like the three that follow.
+        momentum: decay of the buffer.
+        dampening: 1 minus the weight of the gradient in the buffer.
+        weight_decay: added to the gradient (L2), of either sign.
+        factor: multiplies every gradient, fp32, shape ().
+        found_inf: not 0 skips the step, and nothing is written; fp32, shape ().
+        nesterov: look ahead by one step of the buffer.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: lengths, shapes or devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    given = {"params": params, "grads": grads, "momentums": momentums, "copies": copies}
+    controls = {"lr": lr, "momentum": momentum, "dampening": dampening}
+    controls |= {"weight_decay": weight_decay, "factor": factor, "found_inf": found_inf}
+    require_step("sgd_step_", given, steps, controls)
+    coefficients = prepare_sgd(steps, [controls[name] for name in CONTROLS])
     lists = [params, grads]
     lists += [optional for optional in (momentums, copies) if len(optional)]
     options = {

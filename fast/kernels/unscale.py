@@ -1,4 +1,7 @@
-"""Multiply gradients by 1 / scale in place and report overflow.
+"""Overflow: unscale gradients in place and notice those that were not finite.
+
+    found_inf = 1 if any stored gradient is inf or NaN, otherwise unchanged
+    g = fp32(g) * inv_scale, rounded once
 
 Versions, and what each costs:
 
@@ -14,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.contract.tensors import FLOATS
 from twinstep.fast.kernels._layout import (
     CHUNK,
     EDGE,
@@ -25,7 +28,9 @@ from twinstep.fast.kernels._layout import (
     pointer,
     whole_tiles,
 )
-from twinstep.fast.tables import only_slot, tensor_tables
+from twinstep.fast.runtime.checks import require_controls, require_lists
+from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 
 @triton.jit
@@ -92,20 +97,41 @@ def unscale_list_kernel(table, inv_scale, found_inf, tensors: tl.int64, G: tl.co
     raise_flag(found_inf, bad, bad_edge)
 
 
-def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
-    """Write grads = round(fp32(grads) * inv_scale); found_inf = 1 where one was not finite."""
+def unscale_gradients(
+    grads: Sequence[Tensor], inv_scale: Tensor, found_inf: Tensor, cache: TableCache = SHARED
+) -> None:
+    """Unscale gradients in place: one launch for each dtype. Arguments as in `unscale_`."""
     slot = only_slot([grads])
     if slot is not None:
         numel = grads[slot].numel()
         args = (grads[slot], inv_scale, found_inf, numel)
         launch(unscale_flat_kernel, cdiv(numel, CHUNK.value), inv_scale, args)
         return
-    for table in tensor_tables([grads], chunk=CHUNK.value):
+    for table in tensor_tables([grads], chunk=CHUNK.value, cache=cache):
         launch(
             unscale_list_kernel,
             table.chunks,
             inv_scale,
             (table.data, inv_scale, found_inf, table.tensors),
-            reaches=grads,
+            reaches=[grads],
             G=TRITON_DTYPE[table.dtypes[0]],
         )
+
+
+def unscale_(grads: Sequence[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
+    """Unscale gradients in place.
+
+    Args:
+        grads: fp32, fp16 or bf16, contiguous; written, also where they are not finite.
+        inv_scale: 1 / loss scale, fp32, shape ().
+        found_inf: fp32, shape (); set to 1.0, never cleared. The bits decide, before the
+            multiplication.
+
+    Raises:
+        TypeError: a dtype is not one of the above.
+        ValueError: devices differ, or a tensor is not contiguous.
+        RuntimeError: nothing here can run kernels on that device.
+    """
+    require_lists("unscale_", {"grads": grads}, {"grads": FLOATS}, inv_scale)
+    require_controls("unscale_", inv_scale, {"inv_scale": inv_scale, "found_inf": found_inf})
+    unscale_gradients(grads, inv_scale, found_inf)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels.accumulate import accumulate_flat_kernel
-from twinstep.fast.kernels.adam import adam_flat_kernel
 from twinstep.fast.kernels.cast import cast_flat_kernel
 from twinstep.fast.kernels.finalise_unscaled import CONTROLS, finalise_unscaled_kernel
-from twinstep.fast.kernels.lamb import lamb_ratio_kernel
 from twinstep.fast.kernels.reduce import reduce_flat_kernel
 from twinstep.fast.kernels.unscale import unscale_flat_kernel
+from twinstep.parity.proof.frozen_kernels import (
+    adam_flat_kernel,
+    lamb_ratio_kernel,
+)
 from twinstep.replay.corpus.case import Argument, Draw, Run, case
 
 

@@ -31,9 +31,8 @@ def preload() -> None:
             import_module(name)
     if find_spec("triton") is None:
         return
-    for launcher, public in FILES.values():
+    for launcher in FILES.values():
         import_module(f"twinstep.fast.kernels.{launcher}")
-        import_module(f"twinstep.fast.{public}")
     import_module("twinstep.replay")
     name_of_triton()
 

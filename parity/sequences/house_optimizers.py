@@ -8,19 +8,20 @@ from twinstep.parity.sequences.rules import TensorAdamRules
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.
 SCALED = (
-    *("_groups", "_inner", "_kind", "_norm", "_parallelism", "_pending", "_stale", "_step"),
-    *("_stepped", "_zeros", "groups", "loss_scaler", "optimizer", "overflow"),
+    *("_fixed", "_groups", "_inner", "_norm", "_pending", "_parallelism", "_stale", "_step"),
+    *("_stepped", "_without_experts", "_zeros"),
+    *("groups", "loss_scaler", "optimizer", "overflow"),
 )
 
 
 def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
-    from twinstep.fast.bf16_optimizer import BF16Optimizer
-    from twinstep.fast.fp16_optimizer import FP16Optimizer
-    from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-    from twinstep.fast.fused_adam import FusedAdam
-    from twinstep.fast.fused_lamb import FusedLamb
-    from twinstep.fast.scalers import DynamicLossScale, StaticLossScale
+    from twinstep.fast.optimizers.bf16 import BF16Optimizer
+    from twinstep.fast.optimizers.fp16 import FP16Optimizer
+    from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+    from twinstep.fast.optimizers.fused_adam import FusedAdam
+    from twinstep.fast.optimizers.fused_lamb import FusedLamb
+    from twinstep.fast.optimizers.scalers import DynamicLossScale, StaticLossScale
 
     if any(twin.name == "fast.FusedAdam" for twin in twins()):
         return
@@ -30,7 +31,7 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         rules=TensorAdamRules(),
-        private=("_blocks", "_cache"),
+        private=("_blocks", "_cache", "_fixed"),
         engines=("cuda", "replay"),
     )(FusedAdam)
     register_optimizer(
@@ -47,8 +48,8 @@ def register_our_optimizers() -> None:
         arithmetic="exact",
         dtypes=DTYPES,
         private=(
-            *("_inner", "_parallelism", "_pending", "_ranks", "_step", "_whole", "_hooks"),
-            *("_norm", "optimizer", "overflow", "timers"),
+            *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
+            *("optimizer", "overflow", "timers"),
         ),
         engines=("cuda", "replay"),
     )(BF16Optimizer)

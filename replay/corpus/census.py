@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
-from twinstep.replay.corpus.store import Corpus, Entry, read
+from twinstep.replay.corpus.store import ROOT, Corpus, Entry, read
 from twinstep.replay.isa.forms import without_hints
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.syntax import Kernel
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "replay-instructions.md"
+PAGE = ROOT / "docs/reference/replay-instructions.md"
 TARGETS = (80, 90, 100)
 _REFUSED = (
     ("mma, ldmatrix with .b8, wgmma, tcgen05", "tensor cores: `tl.dot` on every target"),

@@ -23,9 +23,8 @@ from typing import cast
 
 from twinstep.replay.corpus.case import CASES, Case
 from twinstep.replay.corpus.kernels import load
-from twinstep.replay.corpus.store import DATA, Corpus, Entry, write
+from twinstep.replay.corpus.store import DATA, ROOT, Corpus, Entry, write
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".corpus-venv"
 KEPT = "texts.jsonl"
 

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from twinstep.replay.corpus.text import Text
 
+_ABOVE = Path(__file__).resolve().parents
+ROOT = next((folder for folder in _ABOVE if (folder / "pyproject.toml").exists()), Path.cwd())
+"""The checkout, or the folder at hand where replay is installed without one."""
+
 DATA = Path(__file__).parent / "data"
 MANIFEST = DATA / "manifest.json"
 ARCHIVE = DATA / "ptx.tar.xz"

@@ -11,7 +11,7 @@ from torch import Tensor
 from twinstep.benchmarks import engines, graph, large, sanitizer, timing
 from twinstep.benchmarks.part import Broken
 from twinstep.benchmarks.state import apply, bits, controls, mixed_controls, new_state
-from twinstep.fast.adam import adamw_step_
+from twinstep.fast.kernels.adam import adamw_step_
 
 CPU = torch.device("cpu")
 

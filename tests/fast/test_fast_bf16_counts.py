@@ -115,13 +115,13 @@ def test_a_second_step_compiles_and_uploads_nothing(accumulation: torch.dtype) -
     twins = Twins([[(700,), (5,)], [(N,)]], clip_grad=0.5, grad_acc_dtype=accumulation)
     twins.backward(0)
     twins.step()
-    built = twins.fast._step._cache.built
+    built = twins.fast._step.cache.built
     twins.fast.set_lr(0.123)
     with compilations() as names:
         twins.backward(1)
         twins.fast.step()
     assert names == []
-    assert twins.fast._step._cache.built == built
+    assert twins.fast._step.cache.built == built
 
 
 def test_another_length_compiles_nothing() -> None:
@@ -136,8 +136,8 @@ def test_another_length_compiles_nothing() -> None:
 @pytest.mark.gpu
 def test_a_captured_step_replays_like_an_eager_one() -> None:
     """Not yet measured: no GPU was there when this was written."""
-    from twinstep.fast.bf16_optimizer import BF16Optimizer
-    from twinstep.fast.fused_adam import FusedAdam
+    from twinstep.fast.optimizers.bf16 import BF16Optimizer
+    from twinstep.fast.optimizers.fused_adam import FusedAdam
 
     def build() -> tuple[torch.nn.Parameter, BF16Optimizer]:
         param = torch.nn.Parameter(torch.arange(5000.0).to(BRAIN).cuda())

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import twinstep.contract.checkpoint.partitions
-import twinstep.fast.bf16_groups
-import twinstep.fast.bf16_optimizer
+import twinstep.fast.optimizers.bf16
+import twinstep.fast.optimizers.bf16_groups
 from tests.helpers.mesh import Mesh, on_mesh
 from tests.helpers.partitions import BRAIN, built, seen, trained
 from tests.helpers.ranks import Polite, in_turns
-from twinstep.fast.bf16_groups import PartitionedGroup
-from twinstep.fast.bf16_optimizer import BF16Optimizer
+from twinstep.fast.optimizers.bf16 import BF16Optimizer
+from twinstep.fast.optimizers.bf16_groups import PartitionedGroup
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("replay", "simulated")
 # The first group is smaller than the world: the second and the third rank own nothing of it.
 SIZES = (1, 0, 3, 6)
 OPTIONS: dict[str, Any] = {"sizes": SIZES, "clip_grad": 0.5, "allgather_bucket_size": 4}
-LAY_OUT, LAID_OUT = twinstep.fast.bf16_groups.lay_out, BF16Optimizer._laid_out
+LAY_OUT, LAID_OUT = twinstep.fast.optimizers.bf16_groups.partitioned_group, BF16Optimizer._laid_out
 LOAD = BF16Optimizer.load_state_dict
 
 
@@ -168,10 +168,10 @@ def cut_at_the_world(group: PartitionedGroup, pieces: list[Tensor]) -> Tensor:
     ("home", "name", "wrong", "run"),
     [
         (PartitionedGroup, "padding", property(padding_of_the_last_rank), "resumed"),
-        (twinstep.fast.bf16_optimizer, "lay_out", padding_of_a_dtype, "saved"),
+        (twinstep.fast.optimizers.bf16, "partitioned_group", padding_of_a_dtype, "saved"),
         (BF16Optimizer, "_laid_out", outer_rank, "crossed"),
         (BF16Optimizer, "clear_hp_grads", own_part_cleared, "resumed"),
-        (twinstep.fast.bf16_groups, "UNIT", 1, "resumed"),
+        (twinstep.fast.optimizers.bf16_groups, "UNIT", 1, "resumed"),
         (twinstep.contract.checkpoint.partitions, "recut", cut_at_the_world, "resumed"),
         (BF16Optimizer, "load_state_dict", gathered_first, "followed"),
     ],

@@ -156,9 +156,7 @@ def test_hooks_of_immediate_updates_can_be_removed() -> None:
 
 def test_what_only_the_reference_does_is_refused() -> None:
     params = SUBJECT.parameters(3)
-    with pytest.raises(
-        TypeError, match=r"is a SGD, but should be a twinstep.fast.fused_adam.FusedAdam"
-    ):
+    with pytest.raises(TypeError, match=r"is a SGD, but should be a fast.FusedAdam"):
         SUBJECT(params, inside="SGD")
     with pytest.raises(ValueError, match=r"norm_type=3.0, but should be 1, 2 or infinity"):
         SUBJECT(params, norm_type=3.0)

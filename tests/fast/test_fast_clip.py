@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.fast.clip import clip_coefficient_, clip_factor_, global_norm_
+from twinstep.fast.kernels.clip import clip_coefficient_, clip_factor_
+from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.operations import buffers, scales

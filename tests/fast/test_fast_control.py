@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.fast import control
-from twinstep.fast.control import DEVICE, HOST, SLOTS, ControlBlock, word_of
+from twinstep.fast.runtime import control
+from twinstep.fast.runtime.control import DEVICE, HOST, SLOTS, ControlBlock, word_of
 
 CPU = torch.device("cpu")
 

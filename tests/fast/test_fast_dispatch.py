@@ -7,8 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
-from twinstep.fast import dispatch
-from twinstep.fast.cast import cast_copy_
+from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.runtime import dispatch
 
 
 def pair() -> tuple[list[Tensor], list[Tensor]]:

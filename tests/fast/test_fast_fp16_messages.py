@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers.mesh import BADS, Counting, Idle, Mesh, Simulated, Training, on_mesh
 from tests.helpers.ranks import Meeting
-from twinstep.fast.fp16_optimizer import FP16Optimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-import twinstep.fast.collectives
+import twinstep.fast.optimizers.parallelism
 from tests.helpers.mesh import Experts, Unreduced, compared, engine, experts, norms_of_experts
-from twinstep.fast.fp16_optimizer import FP16Optimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
-SORTED, STEP = twinstep.fast.collectives.Ranks.gradients, FP16Optimizer.step
+SORTED, STEP = twinstep.fast.optimizers.parallelism.Parallelism.gradients, FP16Optimizer.step
 
 
 def without(**fields: Any) -> Callable[..., Any]:
@@ -117,8 +117,11 @@ def test_a_mistake_about_ranks_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shipped by some project (docs/reference/bugs.md): B17, C02, C10, C13, E07, E14, G32."""
-    homes: dict[str, Any] = {"gradients": twinstep.fast.collectives.Ranks, "step": FP16Optimizer}
-    monkeypatch.setattr(homes.get(name, twinstep.fast.collectives), name, wrong)
+    homes: dict[str, Any] = {
+        "gradients": twinstep.fast.optimizers.parallelism.Parallelism,
+        "step": FP16Optimizer,
+    }
+    monkeypatch.setattr(homes.get(name, twinstep.fast.optimizers.parallelism), name, wrong)
     with pytest.raises(AssertionError):
         compared(*world, **options)
 
@@ -127,5 +130,7 @@ def test_experts_that_are_added_over_their_copies_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = norms_of_experts("reference", [1.7] * 2, experts, 2.0)
-    monkeypatch.setattr(twinstep.fast.collectives.Ranks, "gradients", averaged_by_nobody)
+    monkeypatch.setattr(
+        twinstep.fast.optimizers.parallelism.Parallelism, "gradients", averaged_by_nobody
+    )
     assert norms_of_experts("fast", [1.7] * 2, experts, 2.0) != right

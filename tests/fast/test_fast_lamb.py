@@ -9,7 +9,7 @@ from torch import Tensor
 
 import twinstep.reference.lamb
 import twinstep.replay
-from twinstep.fast.lamb import lamb_step_
+from twinstep.fast.kernels.lamb import lamb_step_
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 

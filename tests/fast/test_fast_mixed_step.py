@@ -11,12 +11,17 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twinstep.contract.compat import Compat
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
-from twinstep.fast.kernels.finalise import CONTROLS
-from twinstep.fast.mixed_step import LossScaling, MixedStep, mixed_step_
+from twinstep.fast.kernels.finalise import Finish
+from twinstep.fast.kernels.mixed_step import mixed_step_
+from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
+from twinstep.fast.optimizers.scalers import LossScale, LossScaling
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
+from twinstep.parity.operations.steps import mixed_step
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -32,6 +37,52 @@ WRITTEN = (
     "found_inf",
 )
 RULES = ("static", "dynamic", "wrapper", "torch")
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
+CONSTANTS = ("max_norm", "scale_factor", "scale_window", "min_scale", "delayed_shift")
+CONTROLS = (*HYPER, *CONSTANTS, "backoff_factor", *WRITTEN)
+
+
+class Stepper:
+    """The driver of a step, around masters that are handed in."""
+
+    def __init__(
+        self,
+        lists: list[list[Tensor]],
+        scaling: LossScaling,
+        compat: Compat,
+        **options: Any,
+    ) -> None:
+        params, *_ = lists
+        self.lists, self.device = lists, params[0].device
+        self.steps = list(torch.zeros(len(params), dtype=torch.int64, device=self.device))
+        self.inner = FusedAdam(params, **options)
+        self.scaler = LossScale(scaling, scaling.rule, compat)
+        finish = Finish(
+            rule=scaling.rule,
+            consecutive_hysteresis=scaling.consecutive_hysteresis,
+            raise_error_at_min_scale=scaling.raise_error_at_min_scale,
+            growth_counts_this_step=compat.growth_counts_this_step,
+            unscale_with_updated_scale=compat.unscale_with_updated_scale,
+        )
+        self.driver = StepDriver(self.device, self.scaler, finish, 2.0)
+        self.sync_hyperparameters()
+
+    def sync_hyperparameters(self) -> None:
+        """Send changed hyper-parameters."""
+        self.driver.sync_hyperparameters(self.inner, 2.0)
+
+    def control(self, name: str) -> Tensor:
+        """A control, in whichever block it lies."""
+        (block,) = self.driver._hyper
+        return (block if name in HYPER else self.driver.control)[name]
+
+    def step(self, grads: list[Tensor]) -> None:
+        """Take one step."""
+        params, first, second, copies = self.lists
+        lists = [params, grads, first, second, *([copies] if copies else [])]
+        group = GroupTensors(lists=lists, steps=self.steps, bias_correction=True)
+        self.sync_hyperparameters()
+        self.driver.run(Gradients(shares=[NormBucket(tensors=grads)]), [group], self.inner)
 
 
 class Training:
@@ -45,19 +96,18 @@ class Training:
         self.copies = [p.to(low) for p in self.params] if low else []
         self.grad_dtype = low or FP32
         ours = [[t.clone() for t in role] for role in (self.params, *self.moments, self.copies)]
-        self.step = MixedStep(
-            *ours,
+        self.step = Stepper(
+            ours,
+            scaling,
+            Compat(**compat),
             lr=0.013,
             betas=(0.87, 0.987),
             eps=1e-7,
             weight_decay=0.03,
-            max_norm=2.0,
-            loss_scaling=scaling,
-            compat=Compat(**compat),
         )
         self.ours = ours
         self.lists = [self.params, *self.moments, self.copies, [torch.tensor(0) for _ in sizes]]
-        self.controls: dict[str, Any] = {name: self.step.control[name].clone() for name in CONTROLS}
+        self.controls: dict[str, Any] = {name: self.step.control(name).clone() for name in CONTROLS}
         self.options: dict[str, Any] = {
             "adam_w_mode": True,
             "bias_correction": True,
@@ -80,7 +130,7 @@ class Training:
     def both(self, grads: list[Tensor]) -> None:
         """Step both sides and compare everything that a step writes."""
         params, exp_avgs, exp_avg_sqs, copies, steps = self.lists
-        results: Any = steps.mixed_step(
+        results: Any = mixed_step(
             params,
             grads,
             exp_avgs,
@@ -98,7 +148,7 @@ class Training:
             for one, other in zip(ours, theirs, strict=True):
                 assert bool(same(one, other).all()), (one, other)
         for name in WRITTEN:
-            assert bool(same(self.step.control[name], self.controls[name])), name
+            assert bool(same(self.step.control(name), self.controls[name])), name
 
 
 @pytest.mark.parametrize("low", [None, FP16, BF16])
@@ -126,15 +176,15 @@ def test_an_overflow_at_the_floor_stops_the_rule_until_the_host_has_seen_it() ->
     training = Training([5], FP16, scaling)
     training.both(training.grads(0, math.inf))
     with pytest.raises(MinimumLossScale, match=r"overflow at loss scale 1\.0"):
-        training.step.raise_if_exhausted()
+        training.step.scaler.raise_if_exhausted()
+    training.controls["exhausted"].zero_()
     training.both(training.grads(1))
 
 
 def test_changed_hyper_parameters_reach_the_next_step() -> None:
     training = Training([600], FP16, LossScaling(init_scale=4.0))
     training.both(training.grads(0))
-    training.step.control.set("lr", 0.5)
-    training.step.control.set("beta1", 0.2)
+    training.step.inner.param_groups[0] |= {"lr": 0.5, "betas": (0.2, 0.987)}
     training.controls["lr"] = torch.tensor(0.5, dtype=torch.float64)
     training.controls["beta1"] = torch.tensor(0.2, dtype=torch.float64)
     training.both(training.grads(1))
@@ -202,11 +252,11 @@ def test_a_second_step_compiles_and_uploads_nothing(sizes: list[int]) -> None:
     training = Training(sizes, FP16, LossScaling())
     grads = training.grads(0)
     training.step.step(grads)
-    built = training.step._workspace.cache.built
+    built = training.step.driver.cache.built
     with compilations() as names:
         training.step.step(grads)
     assert names == []
-    assert training.step._workspace.cache.built == built
+    assert training.step.driver.cache.built == built
 
 
 def test_another_length_compiles_nothing() -> None:
@@ -223,9 +273,8 @@ def test_the_function_over_loose_controls_equals_the_reference() -> None:
     training = Training([700, 3], BF16, LossScaling(init_scale=8.0))
     params, exp_avgs, exp_avg_sqs, copies, steps = training.lists
     grads = training.grads(3)
-    twin = steps.mixed_step
     options = training.controls | training.options
-    want: Any = twin(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)
+    want: Any = mixed_step(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)
     mixed_step_(params, grads, exp_avgs, exp_avg_sqs, copies, steps, **options)
     for ours, theirs in zip((params, exp_avgs, exp_avg_sqs, copies, steps), want[:5], strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -236,11 +285,11 @@ def test_the_function_over_loose_controls_equals_the_reference() -> None:
 
 @pytest.mark.gpu
 def test_a_captured_step_replays_like_an_eager_one() -> None:
-    def build() -> tuple[list[list[Tensor]], MixedStep]:
+    def build() -> tuple[list[list[Tensor]], Stepper]:
         params = [moderate(n, n, FP32).cuda() for n in (5000, 77)]
         zeros = [[torch.zeros_like(p) for p in params] for _ in range(2)]
         lists = [params, *zeros, [p.half() for p in params]]
-        return lists, MixedStep(*lists, max_norm=1.0, loss_scaling=LossScaling(init_scale=4.0))
+        return lists, Stepper(lists, LossScaling(init_scale=4.0), CORRECT)
 
     (eager, one), (captured, other) = build(), build()
     grads = [moderate(p.numel(), 7, FP16).cuda() for p in eager[0]]

@@ -79,7 +79,7 @@ def state(grad: str, copy: str) -> dict[str, str]:
 
 BF16 = {"P": tl.float32, "G": tl.bfloat16, "M": tl.float32, "C": tl.bfloat16}
 WHOLE = {"BIAS_CORRECTION": True, "IS_TABLE": True, "CONSECUTIVE": False, "RAISE": True}
-COMPAT = {"EARLY": False, "LATE": False}
+COMPAT = {"GROW_ON_WINDOW": False, "UNSCALE_WITH_NEW": False}
 NORMS = {"NORM_1": False, "NORM_MAX": False, "NORM_GIVEN": False, "NORM_SCALED": False}
 WRAPPED = {"EXTERNAL": False, "LAMB": False, **NORMS}
 ADAM = {"DECOUPLED": True, "HAS_COPY": True}

@@ -11,7 +11,7 @@ import torch
 import twinstep.reference.optimizers.scalers
 from twinstep.contract.compat import Compat
 from twinstep.contract.errors import MinimumLossScale
-from twinstep.fast.scalers import DynamicLossScale, StaticLossScale
+from twinstep.fast.optimizers.scalers import DynamicLossScale, StaticLossScale
 from twinstep.golden.trace import Trace, read_all
 
 pytestmark = pytest.mark.usefixtures("replay")

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.fast.accumulate import accumulate_
-from twinstep.fast.cast import cast_copy_
-from twinstep.fast.flatten import flatten_, unflatten_
-from twinstep.fast.loss_scale import (
+from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.kernels.loss_scale import (
     update_scale_dynamic_,
     update_scale_torch_,
     update_scale_wrapper_,
 )
-from twinstep.fast.overflow import unscale_
+from twinstep.fast.kernels.pack import flatten_, unflatten_
+from twinstep.fast.kernels.unscale import unscale_
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.operations import buffers, scales

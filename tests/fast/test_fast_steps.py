@@ -9,8 +9,8 @@ from torch import Tensor
 
 import twinstep.reference.adam
 import twinstep.reference.sgd
-from twinstep.fast.adam import adam_step_, adamw_step_
-from twinstep.fast.sgd import sgd_step_
+from twinstep.fast.kernels.adam import adam_step_, adamw_step_
+from twinstep.fast.kernels.sgd import sgd_step_
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.parity.expected.ulp import same
 

@@ -5,14 +5,15 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels.pack import offsets_of, region_table
-from twinstep.fast.tables import (
-    StepTable,
+from twinstep.fast.runtime.tables import (
+    AddressTable,
+    FixedLists,
     TableCache,
     TensorTable,
+    address_table,
     chunk_pairs,
     live_tensors,
     reachable,
-    step_table,
     tensor_tables,
 )
 
@@ -117,6 +118,24 @@ def test_a_table_is_rebuilt_when_what_it_says_changes(other: object) -> None:
     assert cache.built == 2
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: tensor.t(),
+        lambda tensor: tensor[:1],
+    ],
+)
+def test_fixed_lists_are_made_anew_when_memory_or_layout_changes(other: object) -> None:
+    fixed, param = FixedLists(), torch.zeros(3, 4)
+    made = fixed.of([param], lambda: [[param]])
+    assert fixed.of([param.detach()], lambda: [[param]]) is made
+    assert callable(other)
+    changed = other(param)
+    assert fixed.of([changed], lambda: [[changed]])[0][0] is changed
+
+
 def test_a_cache_forgets_what_was_used_longest_ago() -> None:
     cache = TableCache(limit=2)
     kept = [[torch.zeros(4)], [torch.zeros(5)], [torch.zeros(6)]]
@@ -129,15 +148,15 @@ def test_a_cache_forgets_what_was_used_longest_ago() -> None:
 
 def test_step_counters_are_found_through_their_addresses() -> None:
     steps = [torch.tensor(3), torch.tensor(4)]
-    table = step_table(steps, TableCache())
-    assert isinstance(table, StepTable)
+    table = address_table(steps, TableCache())
+    assert isinstance(table, AddressTable)
     assert table.data.tolist() == [step.data_ptr() for step in steps]
 
 
 def test_tensors_are_live_only_while_a_launch_may_reach_them() -> None:
     tensors: list[Tensor] = [torch.zeros(1)]
     assert live_tensors() == []
-    with reachable(tensors):
+    with reachable([tensors]):
         assert live_tensors()[0] is tensors[0]
     assert live_tensors() == []
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.battery import Subject, Twins, fill, observed
 from twinstep.contract.errors import MinimumLossScale
-from twinstep.fast.scalers import DynamicLossScale
+from twinstep.fast.optimizers.scalers import DynamicLossScale
 
 pytestmark = pytest.mark.usefixtures("replay")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import twinstep.fast.bf16_optimizer
-import twinstep.fast.fp16_optimizer
-import twinstep.fast.fp16_unfused_optimizer
-import twinstep.fast.fused_adam
-import twinstep.fast.fused_lamb
-import twinstep.fast.scalers
+import twinstep.fast.optimizers.bf16
+import twinstep.fast.optimizers.fp16
+import twinstep.fast.optimizers.fp16_unfused
+import twinstep.fast.optimizers.fused_adam
+import twinstep.fast.optimizers.fused_lamb
+import twinstep.fast.optimizers.scalers
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
@@ -22,13 +22,13 @@ PLAIN = ("FusedAdam", "FusedLamb")
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 CLASSES: dict[str, dict[str, Any]] = {
     "fast": {
-        "FusedAdam": twinstep.fast.fused_adam.FusedAdam,
-        "FusedLamb": twinstep.fast.fused_lamb.FusedLamb,
-        "FP16Optimizer": twinstep.fast.fp16_optimizer.FP16Optimizer,
-        "FP16UnfusedOptimizer": twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-        "BF16Optimizer": twinstep.fast.bf16_optimizer.BF16Optimizer,
-        "StaticLossScale": twinstep.fast.scalers.StaticLossScale,
-        "DynamicLossScale": twinstep.fast.scalers.DynamicLossScale,
+        "FusedAdam": twinstep.fast.optimizers.fused_adam.FusedAdam,
+        "FusedLamb": twinstep.fast.optimizers.fused_lamb.FusedLamb,
+        "FP16Optimizer": twinstep.fast.optimizers.fp16.FP16Optimizer,
+        "FP16UnfusedOptimizer": twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+        "BF16Optimizer": twinstep.fast.optimizers.bf16.BF16Optimizer,
+        "StaticLossScale": twinstep.fast.optimizers.scalers.StaticLossScale,
+        "DynamicLossScale": twinstep.fast.optimizers.scalers.DynamicLossScale,
     },
     "reference": {
         "FusedAdam": twinstep.reference.optimizers.fused_adam.FusedAdam,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.moments import StateDict
-from twinstep.fast.collectives import Gradients
-from twinstep.fast.fp16_optimizer import FP16Optimizer
-from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.parallelism import Gradients
 
 
 class SaysItStepped(FP16Optimizer):
@@ -20,7 +21,7 @@ class SaysItStepped(FP16Optimizer):
     @property
     def overflow(self) -> bool:
         """Never."""
-        self._settle()
+        self._sync_state()
         return False
 
 
@@ -101,15 +102,9 @@ class NormOfTheFirstBackward(FP16Optimizer):
             grads = [param.grad for param in self._params()]
             self._first = [None if grad is None else grad.clone() for grad in grads]
 
-    def _gradients(self, params: Any, *, without_experts: bool = False) -> Gradients:
-        whole = [param.grad for param in params]
-        for param, grad in zip(params, self._first or whole, strict=True):
-            param.grad = grad
-        found = super()._gradients(params, without_experts=without_experts)
-        for param, grad in zip(params, whole, strict=True):
-            param.grad = grad
-        self._first = None
-        return found
+    def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
+        first, self._first = self._first, None
+        return super()._gradients(params, grads if first is None else first)
 
 
 class EditsDeadGroups(FP16Optimizer):

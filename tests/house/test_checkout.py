@@ -30,8 +30,3 @@ def test_a_package_under_its_bare_name_is_refused_in_one_sentence(name: str) -> 
     sys.modules.pop(name, None)
     with pytest.raises(ImportError, match=f"^import twinstep.{name}, not {name}$"):
         importlib.import_module(name)
-
-
-def test_no_test_folder_is_a_package() -> None:
-    """With an `__init__.py`, tests/reference/ could be imported in place of a package."""
-    assert not list((ROOT / "tests").rglob("__init__.py"))

@@ -71,7 +71,7 @@ def test_no_call_imports_what_stands_above() -> None:
         "import numpy",
         "import torch, triton.language as tl",
         "from hypothesis import given",
-        "def f():\n    from twinstep.fast.adam import adam_step_",
+        "def f():\n    from twinstep.fast.kernels.adam import adam_step_",
         "from . import clip",
     ],
 )

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import twinstep.fast.bf16_optimizer
-import twinstep.fast.fp16_optimizer
-import twinstep.fast.fp16_unfused_optimizer
-import twinstep.fast.fused_adam
+import twinstep.fast.optimizers.bf16
+import twinstep.fast.optimizers.fp16
+import twinstep.fast.optimizers.fp16_unfused
+import twinstep.fast.optimizers.fused_adam
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
@@ -42,15 +42,15 @@ pytestmark = [
 ]
 HALF, BRAIN = torch.float16, torch.bfloat16
 CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
-    ("fast", "flat"): twinstep.fast.fp16_optimizer.FP16Optimizer,
-    ("fast", "unfused"): twinstep.fast.fp16_unfused_optimizer.FP16UnfusedOptimizer,
-    ("fast", "bf16"): twinstep.fast.bf16_optimizer.BF16Optimizer,
+    ("fast", "flat"): twinstep.fast.optimizers.fp16.FP16Optimizer,
+    ("fast", "unfused"): twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
+    ("fast", "bf16"): twinstep.fast.optimizers.bf16.BF16Optimizer,
     ("reference", "flat"): twinstep.reference.optimizers.fp16.FP16Optimizer,
     ("reference", "unfused"): twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
     ("reference", "bf16"): twinstep.reference.optimizers.bf16.BF16Optimizer,
 }
 ADAMS = {
-    "fast": twinstep.fast.fused_adam.FusedAdam,
+    "fast": twinstep.fast.optimizers.fused_adam.FusedAdam,
     "reference": twinstep.reference.optimizers.fused_adam.FusedAdam,
 }
 KINDS = pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])

@@ -167,7 +167,7 @@ BAD = [
     "x = g.item()",
     "x = g.tolist()",
     "import numpy",
-    "from twinstep.fast.adam import adam_step_",
+    "from twinstep.fast.kernels.adam import adam_step_",
     "import triton.language as tl",
 ]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from twinstep import fast
-from twinstep.fast.tables import SHARED
+from twinstep.fast.runtime.tables import SHARED
 from twinstep.parity.operations.operation import LAYOUTS
 from twinstep.parity.proof.mutate.sites import PACKAGE, Mutant
 from twinstep.parity.registry.house_kernels import FILES, GPU_ENGINES
@@ -81,7 +81,7 @@ def kernel_of(operation: str) -> Kernel:
     """The launcher of an operation as it is importable now, with everything that ours claims."""
     from twinstep.parity.operations.table import operation_named
 
-    module = importlib.import_module(f"{PACKAGE}.{FILES[operation][0]}")
+    module = importlib.import_module(f"{PACKAGE}.{FILES[operation]}")
     contract = operation_named(operation, module.__name__)
     with registrations() as collected:
         register(

@@ -127,7 +127,7 @@ def operations_by_function() -> dict[tuple[str, str], tuple[str, ...]]:
     for operation in HOUSE:
         if operation.name not in FILES:
             continue
-        waiting, seen = [(FILES[operation.name][0], f"{operation.name}_")], set()
+        waiting, seen = [(FILES[operation.name], f"{operation.name}_")], set()
         while waiting:
             place = waiting.pop()
             if place in seen:

@@ -22,7 +22,7 @@ SHELF: list[Peer] = []
 
 @peer(SHELF, "unscale", package="torch", dtypes=("fp32", "fp16", "bf16"))
 def torch_unscale(call: UnscaleCall) -> None:
-    """GradScaler.unscale_: the operator behind it, over all gradients at once."""
+    """GradScaler.unscale_: the operator that it calls, over all gradients at once."""
     found = call.found_inf.reshape(1)
     if call.grads:
         torch._amp_foreach_non_finite_check_and_unscale_(call.grads, found, call.inv_scale)
@@ -30,7 +30,7 @@ def torch_unscale(call: UnscaleCall) -> None:
 
 @peer(SHELF, "update_scale_torch", package="torch")
 def torch_update_scale(call: TorchScaleCall) -> None:
-    """GradScaler.update: the operator behind it, scale in fp32 and tracker in int32."""
+    """GradScaler.update: the operator that it calls, scale in fp32 and tracker in int32."""
     scale = call.scale.to(torch.float32)
     tracker = call.growth_tracker.to(torch.int32)
     torch._amp_update_scale_(

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from twinstep.contract.compat import CORRECT, Compat
-from twinstep.fast.bf16_optimizer import BF16Optimizer
-from twinstep.fast.fp16_optimizer import FP16Optimizer
-from twinstep.fast.fp16_unfused_optimizer import FP16UnfusedOptimizer
-from twinstep.fast.fused_adam import FusedAdam
-from twinstep.fast.fused_lamb import FusedLamb
-from twinstep.fast.scalers import DynamicLossScale, LossScale, StaticLossScale
+from twinstep.fast.optimizers.bf16 import BF16Optimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.scalers import DynamicLossScale, LossScale, StaticLossScale
 
 Step = Callable[[], None]
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 import triton
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.proof.gates.compile.optimizers import steps
 from twinstep.parity.registry.kernels import Kernel
@@ -157,35 +158,27 @@ def _launch(kernel: Kernel, dtype: str, layout: str) -> None:
     absent = (False, True) if any(a.optional for a in operation.lists) else (False,)
     for options, left_out in itertools.product(option_sets(operation), absent):
         recipe = Recipe(layout=layout or "flat", sizes=sizes, options=options, absent=left_out)
-        case = expand(operation, dtype, recipe)
+        case = generate(operation, dtype, recipe)
         kernel(*case.lists.values(), **case.controls, **case.options)
 
 
 def _launch_compat(kernel: Kernel) -> None:
     """The programs of a whole step that only `contract.compat.Compat` switches on."""
-    from twinstep.fast.kernels.finalise import CONTROLS, Finish
-    from twinstep.fast.kernels.mixed_step import new_workspace, run_mixed_step
+    from twinstep.fast.kernels.finalise import CONTROLS, Finish, finalise
+    from twinstep.fast.kernels.mixed_step import new_coefficients
+    from twinstep.fast.kernels.reduce import new_limbs
+    from twinstep.fast.runtime.control import ControlBlock
 
-    recipe = Recipe(layout="flat", sizes=(32,))
-    case = expand(kernel.operation, kernel.dtypes[0], recipe)
-    *lists, copies, steps = case.lists.values()
+    device = torch.device("cpu")
+    block = ControlBlock(device, {})
+    controls, steps = [block[name] for name in CONTROLS], [torch.tensor(0)]
     for rule in _choices(kernel.operation, "rule"):
         finish = Finish(
-            bias_correction=True,
             rule=str(rule),
-            consecutive_hysteresis=False,
-            raise_error_at_min_scale=False,
             growth_counts_this_step=True,
             unscale_with_updated_scale=True,
         )
-        run_mixed_step(
-            [*lists, *([copies] if copies else [])],
-            steps,
-            [case.controls[name] for name in CONTROLS],
-            new_workspace(case.controls["scale"].device, len(steps)),
-            finish,
-            adam_w_mode=True,
-        )
+        finalise(new_limbs(device), steps, new_coefficients(device, 1), controls, finish)
 
 
 def option_sets(operation: Operation) -> list[dict[str, OptionValue]]:

@@ -1,0 +1,194 @@
+"""Our optimizers under DeepSpeed 0.19.8's names and signatures, positional arguments included.
+
+Each function builds the class of `fast` that does the same; arguments that only ours have are
+keywords of that class. `FusedAdam` takes the first nine arguments of apex's `FusedAdam`, too.
+Behaviour is correct by default; `compat=Compat.deepspeed()` brings that of 0.19.8 back.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import twinstep.fast.optimizers.fused_adam
+import twinstep.fast.optimizers.fused_lamb
+from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import Number
+from twinstep.contract.parallel import Engine, ModelParallelUnit
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.optimizers.bf16 import BF16Optimizer
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.scalers import LossScale
+
+
+class BF16Config(Protocol):
+    """The part of DeepSpeed's bf16 configuration that is asked for."""
+
+    immediate_grad_update: bool
+
+
+def FusedAdam(
+    params: Iterable[Tensor] | Iterable[ParamGroup],
+    lr: Number = 1e-3,
+    bias_correction: bool = True,
+    betas: tuple[Number, Number] = (0.9, 0.999),
+    eps: Number = 1e-8,
+    adam_w_mode: bool = True,
+    weight_decay: Number = 0.0,
+    amsgrad: bool = False,
+    set_grad_none: bool = True,
+    *,
+    compat: Compat = CORRECT,
+) -> twinstep.fast.optimizers.fused_adam.FusedAdam:
+    """A `fast.FusedAdam`."""
+    return twinstep.fast.optimizers.fused_adam.FusedAdam(
+        params,
+        lr=lr,
+        bias_correction=bias_correction,
+        betas=betas,
+        eps=eps,
+        adam_w_mode=adam_w_mode,
+        weight_decay=weight_decay,
+        amsgrad=amsgrad,
+        set_grad_none=set_grad_none,
+        compat=compat,
+    )
+
+
+def FusedLamb(
+    params: Iterable[Tensor] | Iterable[ParamGroup],
+    lr: Number = 1e-3,
+    bias_correction: bool = True,
+    betas: tuple[Number, Number] = (0.9, 0.999),
+    eps: Number = 1e-8,
+    eps_inside_sqrt: bool = False,
+    weight_decay: Number = 0.0,
+    max_grad_norm: float = 0.0,
+    max_coeff: Number = 10.0,
+    min_coeff: Number = 0.01,
+    amsgrad: bool = False,
+    *,
+    compat: Compat = CORRECT,
+) -> twinstep.fast.optimizers.fused_lamb.FusedLamb:
+    """A `fast.FusedLamb`."""
+    return twinstep.fast.optimizers.fused_lamb.FusedLamb(
+        params,
+        lr=lr,
+        bias_correction=bias_correction,
+        betas=betas,
+        eps=eps,
+        eps_inside_sqrt=eps_inside_sqrt,
+        weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm,
+        max_coeff=max_coeff,
+        min_coeff=min_coeff,
+        amsgrad=amsgrad,
+        compat=compat,
+    )
+
+
+def FP16_Optimizer(
+    init_optimizer: torch.optim.Optimizer,
+    deepspeed: Engine | None = None,
+    loss_scale_config: LossScale | None = None,
+    low_precision_dtype: torch.dtype = torch.float16,
+    static_loss_scale: float = 1.0,
+    dynamic_loss_scale: bool = False,
+    initial_dynamic_scale: float = 2.0**32,
+    dynamic_loss_args: Mapping[str, float] | None = None,
+    verbose: bool = True,
+    mpu: ModelParallelUnit | None = None,
+    clip_grad: float = 0.0,
+    fused_adam_legacy: bool = False,
+    has_moe_layers: bool = False,
+    timers: Timers | None = None,
+    *,
+    compat: Compat = CORRECT,
+) -> FP16Optimizer:
+    """A `fast.FP16Optimizer`; `loss_scale_config` is one of our scalers."""
+    return FP16Optimizer(
+        init_optimizer,
+        deepspeed=deepspeed,
+        loss_scale_config=loss_scale_config,
+        low_precision_dtype=low_precision_dtype,
+        static_loss_scale=static_loss_scale,
+        dynamic_loss_scale=dynamic_loss_scale,
+        initial_dynamic_scale=initial_dynamic_scale,
+        dynamic_loss_args=dynamic_loss_args,
+        verbose=verbose,
+        mpu=mpu,
+        clip_grad=clip_grad,
+        fused_adam_legacy=fused_adam_legacy,
+        has_moe_layers=has_moe_layers,
+        timers=timers,
+        compat=compat,
+    )
+
+
+def FP16_UnfusedOptimizer(
+    init_optimizer: torch.optim.Optimizer,
+    deepspeed: Engine | None = None,
+    loss_scale_config: LossScale | None = None,
+    low_precision_dtype: torch.dtype = torch.float16,
+    static_loss_scale: float = 1.0,
+    dynamic_loss_scale: bool = False,
+    dynamic_loss_args: Mapping[str, float] | None = None,
+    verbose: bool = True,
+    mpu: ModelParallelUnit | None = None,
+    clip_grad: float = 0.0,
+    fused_lamb_legacy: bool = False,
+    *,
+    compat: Compat = CORRECT,
+) -> FP16UnfusedOptimizer:
+    """A `fast.FP16UnfusedOptimizer`; `loss_scale_config` is one of our scalers."""
+    return FP16UnfusedOptimizer(
+        init_optimizer,
+        deepspeed=deepspeed,
+        loss_scale_config=loss_scale_config,
+        low_precision_dtype=low_precision_dtype,
+        static_loss_scale=static_loss_scale,
+        dynamic_loss_scale=dynamic_loss_scale,
+        dynamic_loss_args=dynamic_loss_args,
+        verbose=verbose,
+        mpu=mpu,
+        clip_grad=clip_grad,
+        fused_lamb_legacy=fused_lamb_legacy,
+        compat=compat,
+    )
+
+
+def BF16_Optimizer(
+    init_optimizer: torch.optim.Optimizer,
+    param_names: Mapping[Tensor, str] | Mapping[nn.Parameter, str],
+    bfloat16_config: BF16Config | None,
+    mpu: ModelParallelUnit | None = None,
+    clip_grad: float = 0.0,
+    norm_type: float = 2.0,
+    allgather_bucket_size: int = 5_000_000_000,
+    dp_process_group: dist.ProcessGroup | None = None,
+    timers: Timers | None = None,
+    grad_acc_dtype: torch.dtype | None = None,
+    has_moe_layers: bool = False,
+    *,
+    compat: Compat = CORRECT,
+) -> BF16Optimizer:
+    """A `fast.BF16Optimizer`; `timers` are never called, and accumulators are fp32 unless told."""
+    del timers
+    immediate = bfloat16_config is not None and bfloat16_config.immediate_grad_update
+    return BF16Optimizer(
+        init_optimizer,
+        param_names=param_names,
+        mpu=mpu,
+        clip_grad=clip_grad,
+        norm_type=norm_type,
+        allgather_bucket_size=allgather_bucket_size,
+        dp_process_group=dp_process_group,
+        grad_acc_dtype=grad_acc_dtype or torch.float32,
+        immediate_grad_update=immediate,
+        has_moe_layers=has_moe_layers,
+        compat=compat,
+    )

@@ -1,0 +1,1 @@
+"""Optimizers of a training loop, and the one driver of their steps."""

@@ -1,0 +1,64 @@
+"""The wrapper of `contract.wrapper` around an optimizer whose state only the device knows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+import twinstep.contract.wrapper
+from twinstep.contract.moments import StateDict, new_state
+from twinstep.contract.timers import Timers
+from twinstep.contract.wrapper import State
+from twinstep.fast.runtime.tables import FixedLists
+
+
+class Wrapper(twinstep.contract.wrapper.Wrapper):
+    """An optimizer around a fresh one; where kernels do all of its `step`, that is not called."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
+        # State that a step has written, as far as the host knows; see `_sync_state`.
+        self._pending: dict[Tensor, State] = {}
+        self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
+        super().__init__(optimizer, timers)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer; waits for the device as `state` does."""
+        self._sync_state()
+        return self._held()
+
+    @property
+    def state(self) -> defaultdict[Tensor, State]:
+        """State of the inner optimizer, by master.
+
+        Once after a first step this waits for the device: state appears with a step that was
+        taken, and whether one was skipped only the device knows.
+        """
+        self._sync_state()
+        return defaultdict(dict) if self._inner is None else self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, State]) -> None:
+        if self._inner is not None:
+            self._inner.state = state
+
+    def _state_to_step(self, master: Tensor) -> State:
+        """The state that kernels write; new where there is none. Nothing waits."""
+        known = self._held().state.get(master) or self._pending.get(master)
+        if not known:
+            known = self._pending[master] = new_state(master)
+        return known
+
+    def _sync_state(self) -> None:
+        """Hand over the state of masters that have been stepped."""
+        for master, state in list(self._pending.items()):
+            if int(state["step"]) > 0:
+                self._held().state[master] = self._pending.pop(master)
+
+    def _load_inner(self, state_dict: StateDict) -> None:
+        """Load the inner optimizer; nothing remains of the state that was there."""
+        self._held().load_state_dict(state_dict)
+        self._pending.clear()
+        self._fixed.clear()

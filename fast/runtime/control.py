@@ -1,0 +1,220 @@
+"""The control block: every scalar of an optimizer step in one small tensor on the device.
+
+    slot  name                 dtype     written by
+    0     lr                   float64   the host, when it changes
+    1     beta1                float64   the host
+    2     beta2                float64   the host
+    3     eps                  float64   the host
+    4     weight_decay         float64   the host
+    5     max_coeff            float64   the host
+    6     min_coeff            float64   the host
+    7     max_norm             float64   the host
+    8     scale_factor         float64   the host
+    9     scale_window         int64     the host
+    10    min_scale            float64   the host
+    11    delayed_shift        int64     the host
+    12    backoff_factor       float64   the host
+    13    external_scale       float64   the host
+    14    scale                float64   the step
+    15    cur_iter             int64     the step
+    16    last_overflow_iter   int64     the step
+    17    cur_hysteresis       int64     the step
+    18    growth_tracker       int64     the step
+    19    exhausted            int64     the step
+    20    norm                 float32   the step (first half of the slot)
+    21    found_inf            float32   the step (first half of the slot)
+    22    factor               float32   the step (first half of the slot)
+
+The block is one int64 tensor; a control is a 0-dim view of its slot. What the host writes is the
+beginning of the block, so that one asynchronous copy carries it.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from twinstep.contract.hyper import Number
+from twinstep.contract.wrapper import ParamGroup
+
+HOST = {
+    "lr": torch.float64,
+    "beta1": torch.float64,
+    "beta2": torch.float64,
+    "eps": torch.float64,
+    "weight_decay": torch.float64,
+    "max_coeff": torch.float64,
+    "min_coeff": torch.float64,
+    "max_norm": torch.float64,
+    "scale_factor": torch.float64,
+    "scale_window": torch.int64,
+    "min_scale": torch.float64,
+    "delayed_shift": torch.int64,
+    "backoff_factor": torch.float64,
+    "external_scale": torch.float64,
+}
+DEVICE = {
+    "scale": torch.float64,
+    "cur_iter": torch.int64,
+    "last_overflow_iter": torch.int64,
+    "cur_hysteresis": torch.int64,
+    "growth_tracker": torch.int64,
+    "exhausted": torch.int64,
+    "norm": torch.float32,
+    "found_inf": torch.float32,
+    "factor": torch.float32,
+}
+# What belongs to a parameter group; the rest belongs to a whole step.
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "max_coeff", "min_coeff")
+SLOTS = {name: slot for slot, name in enumerate((*HOST, *DEVICE))}
+FORMATS = {torch.float64: "<d", torch.int64: "<q", torch.float32: "<f4x"}
+
+
+def word_of(name: str, value: float) -> int:
+    """Return the 64 bits of a control's slot as an int64.
+
+    >>> word_of("scale_window", 1000)
+    1000
+    """
+    dtype = (HOST | DEVICE)[name]
+    whole = int(value) if dtype is torch.int64 else value
+    (word,) = struct.unpack("<q", struct.pack(FORMATS[dtype], whole))
+    return int(word)
+
+
+class StagingRing:
+    """Pinned buffers that take turns: one is written again only after its copy has been made.
+
+    Where all are still in flight another one is added; the host never waits.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._words = words
+        self._slots: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def send(self, words: list[int], target: Tensor) -> None:
+        """Copy the words into a tensor on a GPU, asynchronously."""
+        buffer, event = self._free_slot()
+        buffer.copy_(torch.tensor(words))
+        target.copy_(buffer, non_blocking=True)
+        event.record()
+
+    def _free_slot(self) -> tuple[Tensor, torch.cuda.Event]:
+        for slot in self._slots:
+            if slot[1].query():  # type: ignore[no-untyped-call]
+                return slot
+        buffer = torch.empty(self._words, dtype=torch.int64).pin_memory()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._slots.append((buffer, event))
+        return self._slots[-1]
+
+
+class ControlBlock:
+    """Controls by name, as 0-dim tensors on the device.
+
+    Args:
+        device: where steps run.
+        values: first values by name; slots that are not named hold 0.
+    """
+
+    def __init__(self, device: torch.device, values: Mapping[str, float]) -> None:
+        words = [0] * len(SLOTS)
+        for name, value in values.items():
+            words[SLOTS[name]] = word_of(name, value)
+        self._words = words
+        self.block = torch.tensor(words).to(device)
+        self._ring = StagingRing(len(HOST))
+        self._changed = False
+        self._given: dict[str, float] = {}  # numbers as they were set last
+        self._foreign: dict[str, Tensor] = {}  # tensors used instead of a slot
+        self._held: dict[str, Tensor] = {}  # converted ones, at addresses that do not change
+        kinds = {dtype: self.block.view(dtype) for dtype in FORMATS}
+        self._views = {
+            name: kinds[dtype][SLOTS[name] * (2 if dtype is torch.float32 else 1)]
+            for name, dtype in (HOST | DEVICE).items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a control: a view of its slot, or the tensor that was set in its place."""
+        return self._foreign.get(name, self._views[name])
+
+    def set(self, name: str, value: Number) -> None:
+        """Give a control of the host a new value; `sync_hyperparameters` sends it.
+
+        A tensor of the slot's dtype on the device is used where it lies, without a copy; another
+        tensor is converted on the device, now.
+        """
+        if value is self._given.get(name):
+            return
+        self._foreign.pop(name, None)
+        self._given.pop(name, None)
+        if not isinstance(value, Tensor):
+            word = word_of(name, value)
+            self._changed = self._changed or word != self._words[SLOTS[name]]
+            self._words[SLOTS[name]] = word
+            self._given[name] = value
+            return
+        view = self._views[name]
+        if value.dtype == view.dtype and value.device == view.device:
+            self._foreign[name] = value.detach().reshape(())
+            return
+        held = self._held.setdefault(name, torch.empty_like(view))
+        held.copy_(value.detach().reshape(()), non_blocking=True)
+        self._foreign[name] = held
+
+    def sync_hyperparameters(self) -> None:
+        """Send what `set` has changed, in one asynchronous copy; nothing if nothing changed.
+
+        A captured graph reads the block, so a change reaches it from outside: call this before
+        replaying the graph.
+
+        Raises:
+            RuntimeError: something changed while a CUDA graph is being captured.
+        """
+        if not self._changed:
+            return
+        self._send(self._words[: len(HOST)], self.block[: len(HOST)])
+        self._changed = False
+
+    def _send(self, words: list[int], target: Tensor) -> None:
+        if target.device.type != "cuda":
+            target.copy_(torch.tensor(words))
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "hyper-parameters changed while a CUDA graph is being captured, but should be "
+                "sent before: call sync_hyperparameters() first [ControlBlock]"
+            )
+        with torch.cuda.device(target.device):
+            self._ring.send(words, target)
+
+
+class GroupBlock(ControlBlock):
+    """The hyper-parameters of one parameter group on one device, sent when they change.
+
+    Args:
+        device: where steps run.
+        lamb: the group has bounds of the trust ratio.
+    """
+
+    def __init__(self, device: torch.device, *, lamb: bool) -> None:
+        super().__init__(device, {"factor": 1.0})
+        self.lamb = lamb
+
+    def set_group(self, group: ParamGroup) -> None:
+        """Take over a group's hyper-parameters, in at most one asynchronous copy."""
+        beta1, beta2 = cast(tuple[Number, Number], group["betas"])
+        self.set("beta1", beta1)
+        self.set("beta2", beta2)
+        bounds = ("max_coeff", "min_coeff") if self.lamb else ()
+        for name in ("lr", "eps", "weight_decay", *bounds):
+            self.set(name, cast(Number, group[name]))
+        if self.lamb:
+            self.set("max_norm", cast(Number, group["max_grad_norm"]))
+        self.sync_hyperparameters()
+
+    def hyper(self) -> list[Tensor]:
+        """The group's controls, in the order of HYPER."""
+        return [self[name] for name in (HYPER if self.lamb else HYPER[:5])]

@@ -1,0 +1,118 @@
+"""Where a kernel may run, and the one way in which kernels are launched.
+
+CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that executes compiled
+kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
+
+TRITON_DTYPE = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+}
+
+
+class Jitted(Protocol):
+    """A function under `@triton.jit`."""
+
+    __name__: str
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """The kernel, ready to be called on a grid."""
+
+
+def cdiv(count: int, size: int) -> int:
+    """Return count / size, rounded up.
+
+    >>> cdiv(5, 4)
+    2
+    """
+    return -(-count // size)
+
+
+def executes_cpu_tensors() -> bool:
+    """Say whether the active Triton driver, or the interpreter, takes CPU tensors."""
+    if triton.knobs.runtime.interpret:
+        return True
+    return bool(getattr(_active_driver(), "executes_cpu_tensors", False))
+
+
+def _active_driver() -> object:
+    """Return Triton's driver; None where there is neither a GPU nor replay."""
+    try:
+        return triton.runtime.driver.active
+    except RuntimeError:
+        return None
+
+
+def require_engine(device: torch.device, where: str) -> None:
+    """Raise unless kernels can run on tensors of this device.
+
+    Raises:
+        RuntimeError: CPU tensors without an engine for them, or a device that is neither.
+    """
+    if device.type == "cuda" or (device.type == "cpu" and executes_cpu_tensors()):
+        return
+    remedies = "move them to a GPU, or call twinstep.replay.activate() to run compiled kernels here"
+    raise RuntimeError(
+        f"tensors are on {device}, but Triton kernels need a GPU: {remedies} [{where}]"
+    )
+
+
+@contextlib.contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """Make `device` current while a kernel is launched, if it is a GPU."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+    else:
+        yield
+
+
+def launch(
+    kernel: Jitted,
+    programs: int,
+    near: Tensor,
+    args: Sequence[object],
+    *,
+    reaches: TensorLists = (),
+    warps: int = 4,
+    **options: object,
+) -> None:
+    """Launch a kernel of `programs` programs on the device of `near`; zero programs: nothing.
+
+    `reaches` lists the tensors that the kernel finds through a pointer table among its arguments;
+    `options` are the kernel's compile-time arguments. Contraction of a*b + c is off: it would
+    drop a rounding that the reference performs.
+
+    Raises:
+        RuntimeError: nothing here can run kernels on that device. Nothing was launched.
+    """
+    require_engine(near.device, kernel.__name__)
+    if programs == 0:
+        return
+    if near.device.type == "cpu":
+        # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
+        ask = getattr(_active_driver(), "register_buffer_provider", None)
+        if ask is not None:
+            ask(live_tensors)
+    with on_device(near.device), reachable(reaches):
+        kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
+
+
+def resident_programs(device: torch.device, chunks: int) -> int:
+    """Return how many programs walk over `chunks`: what the device can hold at once, at most."""
+    if device.type == "cuda":
+        return min(chunks, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
+    # Few, so that small tensors too take every program through its loop more than once.
+    return min(chunks, 8)

@@ -1,0 +1,70 @@
+"""The public names of fast, and DeepSpeed's signatures in front of them."""
+
+import inspect
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import twinstep.fast.deepspeed
+import twinstep.fast.public
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+def test_every_public_name_is_there_and_nothing_else_is() -> None:
+    for name in twinstep.fast.__all__:
+        assert getattr(twinstep.fast, name) is getattr(twinstep.fast.public, name)
+    assert {name for name in vars(twinstep.fast.public) if not name.startswith("_")} == set(
+        twinstep.fast.__all__
+    )
+    with pytest.raises(AttributeError, match="module 'fast' has no attribute 'Adam'"):
+        _ = twinstep.fast.Adam
+
+
+def test_importing_fast_loads_neither_triton_nor_torch() -> None:
+    said = "import twinstep.fast, sys; print({'torch', 'triton'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(3, dtype=dtype))]
+
+
+def test_positional_arguments_lie_where_deepspeed_has_them() -> None:
+    group = twinstep.fast.deepspeed.FusedAdam(
+        weights(HALF), 0.1, False, (0.5, 0.6), 1e-3, False, 0.2
+    )
+    adam = group.param_groups[0]
+    assert (adam["lr"], adam["bias_correction"], adam["betas"]) == (0.1, False, (0.5, 0.6))
+    assert (adam["eps"], adam["weight_decay"], group.adam_w_mode) == (1e-3, 0.2, False)
+    lamb = twinstep.fast.deepspeed.FusedLamb(
+        weights(HALF), 0.1, True, (0.9, 0.99), 1e-6, True, 0.1, 2.0
+    )
+    assert lamb.eps_inside_sqrt
+    assert lamb.param_groups[0]["max_grad_norm"] == 2.0
+    flat = twinstep.fast.deepspeed.FP16_Optimizer(
+        group, None, None, HALF, 8.0, False, 2.0**16, None, False
+    )
+    assert (flat.loss_scale, flat.verbose) == (8.0, False)
+    unfused = twinstep.fast.deepspeed.FP16_UnfusedOptimizer(
+        lamb, None, None, HALF, 1.0, True, {"init_scale": 4, "scale_window": 3, "min_scale": 1}
+    )
+    assert unfused.loss_scale == 4.0
+    params = weights(BRAIN)
+    config: Any = SimpleNamespace(immediate_grad_update=True)
+    names = {params[0]: "w"}
+    brain = twinstep.fast.deepspeed.BF16_Optimizer(
+        twinstep.fast.FusedAdam(params), names, config, None, 0.5, 1
+    )
+    assert (brain.clip_grad, brain.norm_type, brain.immediate_grad_update) == (0.5, 1.0, True)
+
+
+@pytest.mark.parametrize("ours", ["FP16_Optimizer", "FP16_UnfusedOptimizer", "BF16_Optimizer"])
+def test_further_arguments_are_keywords(ours: str) -> None:
+    kinds = inspect.signature(getattr(twinstep.fast.deepspeed, ours)).parameters
+    assert kinds["compat"].kind is inspect.Parameter.KEYWORD_ONLY

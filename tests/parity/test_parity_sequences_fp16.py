@@ -1,0 +1,109 @@
+"""FP16 optimizers and LAMB under sequences of actions: what is wrong is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.wrappers_driven import check_rejected, reached
+from tests.helpers.wrong_fp16 import UPSTREAM
+from twinstep.contract.moments import StateDict
+from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
+
+
+class StateOnSkip(FP16Optimizer):
+    """Shows state after a step that was skipped."""
+
+    def _sync_state(self) -> None:
+        self._held().state.update(self._pending)
+        self._pending.clear()
+
+
+class ForgetsExternal(FP16Optimizer):
+    """Does not divide by the scale from outside."""
+
+    def _external_scale(self) -> None:
+        return None
+
+
+class ScaledNorm(FP16Optimizer):
+    """Reports the norm of the scaled gradients."""
+
+    def get_global_norm(self) -> float:
+        """Multiply again."""
+        return super().get_global_norm() * self.loss_scale
+
+
+class OldMasters(FP16Optimizer):
+    """Leaves the masters when weights were loaded into the model."""
+
+    def refresh_fp32_params(self) -> None:
+        """Do nothing."""
+
+
+class ForgetsScale(FP16Optimizer):
+    """Does not restore the loss scale."""
+
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Put back the state of before."""
+        before = self.loss_scaler.state_dict()
+        super().load_state_dict(state_dict, load_optimizer_states)
+        self.loss_scaler.load_state_dict(before)
+
+
+class SkipsMissing(FP16UnfusedOptimizer):
+    """Leaves a gradient of a skipped step where it is."""
+
+    def _sync_state(self) -> None:
+        self._stale = []
+        super()._sync_state()
+
+
+class OneRatio(FusedLamb):
+    """Reports the trust ratio of the first parameter for all."""
+
+    def get_lamb_coeffs(self) -> list[float]:
+        """Repeat it."""
+        found = super().get_lamb_coeffs()
+        return found[:1] * len(found)
+
+
+class DropsNothing(FP16Optimizer):
+    """Leaves gradients behind a step."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Put them back."""
+        params = [param for group in self.fp16_groups for param in group]
+        kept: list[Tensor | None] = [param.grad for param in params]
+        super().step(closure)  # type: ignore[call-overload]
+        for param, grad in zip(params, kept, strict=True):
+            param.grad = grad
+
+
+WRONG: tuple[type[torch.optim.Optimizer], ...] = (
+    StateOnSkip,
+    ForgetsExternal,
+    ScaledNorm,
+    OldMasters,
+    ForgetsScale,
+    DropsNothing,
+    SkipsMissing,
+    OneRatio,
+    *UPSTREAM,
+)
+
+
+@pytest.mark.parametrize("cls", WRONG, ids=lambda cls: cls.__name__)
+def test_a_wrong_optimizer_is_rejected(cls: type[torch.optim.Optimizer]) -> None:
+    check_rejected(cls, "fp16", sequences=60, seed=2)
+
+
+def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
+    names, raised, skipped = reached("FP16Optimizer")
+    always = {"add_group", "add_group_again", "step_with_closure"}
+    assert raised.keys() <= {*always, "assign_scale", "override"}
+    assert raised["override"] < names["override"]
+    assert skipped >= 5
