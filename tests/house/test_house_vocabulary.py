@@ -36,9 +36,7 @@ ONE_SIDED = {
     },
     "ScaledWrapper": {"sync_hyperparameters": BLOCK},
     "BF16Optimizer": {"sync_hyperparameters": BLOCK},
-    "FP16Optimizer": {
-        "groups": "parts of masters and buffers, which the fast step keeps as tables"
-    },
+    "FP16Optimizer": {"groups": "private on the fast side; masters are `fp32_groups_flat` on both"},
     "FusedLamb": {"record_coeffs": "trust ratios of a step whose kernels a wrapper launches"},
     "FlatGroup": {
         "slices": "places as numbers, to cut any flat tensor",
