@@ -1,7 +1,7 @@
 """One vocabulary: classes of the same name say the same words on both sides.
 
-Modules of the same name (`reference/optimizers/scalers.py`, `fast/scalers.py`) are compared class
-by class: public methods, properties and attributes, inherited ones of ours included.
+Modules of the same name (`scalers.py` in each `optimizers/`) are compared class by class: public
+methods, properties and attributes, inherited ones of ours included.
 """
 
 from __future__ import annotations
@@ -18,24 +18,39 @@ from tools.source import python_files
 
 MUTABLE = "the fast side moves its state in place on the device; the reference makes a new record"
 BLOCK = "numbers reach a captured graph through a control block, which only the fast side has"
+ONE_PASS = (
+    "the reference asks for the worst gradient, then for the norm; a kernel reports both at once"
+)
+COPIES = "a copy between masters and model weights; the reference writes it where it steps"
 # Class → word that one side alone has → why. Subclasses inherit the excuse.
 ONE_SIDED = {
     "LossScale": {
         "after": MUTABLE,
         "state": MUTABLE,
-        "rule": "a pure function here; there a kernel, chosen by `scaling`",
-        "scaling": "names the kernel's rule and its constants",
-        "compat": "read when the kernel of a whole step is chosen; the reference's rule has it",
         "enter": MUTABLE,
-        "on": "where the state lives; the reference has no device of its own",
-        "raise_if_exhausted": "the error waits for the device; the reference raises at once",
+        "rule": "a pure function of the reference; the fast side has a kernel, chosen by `scaling`",
+        "scaling": "names the kernel's rule and its constants",
+        "compat": "chooses the kernel of a whole step; the reference's rule has it",
+        "on": "moves the state to a device; the reference has no device of its own",
+        "raise_if_exhausted": "reading the flag waits for the device; the reference raises at once",
     },
     "ScaledWrapper": {"sync_hyperparameters": BLOCK},
+    "BF16Optimizer": {"sync_hyperparameters": BLOCK},
+    "FP16Optimizer": {"groups": "private on the fast side; masters are `fp32_groups_flat` on both"},
+    "FusedLamb": {"record_coeffs": "trust ratios of a step whose kernels a wrapper launches"},
     "FlatGroup": {
-        "slices": "views of masters, made when asked for",
-        "pieces": "the same views, made once at construction",
-        "publish": "a kernel of the step or a copy; the reference copies in its step",
-        "refresh": "masters from the model weights, in place",
+        "slices": "places as numbers, to cut any flat tensor",
+        "pieces": "places as views of one flat tensor",
+        "lists": "views for the pointer tables of kernels",
+        "copy_masters_to_model": COPIES,
+        "copy_model_to_masters": COPIES,
+    },
+    "Parallelism": {
+        "counted": ONE_PASS,
+        "worst": ONE_PASS,
+        "global_norm": ONE_PASS,
+        "gradients": ONE_PASS,
+        "places": "decided once for each parameter, at construction",
     },
 }
 
