@@ -18,8 +18,8 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Broken, Figures
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.house_kernels import register_house
@@ -102,10 +102,10 @@ def outputs(kernel: Kernel, engine_name: str) -> Outputs:
     found: Outputs = {}
     with running(engine):
         for label, case in cases(kernel):
-            arena = Arena.of(case, engine.device)
-            arena.call(kernel.function)
-            after = arena.after()
-            for span in arena.spans:
+            memory = GuardedMemory.of(case, engine.device)
+            memory.call(kernel.function)
+            after = memory.after()
+            for span in memory.spans:
                 if span.name in case.operation.writes:
                     found[f"{label} {span.name}[{span.index}]"] = span.of(after).clone()
     return found
@@ -121,7 +121,7 @@ def cases(kernel: Kernel) -> Iterator[tuple[str, Case]]:
                 for seed in range(seeds):
                     label = f"{kernel.name} {dtype} {layout} {sizes} {seed}"
                     recipe = _recipe(kernel, layout, sizes, seed, label)
-                    yield label, expand(operation, dtype, recipe)
+                    yield label, generate(operation, dtype, recipe)
 
 
 def first_cases(kernel: Kernel) -> Iterator[Case]:

@@ -116,7 +116,7 @@ class BF16Optimizer(Wrapper):
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._whole = WholeTensors(self.groups)
-        self._parallelism = Parallelism(mpu=mpu, experts=self.expert_groups)
+        self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
@@ -199,14 +199,7 @@ class BF16Optimizer(Wrapper):
             for_clipping: True gives all of them in one list. False gives those that count in the
                 norm on this rank: shared ones, and those of experts by name.
         """
-        accumulated = [
-            (param, grad)
-            for group in self.groups
-            for param, grad, has in zip(
-                group.params, group.gradients(), group.has_gradient, strict=True
-            )
-            if has
-        ]
+        accumulated = [pair for group in self.groups for pair in group.accumulated()]
         if for_clipping:
             return [grad for _, grad in accumulated]
         rank = tensor_parallel_rank(self.mpu)
@@ -260,8 +253,7 @@ class BF16Optimizer(Wrapper):
         """Accumulators that are rounded when they are clipped, because they have 16 bits."""
         if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
             return []
-        everything = [group.runs([True] * len(group.params)) for group in self.groups]
-        return list(chain(*everything))
+        return [run for group in self.groups for run in group.runs([True] * len(group.params))]
 
     def _gradients(self) -> Gradients:
         """Accumulated gradients by what they count for, in as few views as can be."""

@@ -86,6 +86,11 @@ class PartitionedGroup:
         """The accumulator cut into parameters: 1-D views, in order."""
         return list(torch.split(self.accumulator[: self.numel], self.sizes)) if self.params else []
 
+    def accumulated(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that have a gradient since the last step, each with its part."""
+        rows = zip(self.params, self.gradients(), self.has_gradient, strict=True)
+        return [(param, grad) for param, grad, has in rows if has]
+
     def lists(self, moments: Sequence[Tensor]) -> list[list[Tensor]]:
         """Master, accumulator, moments and model weights of this rank, each in a list of one."""
         row = [self.master.detach(), self.own(self.accumulator), *moments, self.own(self.flat)]

@@ -79,14 +79,14 @@ class Parallelism:
     Attributes:
         mpu: the model-parallel unit.
         engine: that reduces gradients in backward, or not.
-        experts: by name, groups whose ranks hold different experts.
-        replicas: by name, groups whose ranks hold the same experts.
+        expert_groups: by name; groups whose ranks hold different experts.
+        expert_data_groups: by name; groups whose ranks hold the same experts.
     """
 
     mpu: ModelParallelUnit | None = None
     engine: Engine | None = None
-    experts: ExpertGroups = field(default_factory=dict)
-    replicas: ExpertGroups = field(default_factory=dict)
+    expert_groups: ExpertGroups = field(default_factory=dict)
+    expert_data_groups: ExpertGroups = field(default_factory=dict)
 
     def places(self, params: Iterable[Tensor], *, without_experts: bool = False) -> list[Place]:
         """Where the gradient of each parameter counts.
@@ -112,8 +112,8 @@ class Parallelism:
         experts = [
             NormBucket(
                 tensors=at.get(Place(name), ()),
-                experts=self.experts.get(name),
-                replicas=self.replicas.get(name),
+                experts=self.expert_groups.get(name),
+                replicas=self.expert_data_groups.get(name),
             )
             for name in self._names()
         ]
@@ -125,7 +125,7 @@ class Parallelism:
         )
 
     def _names(self) -> list[str]:
-        return sorted({*self.experts, *self.replicas})
+        return sorted({*self.expert_groups, *self.expert_data_groups})
 
     def _unreduced(self) -> Groups:
         if self.engine is None or self.engine.enable_backward_allreduce:

@@ -78,8 +78,8 @@ class ScaledWrapper(Wrapper):
         self._parallelism = Parallelism(
             mpu=self.mpu,
             engine=self.deepspeed,
-            experts=self.expert_groups,
-            replicas=self.expert_data_groups,
+            expert_groups=self.expert_groups,
+            expert_data_groups=self.expert_data_groups,
         )
         self._without_experts = without_experts
         scaling = self.loss_scaler.scaling

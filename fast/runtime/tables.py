@@ -85,26 +85,27 @@ def _read(tensors: Sequence[Tensor]) -> Facts:
 
 
 class FixedLists:
-    """Lists for kernels, made anew only when one of the tensors behind them has moved."""
+    """Lists for kernels, made anew only when memory or layout of a tensor has changed."""
 
     def __init__(self) -> None:
-        self._addresses: list[int] | None = None
+        self._places: list[Key] | None = None
         self._lists: list[FixedTensors] = []
 
     def of(
         self, tensors: Iterable[Tensor], make: Callable[[], Iterable[Iterable[Tensor]]]
     ) -> list[FixedTensors]:
-        """Return what `make` has returned for tensors at these addresses.
+        """Return what `make` has returned for tensors of this memory and layout.
 
         Args:
             tensors: whose memory the lists are views of. It is kept alive, so that nothing else
                 can come to lie at the same addresses.
             make: returns the lists.
         """
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        if addresses != self._addresses:
+        # `param.data = other` may keep the address and change the rest.
+        places: list[Key] = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
+        if places != self._places:
             self._lists = [FixedTensors(tensors) for tensors in make()]
-            self._addresses = addresses
+            self._places = places
         return self._lists
 
 

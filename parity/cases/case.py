@@ -15,7 +15,7 @@ NO_TENSORS: tuple[int, ...] = ()
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a case is expanded from: small, so that it is cheap to draw.
+    """What a case is generated from: small, so that it is cheap to draw.
 
     Attributes:
         layout: `flat` or `list`.
@@ -29,7 +29,7 @@ class Recipe:
         absent: leave out optional lists that no dtype combination asks for by name.
         guard: byte that fills the room around the tensors.
         one_step: every tensor has completed the same number of steps.
-        step: which of `deal.STEPS` the first tensor has completed; the next one has the next.
+        step: which of `covering.STEPS` the first tensor has completed; the next one has the next.
     """
 
     layout: str

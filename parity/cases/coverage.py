@@ -12,7 +12,7 @@ from twinstep.parity.operations.operation import Operation
 NUMBERS = ("none", "tiny", "vector", "block", "large")
 
 
-class Seen:
+class Coverage:
     """Counts over the cases of one cell.
 
     Args:

@@ -1,10 +1,10 @@
-"""Deals recipes: the same ones for the same seed on every machine, and few that cover much.
+"""Recipes of cases: the same ones for the same seed on every machine, and few that cover much.
 
-The judge draws nothing at run time. A *deck* is a list of recipes made by a covering design: every
+The judge draws nothing at run time. A *covering* is a list of recipes by a covering design: every
 control, option, shape and flag is a factor, a row gives each factor a value, and each next row is
 the one of some random candidates that shows the most pairs of values for the first time. Values
 take balanced turns, so that a factor of n values has shown all of them after n rows; the regimes
-follow one another in a fixed order. The first rows of a long deck are those of a short one.
+follow one another in a fixed order. The first rows of a long covering are those of a short one.
 
 One row of a mixture shows every finite regime at every size class with that row's controls, so that
 pairs of rows are triples of regime, size class and control value: `parity.cases.coverage` counts
@@ -148,13 +148,13 @@ def _tuples(row: Row, regime: str, shapes: Sequence[str]) -> set[tuple[object, .
     return set(combinations(items, 2))
 
 
-def deck(
+def covering_recipes(
     operation: Operation, combination: str, layouts: Sequence[str], count: int, seed: int | None
 ) -> list[Recipe]:
     """`count` recipes for an operation with one dtype combination.
 
     Args:
-        operation: whose controls, options and lists are dealt.
+        operation: whose controls, options and lists get values.
         combination: dtype combination; gives the values a seed of their own.
         layouts: `flat`, `list` or both; none for operations without lists.
         count: number of recipes.

@@ -23,7 +23,7 @@ from twinstep.parity.cases.regimes import (
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
 
-def expand(operation: Operation, combination: str, recipe: Recipe) -> Case:
+def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Make the case that a recipe stands for."""
     rng = np.random.default_rng(recipe.seed)
     controls = _controls(operation, recipe)

@@ -84,7 +84,7 @@ def _filled(case: Case, spans: list[Span], length: int) -> Tensor:
 
 
 @dataclass
-class Arena:
+class GuardedMemory:
     """The block of one call, on the kernel's device.
 
     Attributes:
@@ -104,21 +104,23 @@ class Arena:
     ends: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, case: Case, device: torch.device) -> Arena:
+    def of(cls, case: Case, device: torch.device) -> GuardedMemory:
         """Lay a case out in fresh memory."""
         spans, length = spans_of(case)
         before = _filled(case, spans, length)
         return cls(case, spans, before.clone().to(device), before)
 
-    def renewed(self, case: Case) -> Arena:
+    def renewed(self, case: Case) -> GuardedMemory:
         """The same memory, filled with what another case holds that lies alike in it."""
         spans, _ = spans_of(case)
         places = [(span.name, span.index, span.start, span.stop) for span in spans]
         if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
-            raise ValueError("a case cannot reuse memory in which it would lie otherwise [arena]")
+            raise ValueError(
+                "a case cannot reuse memory in which it would lie otherwise [guarded_memory]"
+            )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        return Arena(case, spans, self.block, before, self.graph, self.ends)
+        return GuardedMemory(case, spans, self.block, before, self.graph, self.ends)
 
     def refill(self) -> None:
         """Put the bytes from before the call back, at the same addresses."""

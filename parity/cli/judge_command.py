@@ -41,7 +41,7 @@ from twinstep.parity.sequences.session import (
     with_twins,
 )
 
-# Ours claim up to seven dtype combinations with the same source; two of them see 12 cards together.
+# Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
 HOUSE_EXAMPLES = 6
 # Columns where there is no terminal: the table of our own kernels with every law.
 PIPED = 160

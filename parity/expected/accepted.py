@@ -1,4 +1,4 @@
-"""What the judge wants to see in one tensor: one value, or an interval of values."""
+"""Accepted content of one tensor: one value, or an interval of values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from twinstep.parity.expected.ulp import same
 
 
 @dataclass(frozen=True, kw_only=True)
-class Want:
-    """What one written tensor should hold.
+class Accepted:
+    """Accepted interval of one output tensor.
 
     Attributes:
         value: what the reference returned.

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.expected.bounds_sum import bounded_l2_norm
-from twinstep.parity.expected.instruction_error import IEEE, Charges
+from twinstep.parity.expected.instruction_error import IEEE, InstructionError
 from twinstep.reference import norm
 
 HALF_ULP = 2.0**-24
@@ -43,20 +43,20 @@ ROUNDING = 2 * HALF_ULP
 SMALLEST = 2 * 2.0**-149
 TINY = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
-_CHARGES: ContextVar[Charges] = ContextVar("charges", default=IEEE)
+_INSTRUCTION_ERROR: ContextVar[InstructionError] = ContextVar("instruction_error", default=IEEE)
 _ROOT_OF_SQUARES = norm.root_of_squares
 
 
 @contextmanager
-def charging(charges: Charges) -> Iterator[None]:
-    """Add these charges to every operation inside the context, and follow exact norms."""
-    token = _CHARGES.set(charges)
+def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
+    """Add these errors to every operation inside the context, and follow exact norms."""
+    token = _INSTRUCTION_ERROR.set(instruction_error)
     norm.root_of_squares = _root_of_squares
     try:
         yield
     finally:
         norm.root_of_squares = _ROOT_OF_SQUARES
-        _CHARGES.reset(token)
+        _INSTRUCTION_ERROR.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def _settled(c: Carried, plain: Tensor) -> Carried:
 
 def _flushable(c: Carried, operation: str) -> Tensor:
     """How much is lost if this operation takes c for zero where it may be subnormal."""
-    if operation not in _CHARGES.get().flushed:
+    if operation not in _INSTRUCTION_ERROR.get().flushed:
         return torch.zeros_like(c.exact)
     magnitude = c.exact.abs()
     lost = (magnitude + c.error).clamp_max(TINY)
@@ -257,7 +257,7 @@ def _divide(operands: Sequence[Carried]) -> Carried:
     through = (a.error + _flushable(a, "div") + exact.abs() * b.error) / smallest
     # 0/0 of two exact zeros is NaN for everybody: no error, whatever the quotient of errors says.
     through = torch.where((a.error == 0) & (b.error == 0), torch.zeros_like(through), through)
-    error = through + (ROUNDING + _CHARGES.get().quotient) * exact.abs()
+    error = through + (ROUNDING + _INSTRUCTION_ERROR.get().quotient) * exact.abs()
     # By another order the divisor may be infinite, and then the quotient is zero.
     error = torch.where(b.zone, error + exact.abs(), error)
     merged = _merged(a, b, exact, error, torch.maximum(a.peak, exact.abs()))
@@ -272,8 +272,8 @@ def _sqrt(operands: Sequence[Carried]) -> Carried:
     lowest = (a.exact - a.error).clamp_min(0.0).sqrt()
     highest = (a.exact + a.error).sqrt()
     error = torch.maximum(highest - exact, exact - lowest)
-    error = error + (ROUNDING + _CHARGES.get().root) * exact
-    if "sqrt" in _CHARGES.get().flushed:
+    error = error + (ROUNDING + _INSTRUCTION_ERROR.get().root) * exact
+    if "sqrt" in _INSTRUCTION_ERROR.get().flushed:
         flushed = (a.exact - a.error < TINY) & (a.exact > 0)
         error = torch.where(flushed, torch.maximum(error, exact), error)
     return replace(a, exact=exact, error=error, peak=exact, gain=torch.ones_like(exact))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.guarded_memory import Arena, Span
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.outputs import Truth, truths
 from twinstep.parity.records.errors import CannotJudge
 
@@ -71,8 +71,8 @@ class Formulated:
 
 
 @contextlib.contextmanager
-def lifted(arena: Arena, wanted: bool) -> Iterator[Lift | None]:
-    """Lift the launches inside the context, over the float tensors of the arena's lists."""
+def lifted(memory: GuardedMemory, wanted: bool) -> Iterator[Lift | None]:
+    """Lift the launches inside the context, over the float tensors of its lists."""
     if not wanted:
         yield None
         return
@@ -80,15 +80,15 @@ def lifted(arena: Arena, wanted: bool) -> Iterator[Lift | None]:
 
     data: list[Tensor] = []
     others: list[Tensor] = []
-    for span in arena.spans:
-        tensor = span.of(arena.block)
+    for span in memory.spans:
+        tensor = span.of(memory.block)
         lists = not span.control and tensor.is_floating_point()
         (data if lists else others).append(tensor)
     with lifting(data, others) as lift:
         yield lift
 
 
-def formulated(lift: Lift | None, arena: Arena) -> tuple[Formulated, ...]:
+def formulated(lift: Lift | None, memory: GuardedMemory) -> tuple[Formulated, ...]:
     """Everything the operation writes and has a formula for.
 
     Raises:
@@ -97,15 +97,15 @@ def formulated(lift: Lift | None, arena: Arena) -> tuple[Formulated, ...]:
     if lift is None:
         return ()
     try:
-        known = truths(arena.case)
+        known = truths(memory.case)
     except Exception as error:
         # A reference of somebody's own may use operations that no bound is known for.
         raise CannotJudge(f"the specification has no formula: {error}") from error
     found = []
-    for span in arena.spans:
+    for span in memory.spans:
         truth = known.get((span.name, span.index))
         if truth is not None and span.value.numel():
-            wide = lift.read(span.of(arena.block))
+            wide = lift.read(span.of(memory.block))
             found.append(Formulated(span, truth, wide, lift.foreign))
     return tuple(found)
 

@@ -61,7 +61,7 @@ FLUSHING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charges:
+class InstructionError:
     """What to add to the bound of each operation.
 
     Attributes:
@@ -77,13 +77,13 @@ class Charges:
     approximate: tuple[str, ...] = ()
 
 
-IEEE = Charges()
-CPU = Charges(root=ULP)
-UNKNOWN = Charges(quotient=2 * ULP, root=2 * ULP, flushed=frozenset({"sqrt"}))
+IEEE = InstructionError()
+CPU = InstructionError(root=ULP)
+UNKNOWN = InstructionError(quotient=2 * ULP, root=2 * ULP, flushed=frozenset({"sqrt"}))
 
 
-def charges_of(launches: Iterable[Launch]) -> Charges:
-    """The charges of some launches on replay: by the instructions that ran, together."""
+def instruction_error_of(launches: Iterable[Launch]) -> InstructionError:
+    """The error of some launches on replay: by the instructions that ran, together."""
     quotients, roots = relative_errors("div", "rcp", "rsqrt"), relative_errors("sqrt", "rsqrt")
     approximate: set[str] = set()
     flushed: set[str] = set()
@@ -97,7 +97,7 @@ def charges_of(launches: Iterable[Launch]) -> Charges:
                 flushed.add("add")
             elif "ftz" in modifiers:
                 flushed.update(FLUSHING.get(family, ()))
-    return Charges(
+    return InstructionError(
         quotient=max((quotients.get(name, 0.0) for name in approximate), default=0.0),
         root=max((roots.get(name, 0.0) for name in approximate), default=0.0),
         flushed=frozenset(flushed),

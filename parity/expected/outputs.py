@@ -1,4 +1,4 @@
-"""What every written argument of a case should hold: exact, or within the derived bound."""
+"""Accepted content of every written argument of a case: exact, or within the derived bound."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
-from twinstep.parity.expected.accepted import Want
-from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, charging, known
-from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, Charges
+from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, allowing_for, known
+from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
 from twinstep.parity.operations.operation import Bound
 
-Wants = Mapping[str, Sequence[Want]]
+AcceptedOutputs = Mapping[str, Sequence[Accepted]]
 
 
-def wants(case: Case, arithmetic: str, charges: Charges = UNKNOWN) -> Wants:
+def accepted_outputs(
+    case: Case, arithmetic: str, instruction_error: InstructionError = UNKNOWN
+) -> AcceptedOutputs:
     """Evaluate the reference on the CPU; with its bounds where the arithmetic is "bounded".
 
     Args:
         case: gives the arguments.
         arithmetic: what the kernel claims.
-        charges: what its compiled code adds to the bounds.
+        instruction_error: what its compiled code adds to the bounds.
     """
     if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
-        return {name: [Want(value=x) for x in xs] for name, xs in case.reference().items()}
-    results = _evaluated(case, charges)
-    return {name: [_want(x) for x in xs] for name, xs in results.items()}
+        return {name: [Accepted(value=x) for x in xs] for name, xs in case.reference().items()}
+    results = _evaluated(case, instruction_error)
+    return {name: [_accepted(x) for x in xs] for name, xs in results.items()}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def truths(case: Case) -> dict[tuple[str, int], Truth]:
     }
 
 
-def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
+def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, list[Tensor]]:
     """What the reference makes of numbers that carry their bound."""
     lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
     controls = {
@@ -65,7 +67,7 @@ def _evaluated(case: Case, charges: Charges) -> dict[str, list[Tensor]]:
         else _wrapped(case.controls[control.name])
         for control in case.operation.controls
     }
-    with charging(charges):
+    with allowing_for(instruction_error):
         return evaluate(replace(case, controls=controls), lists)
 
 
@@ -73,14 +75,14 @@ def _wrapped(x: Tensor) -> Tensor:
     return Bounded(known(x)) if x.dtype.is_floating_point else x
 
 
-def _want(x: Tensor) -> Want:
+def _accepted(x: Tensor) -> Accepted:
     if not isinstance(x, Bounded):
-        return Want(value=x)
+        return Accepted(value=x)
     carried = x.carried
     if not bool(((carried.error != 0) | carried.zone).any()):
         return _untouched(x)
     low, high = _ends(carried)
-    return Want(
+    return Accepted(
         value=carried.value,
         low=_inside(low, x.dtype, torch.inf),
         high=_inside(high, x.dtype, -torch.inf),
@@ -90,9 +92,9 @@ def _want(x: Tensor) -> Want:
     )
 
 
-def _untouched(x: Bounded) -> Want:
+def _untouched(x: Bounded) -> Accepted:
     """No rounding but the one to storage: there is nothing an honest kernel could do otherwise."""
-    return Want(value=x.carried.value)
+    return Accepted(value=x.carried.value)
 
 
 def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:

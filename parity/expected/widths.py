@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound, Operation
 
 SIZES = (257,)
@@ -40,10 +40,14 @@ def _widths(operation: Operation, dtype: str) -> dict[str, float]:
         controls={control.name: control.values[0] for control in operation.controls},
         options={option.name: option.choices[0] for option in operation.options},
     )
-    wanted = wants(expand(operation, dtype, recipe), "bounded")
+    outputs = accepted_outputs(generate(operation, dtype, recipe), "bounded")
     measured = {}
-    for name, row in wanted.items():
-        ratios = [_in_ulp(want.exact, want.bound) for want in row if want.exact is not None]
+    for name, row in outputs.items():
+        ratios = [
+            _in_ulp(accepted.exact, accepted.bound)
+            for accepted in row
+            if accepted.exact is not None
+        ]
         usable = [ratio for ratio in ratios if ratio is not None and ratio.numel()]
         if usable:
             measured[name] = float(torch.cat(usable).median())

@@ -16,11 +16,11 @@ ENGINES = ("cuda", "replay", "cpu", "interpret")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Which cases of the deck suit a law, and how the others are changed until they do.
+    """Which cases of the covering suit a law, and how the others are changed until they do.
 
     Attributes:
         regimes: that suit; others are replaced by these in turn. Empty: every regime suits.
-        sizes: `usual` (of the deck), `small` (some dozen elements), `several` (more than one
+        sizes: `usual` (of the covering), `small` (some dozen elements), `several` (more than one
             tensor, where the layout allows it).
         one_step: all tensors have completed the same number of steps.
     """
@@ -47,7 +47,7 @@ class Draw:
         return changed
 
     def of(self, recipes: Sequence[Recipe], count: int) -> list[Recipe]:
-        """`count` recipes of the deck: those that suit before those that have to be changed."""
+        """`count` recipes of the covering: those that suit before those that have to be changed."""
         suiting = [recipe for recipe in recipes if self.suits(recipe)]
         others = [recipe for recipe in recipes if not self.suits(recipe)]
         chosen = [*suiting, *others][:count]
@@ -73,7 +73,7 @@ class Law:
         says: the property in one line.
         share: number of cases relative to `--examples`.
         each_layout: whether that many are taken for each layout.
-        draw: which cases of the deck it takes.
+        draw: which cases of the covering it takes.
         vary: the cases that are judged for one drawn case; each can fail and shrink alone.
         plan: calls and checks for one case and the kernel's arithmetic.
         idle: why the law says nothing about a dtype combination; empty where it does.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan, Untouched, Values
 
@@ -44,7 +44,7 @@ def sized(case: Case) -> Iterable[Case]:
         rows = [(size,) for size in (*FLAT_SIZES, *FLAT_BLOCKS)]
     for number, sizes in enumerate(rows):
         planes = number % 2 == 1
-        yield expand(operation, case.combination, replace(recipe, sizes=sizes, planes=planes))
+        yield generate(operation, case.combination, replace(recipe, sizes=sizes, planes=planes))
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.guarded_memory import Arena, Span
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.ulp import decimal, hex_bits, ulp_distance
 
 
@@ -74,10 +74,10 @@ def element(tensor: Tensor, place: int) -> Tensor:
     return tensor.reshape(-1)[place].clone()
 
 
-def inputs_at(arena: Arena, span: Span, place: int) -> dict[str, Tensor]:
+def inputs_at(memory: GuardedMemory, span: Span, place: int) -> dict[str, Tensor]:
     """What all lists held at this element before the call."""
     found = {}
-    for other in arena.spans:
+    for other in memory.spans:
         beside = not other.control and not span.control and other.index == span.index
         if beside and other.value.numel() == span.value.numel() and place >= 0:
             found[other.name] = element(other.value, place)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan, Values
 
@@ -28,7 +28,7 @@ SIZES = {"flat": (250,), "list": (5, 33, 250)}
 def grown(case: Case) -> Iterable[Case]:
     """The recipe of the case with a last tensor of a few hundred elements."""
     recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], planes=False)
-    return [expand(case.operation, case.combination, recipe)]
+    return [generate(case.operation, case.combination, recipe)]
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

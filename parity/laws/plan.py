@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena, Span
-from twinstep.parity.expected.accepted import Want
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import Formulated, tolerance
-from twinstep.parity.expected.outputs import Wants
+from twinstep.parity.expected.outputs import AcceptedOutputs
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.finding import Finding, element, inputs_at
 
@@ -60,21 +60,21 @@ class Outcome:
     """What a call left behind.
 
     Attributes:
-        arena: where it worked.
+        memory: where it worked.
         before: the bytes it found.
         after: the bytes it left.
-        wants: what the reference says.
-        wanted: whether it was asked; otherwise `wants` holds placeholders.
+        accepted: by the reference, for everything written.
+        evaluated: whether the reference was; otherwise `accepted` holds placeholders.
         reads: device values that the host read meanwhile, if that was watched.
         refused: the exception with which the call was refused; empty if it was made.
         formulas: specification and lifted formula of what was written, if the call was lifted.
     """
 
-    arena: Arena
+    memory: GuardedMemory
     before: Tensor
     after: Tensor
-    wants: Wants
-    wanted: bool = False
+    accepted: AcceptedOutputs
+    evaluated: bool = False
     reads: tuple[str, ...] = ()
     refused: str = ""
     formulas: tuple[Formulated, ...] = ()
@@ -83,11 +83,11 @@ class Outcome:
         """The tensor after the call."""
         return span.of(self.after)
 
-    def written(self) -> list[tuple[Span, Want]]:
+    def written(self) -> list[tuple[Span, Accepted]]:
         """Everything the operation writes, with what should be there."""
-        names = self.arena.case.operation.writes
-        spans = [span for span in self.arena.spans if span.name in names]
-        return [(span, self.wants[span.name][span.index]) for span in spans]
+        names = self.memory.case.operation.writes
+        spans = [span for span in self.memory.spans if span.name in names]
+        return [(span, self.accepted[span.name][span.index]) for span in spans]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +99,13 @@ class Values:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first disagreement, if any."""
         outcome = outcomes[self.call]
-        for span, want in outcome.written() if not outcome.refused else ():
+        for span, accepted in outcome.written() if not outcome.refused else ():
             got = outcome.got(span)
-            wrong = ~want.accepts(got)
+            wrong = ~accepted.accepts(got)
             if not bool(wrong.any()):
                 continue
-            place = _worst(wrong, want.ratio(got))
-            return _finding("differs from the reference", self.call, outcome, span, place, want)
+            place = _worst(wrong, accepted.ratio(got))
+            return _finding("differs from the reference", self.call, outcome, span, place, accepted)
         return None
 
 
@@ -119,8 +119,8 @@ class Untouched:
         """The first byte that changed and should not have."""
         outcome = outcomes[self.call]
         changed = outcome.after != outcome.before
-        writes = outcome.arena.case.operation.writes
-        for span in outcome.arena.spans:
+        writes = outcome.memory.case.operation.writes
+        for span in outcome.memory.spans:
             if span.name in writes:
                 changed[span.start : span.stop] = False
         places = changed.nonzero()
@@ -143,16 +143,16 @@ class Unchanged:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first element that changed."""
         outcome = outcomes[self.call]
-        for span in outcome.arena.spans:
+        for span in outcome.memory.spans:
             if span.name not in self.names:
                 continue
             inside = slice(span.start, span.stop)
             changed = (outcome.after[inside] != outcome.before[inside]).nonzero()
             if changed.numel():
                 place = int(changed[0].item()) // span.value.element_size()
-                want = Want(value=span.value)
+                accepted = Accepted(value=span.value)
                 says = "changed although the step is skipped"
-                return _finding(says, self.call, outcome, span, place, want)
+                return _finding(says, self.call, outcome, span, place, accepted)
         return None
 
 
@@ -193,7 +193,7 @@ class Same:
         one, two = outcomes[self.first], outcomes[self.second]
         if one.refused or two.refused:
             return None
-        there = {(span.name, span.index): span for span in two.arena.spans}
+        there = {(span.name, span.index): span for span in two.memory.spans}
         for span, _ in one.written():
             if self.names is not None and span.name not in self.names:
                 continue
@@ -211,8 +211,8 @@ class Same:
             if wrong.numel():
                 at = int(wrong[0].item())
                 where = int(places[at].item())
-                wanted = Want(value=_spread(want, places, flat))
-                return _finding(self.says, self.second, two, other, where, wanted)
+                accepted = Accepted(value=_spread(want, places, flat))
+                return _finding(self.says, self.second, two, other, where, accepted)
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class Formula:
                 low=element(exact - room, place),
                 high=element(exact + room, place),
                 ratio=float(ratio[place].item()),
-                inputs=inputs_at(outcome.arena, row.span, place),
+                inputs=inputs_at(outcome.memory, row.span, place),
             )
         return None
 
@@ -307,9 +307,11 @@ def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
     return int(score.argmax().item())
 
 
-def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, want: Want) -> Finding:
+def _finding(
+    says: str, call: int, outcome: Outcome, span: Span, place: int, accepted: Accepted
+) -> Finding:
     got = outcome.got(span)
-    ratio = want.ratio(got) if want.bound is not None else None
+    ratio = accepted.ratio(got) if accepted.bound is not None else None
     return Finding(
         says=says,
         call=call,
@@ -317,22 +319,22 @@ def _finding(says: str, call: int, outcome: Outcome, span: Span, place: int, wan
         index=span.index,
         place=-1 if span.control else place,
         got=element(got, place),
-        want=element(want.value, place),
-        low=None if want.low is None else element(want.low, place),
-        high=None if want.high is None else element(want.high, place),
+        want=element(accepted.value, place),
+        low=None if accepted.low is None else element(accepted.low, place),
+        high=None if accepted.high is None else element(accepted.high, place),
         ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
-        inputs=inputs_at(outcome.arena, span, place),
+        inputs=inputs_at(outcome.memory, span, place),
     )
 
 
 def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     """Describe a byte that should not have changed by the tensor it belongs to or follows."""
-    spans = sorted(outcome.arena.spans, key=lambda span: span.start)
+    spans = sorted(outcome.memory.spans, key=lambda span: span.start)
     for span in spans:
         if span.start <= byte < span.stop:
             place = (byte - span.start) // span.value.element_size()
             says = "is read-only and was written"
-            return _finding(says, call, outcome, span, place, Want(value=span.value))
+            return _finding(says, call, outcome, span, place, Accepted(value=span.value))
     before = [span for span in spans if span.stop <= byte]
     near = before[-1] if before else spans[0]
     offset = byte - (near.stop if before else near.start)

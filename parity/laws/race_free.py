@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import expand, plant
+from twinstep.parity.cases.generate import generate, plant
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan
 from twinstep.parity.operations.operation import Role
@@ -36,7 +36,7 @@ def crowded(case: Case) -> Iterable[Case]:
     flat = recipe.layout == "flat"
     long = LONGER if flat and operation.whole_tensors else LONG
     sizes = (long,) if flat else (5, long, 1, 130)
-    grown = expand(operation, case.combination, replace(recipe, sizes=sizes, planes=False))
+    grown = generate(operation, case.combination, replace(recipe, sizes=sizes, planes=False))
     if any(control.name == "found_inf" for control in operation.controls):
         grown = grown.with_controls(found_inf=0.0)
     if "found_inf" not in operation.writes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
 
@@ -37,7 +37,7 @@ def other_values(case: Case) -> Case:
     recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ 0xFFFF)
     if recipe.regime == "planted":
         recipe = replace(recipe, regime="ordinary")
-    return expand(case.operation, case.combination, recipe)
+    return generate(case.operation, case.combination, recipe)
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

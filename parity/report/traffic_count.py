@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import LAYOUTS, Operation, Role
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.report.traffic_design import bytes_by_list
@@ -180,7 +180,7 @@ def large_call(operation: Operation, dtype: str, layout: str, parameters: int) -
     recipe = Recipe(
         layout=layout, sizes=(PATTERN,) * len(sizes), regime="ordinary", seed=1, options=options
     )
-    case = expand(operation, dtype, recipe)
+    case = generate(operation, dtype, recipe)
     lists: dict[str, list[Tensor]] = {}
     for argument in operation.lists:
         small = list(case.lists[argument.name])

@@ -1,7 +1,7 @@
 """Calls that several laws of one row ask for are made once.
 
 A row is one kernel with one dtype combination on one engine. Its laws take their cases from one
-deck; what a call on a case of the deck left behind serves every law that asks for that call.
+covering; what a call on one of these left behind serves every law that asks for that call.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.expected.instruction_error import Charges
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.plan import Call, Outcome
 from twinstep.parity.operations.operation import Operation
 
 
 @dataclass
-class Shared:
-    """The deck's cases of one row, and what calls on them left behind."""
+class CallCache:
+    """The covering's cases of one row, and what calls on them left behind."""
 
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)
-    _outcomes: dict[int, tuple[Outcome, Charges]] = field(default_factory=dict)
+    _outcomes: dict[int, tuple[Outcome, InstructionError]] = field(default_factory=dict)
 
     def case(self, operation: Operation, combination: str, recipe: Recipe) -> Case:
         """The case of a recipe; the same object for the same recipe."""
         key = hash((recipe.layout, recipe.sizes, recipe.regime, recipe.seed, recipe.one_step))
         known = self._cases.get(key)
         if known is None or known[0] != recipe:
-            known = (recipe, expand(operation, combination, recipe))
+            known = (recipe, generate(operation, combination, recipe))
             self._cases[key] = known
         return known[1]
 
-    def outcome(self, call: Call) -> tuple[Outcome, Charges] | None:
+    def outcome(self, call: Call) -> tuple[Outcome, InstructionError] | None:
         """What this call left behind when it was made before, and what its instructions cost."""
         if not call.plain:
             return None
         found = self._outcomes.get(id(call.case))
-        return found if found is not None and found[0].arena.case is call.case else None
+        return found if found is not None and found[0].memory.case is call.case else None
 
-    def keep(self, call: Call, outcome: Outcome, charges: Charges) -> None:
-        """Remember what a call on a case of the deck left behind."""
+    def keep(self, call: Call, outcome: Outcome, instruction_error: InstructionError) -> None:
+        """Remember what a call on a case of the covering left behind."""
         if call.plain and any(case is call.case for _, case in self._cases.values()):
-            self._outcomes[id(call.case)] = (outcome, charges)
+            self._outcomes[id(call.case)] = (outcome, instruction_error)

@@ -6,28 +6,28 @@ from collections.abc import Callable
 
 import torch
 
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.runner.invoke import invoke
 
 
-def replayed(function: Callable[..., object], arena: Arena, seconds: float) -> str:
+def call_captured(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> str:
     """Replay the graph of this memory, captured first if there is none; empty if it went well.
 
     The kernel is called once eagerly before the capture, so that compilation is over by then.
     """
-    if arena.graph is None:
-        failure = invoke(function, arena, seconds)
+    if memory.graph is None:
+        failure = invoke(function, memory, seconds)
         if failure:
             return failure
-        arena.refill()
+        memory.refill()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                arena.call(function)
+                memory.call(function)
         except Exception as error:
             return f"cannot be captured as a CUDA graph: {type(error).__name__}: {error}"
-        arena.graph = graph
-        arena.refill()
-    arena.graph.replay()
+        memory.graph = graph
+        memory.refill()
+    memory.graph.replay()
     torch.cuda.synchronize()
     return ""

@@ -1,10 +1,10 @@
-"""Climb towards the worst error: breed the elements that came closest to their bound.
+"""Search for the worst error: breed the elements that came closest to their bound.
 
 Random cases stay far from a bound, because all roundings of a formula have to go the same way.
 The elements of a case are independent tries with the same controls, so one case is a whole
 generation: those with the largest error over bound stay, the others become their offspring, with
 some low bits changed. A result of few bits shows no error except beside a tie, and there being
-near to one counts a little (`Want.nearness`).
+near to one counts a little (`Accepted.nearness`).
 
 What has one result for all elements (a norm) has no elements to breed: there a tenth of the
 elements changes at a time, and the better case stays.
@@ -41,7 +41,7 @@ class _Best:
 
 
 @dataclass
-class Climber:
+class ErrorSearch:
     """Remembers the best case for each output and makes the next generation of one of them.
 
     Attributes:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner import large_tensors
-from twinstep.parity.runner.cuda_graph import replayed
+from twinstep.parity.runner.cuda_graph import call_captured
 from twinstep.parity.runner.invoke import invoke
 
 
-def made(
-    call: Call, function: Callable[..., object], arena: Arena, engine: Engine, seconds: float
+def execute_call(
+    call: Call,
+    function: Callable[..., object],
+    memory: GuardedMemory,
+    engine: Engine,
+    seconds: float,
 ) -> str:
     """Call a kernel; empty if it returned None, otherwise what happened instead.
 
     Args:
         call: says how.
         function: the kernel.
-        arena: its memory, filled.
+        memory: where its arguments lie, filled.
         engine: where it runs.
         seconds: limit of the call.
 
@@ -28,28 +32,28 @@ def made(
         CannotJudge: there is not enough memory or time for a large call.
     """
     if call.races:
-        return _compared(function, arena, seconds)
+        return _compared(function, memory, seconds)
     if call.captured:
-        return replayed(function, arena, seconds)
+        return call_captured(function, memory, seconds)
     if not call.end:
-        return invoke(function, arena, seconds)
-    if arena.ends is None:
-        grown = large_tensors.Large(call.case, engine)
-        failure = large_tensors.called(function, grown, engine)
+        return invoke(function, memory, seconds)
+    if memory.ends is None:
+        grown = large_tensors.LargeTensors(call.case, engine)
+        failure = large_tensors.call_large(function, grown, engine)
         if failure:
             return failure
-        arena.ends = grown.end(arena, last=False), grown.end(arena, last=True)
-    arena.block.copy_(arena.ends[call.end == "last"])
+        memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)
+    memory.block.copy_(memory.ends[call.end == "last"])
     return ""
 
 
-def _compared(function: Callable[..., object], arena: Arena, seconds: float) -> str:
+def _compared(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> str:
     """Call a kernel on replay while every access is compared with those before it."""
     from twinstep.replay import allow, options
 
     names = {
-        span.name if span.control else f"{span.name}[{span.index}]": span.of(arena.block)
-        for span in arena.spans
+        span.name if span.control else f"{span.name}[{span.index}]": span.of(memory.block)
+        for span in memory.spans
     }
     with allow(**names), options(check_races=True):
-        return invoke(function, arena, seconds)
+        return invoke(function, memory, seconds)

@@ -63,12 +63,12 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def invoke(function: Callable[..., object], arena: Callee, seconds: float = SECONDS) -> str:
-    """Call a kernel on an arena; empty if it returned None, otherwise what happened instead."""
+def invoke(function: Callable[..., object], memory: Callee, seconds: float = SECONDS) -> str:
+    """Call a kernel on its memory; empty if it returned None, otherwise what happened instead."""
     try:
         with time_limit(seconds):
-            returned = arena.call(function)
-            if arena.block.is_cuda:
+            returned = memory.call(function)
+            if memory.block.is_cuda:
                 torch.cuda.synchronize()
     except KernelTimeout as timeout:
         return f"hangs: {timeout}"

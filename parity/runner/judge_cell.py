@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.coverage import Seen
-from twinstep.parity.cases.covering import deck
+from twinstep.parity.cases.coverage import Coverage
+from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
@@ -15,12 +15,12 @@ from twinstep.parity.records.errors import CannotJudge, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.call_cache import Shared
-from twinstep.parity.runner.error_search import Climber
+from twinstep.parity.runner.call_cache import CallCache
+from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.invoke import SECONDS
 from twinstep.parity.runner.repro import write_repro
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shrink import shrunk
 
 EXAMPLES = 12
@@ -37,7 +37,7 @@ class Effort:
         call_seconds: limit of one call.
         shrink_seconds: limit of shrinking one failure.
         repros: folder for repro files; None writes none.
-        spread: dtype combinations in turn see the halves of a longer deck, and of the sizes and
+        spread: dtype combinations in turn see the halves of a longer covering, and of the sizes and
             values that laws enumerate.
     """
 
@@ -57,7 +57,7 @@ class Effort:
         return max(1, round(self.examples * law.share * several))
 
     def longest(self, kernel: Kernel) -> int:
-        """Recipes in the deck that all laws of a row take theirs from."""
+        """Recipes in the covering that all laws of a row take theirs from."""
         return max(self.cases(LAWS[name], kernel) for name in kernel.operation.laws)
 
 
@@ -76,7 +76,7 @@ def judge_cell(
     law: Law,
     engine: Engine,
     effort: Effort,
-    shared: Shared | None = None,
+    cache: CallCache | None = None,
 ) -> Cell:
     """Judge a kernel on one dtype combination by one law.
 
@@ -86,7 +86,7 @@ def judge_cell(
         law: that it has to keep.
         engine: where it runs.
         effort: how hard to look.
-        shared: calls that other laws of the same kernel, combination and engine have made.
+        cache: calls that other laws of the same kernel, combination and engine have made.
     """
     key = Key(
         operation=kernel.operation.name,
@@ -107,95 +107,97 @@ def judge_cell(
         where = " or ".join(law.engines)
         return Cell(key=key, status=Status.SKIPPED, reason=f"{law.name} is judged on {where} only")
     started = time.perf_counter()
-    judge = Judge(kernel, engine, effort.call_seconds, shared=shared or Shared())
-    seen = Seen(kernel.operation)
+    runner = PlanRunner(kernel, engine, effort.call_seconds, cache=cache or CallCache())
+    coverage = Coverage(kernel.operation)
     try:
-        broken = _search(judge, dtype, law, effort, seen)
-        failure = None if broken is None else _explained(judge, law, broken, effort)
+        broken = _search(runner, dtype, law, effort, coverage)
+        failure = None if broken is None else _explained(runner, law, broken, effort)
     except CannotJudge as cause:
-        return Cell(key=key, status=Status.SKIPPED, calls=judge.calls, reason=str(cause))
+        return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
     except ReferenceFault as fault:
-        return Cell(key=key, status=Status.FAILED, calls=judge.calls, failure=str(fault))
+        return Cell(key=key, status=Status.FAILED, calls=runner.calls, failure=str(fault))
     return Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,
-        calls=judge.calls,
-        elements=judge.elements,
+        calls=runner.calls,
+        elements=runner.elements,
         seconds=time.perf_counter() - started,
-        worst=dict(judge.worst),
-        shared=judge.repeated,
-        sees={**seen.numbers(), **({"refused calls": judge.refused} if judge.refused else {})},
+        worst=dict(runner.worst),
+        shared=runner.repeated,
+        sees=coverage.numbers() | ({"refused calls": runner.refused} if runner.refused else {}),
         failure="" if failure is None else failure.text(),
         repro="" if failure is None else failure.repro,
     )
 
 
-def _search(judge: Judge, dtype: str, law: Law, effort: Effort, seen: Seen) -> _Broken | None:
+def _search(
+    runner: PlanRunner, dtype: str, law: Law, effort: Effort, coverage: Coverage
+) -> _Broken | None:
     """Go through the law's cases until one breaks it."""
-    kernel = judge.kernel
-    climber = Climber(effort.seed or 0)
+    kernel = runner.kernel
+    search = ErrorSearch(effort.seed or 0)
     try:
         for recipe in _recipes(kernel, dtype, law, effort):
-            varied = list(law.vary(judge.shared.case(kernel.operation, dtype, recipe)))
+            varied = list(law.vary(runner.cache.case(kernel.operation, dtype, recipe)))
             if effort.spread and law.each_layout and len(varied) > 3:
                 varied = varied[_turn(kernel, dtype) :: 2]
             for case in varied:
-                seen.add(case)
-                finding = judge.violation(law.plan(case, kernel.arithmetic))
+                coverage.add(case)
+                finding = runner.violation(law.plan(case, kernel.arithmetic))
                 if finding is not None:
                     raise _Broken(case, finding)
-                climber.see(case, judge.scores)
+                search.see(case, runner.scores)
         if law.name == "value":
-            _climb(judge, law, climber, effort.cases(law, kernel) // 2)
+            _search_on(runner, law, search, effort.cases(law, kernel) // 2)
     except _Broken as broken:
         return broken
     return None
 
 
-def _climb(judge: Judge, law: Law, climber: Climber, generations: int) -> None:
+def _search_on(runner: PlanRunner, law: Law, search: ErrorSearch, generations: int) -> None:
     """Go on from the cases that came closest to a bound; nothing to do where there is none."""
     for _ in range(generations):
-        case = climber.next()
+        case = search.next()
         if case is None:
             return
-        finding = judge.violation(law.plan(case, judge.kernel.arithmetic))
+        finding = runner.violation(law.plan(case, runner.kernel.arithmetic))
         if finding is not None:
             raise _Broken(case, finding)
-        climber.see(case, judge.scores)
+        search.see(case, runner.scores)
 
 
 def _turn(kernel: Kernel, dtype: str) -> int:
-    """Which half of a spread deck, or of what a law enumerates, is this combination's."""
+    """Which half of a spread covering, or of what a law enumerates, is this combination's."""
     return tuple(kernel.operation.combinations).index(dtype) % 2
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
-    """What the law takes from the deck of the row."""
+    """What the law takes from the covering of the row."""
     count = effort.cases(law, kernel)
     length = max(count, effort.longest(kernel), EXAMPLES)
     if effort.spread:
         turn = _turn(kernel, dtype)
-        cards = deck(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
-        cards = cards[turn * length : (turn + 1) * length]
+        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
+        recipes = recipes[turn * length : (turn + 1) * length]
     else:
-        cards = deck(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, length, effort.seed)
     if not (law.each_layout and kernel.operation.lists):
-        return law.draw.of(cards, count)
-    groups = [[card for card in cards if card.layout == name] for name in kernel.layouts]
+        return law.draw.of(recipes, count)
+    groups = [[recipe for recipe in recipes if recipe.layout == name] for name in kernel.layouts]
     return [recipe for group in groups for recipe in law.draw.of(group, count)]
 
 
-def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failure:
+def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) -> Failure:
     """Shrink the case, find the violation again, and write the repro file."""
-    kernel = judge.kernel
+    kernel = runner.kernel
 
     def finding_in(case: Case) -> Finding | None:
-        return judge.violation(law.plan(case, kernel.arithmetic))
+        return runner.violation(law.plan(case, kernel.arithmetic))
 
     case, finding = shrunk(broken.case, broken.finding, finding_in, effort.shrink_seconds)
     failure = Failure(
         kernel=kernel,
-        engine=judge.engine.name,
+        engine=runner.engine.name,
         law=law.name,
         case=case,
         original=broken.case,
@@ -207,4 +209,4 @@ def _explained(judge: Judge, law: Law, broken: _Broken, effort: Effort) -> Failu
     plan = law.plan(case, kernel.arithmetic)
     if any(call.end or call.captured or call.races for call in plan.calls):
         return failure
-    return write_repro(failure, plan, effort.repros, judge.charges)
+    return write_repro(failure, plan, effort.repros, runner.instruction_error)

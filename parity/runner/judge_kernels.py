@@ -10,7 +10,7 @@ from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.call_cache import Shared
+from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.judge_cell import Effort, judge_cell
 
 
@@ -81,7 +81,7 @@ class Session:
     def __post_init__(self) -> None:
         # Laws of one row share calls; the next row starts anew.
         self._row: tuple[str, str, str] | None = None
-        self._shared = Shared()
+        self._cache = CallCache()
 
     def ledger(self, planned: Sequence[Task]) -> Ledger:
         """An empty ledger that declares these cells."""
@@ -106,8 +106,8 @@ class Session:
             return Cell(key=task.key, status=Status.NOT_CLAIMED, reason=reason)
         row = (task.kernel.name, task.dtype, task.engine.name)
         if self._row != row:
-            self._row, self._shared = row, Shared()
+            self._row, self._cache = row, CallCache()
         law = LAWS[task.law]
         with running(task.engine):
-            cell = judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._shared)
+            cell = judge_cell(task.kernel, task.dtype, law, task.engine, self.effort, self._cache)
         return replace(cell, arithmetic=task.kernel.arithmetic)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.invoke import invoke
@@ -24,7 +24,7 @@ ENDS = 8
 SECONDS = 4.0
 
 
-class Large:
+class LargeTensors:
     """One case with its last tensors blown up: the small tensor's values at both ends.
 
     Args:
@@ -60,10 +60,10 @@ class Large:
         ordered = [self.lists[argument.name] for argument in self.case.operation.lists]
         return kernel(*ordered, **self.controls, **self.case.options)
 
-    def end(self, arena: Arena, last: bool) -> Tensor:
-        """The arena's bytes, had it held what the first, or last, elements hold now."""
-        after = arena.before.clone()
-        for span in arena.spans:
+    def end(self, memory: GuardedMemory, last: bool) -> Tensor:
+        """The bytes of guarded memory, had it held what the first, or last, elements hold now."""
+        after = memory.before.clone()
+        for span in memory.spans:
             if not span.value.numel():
                 continue
             held = self.controls if span.control else None
@@ -104,7 +104,7 @@ def _only_ends(engine: Engine) -> Iterator[None]:
         yield
 
 
-def called(function: Callable[..., object], large: Large, engine: Engine) -> str:
+def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> str:
     """Call the kernel; empty if it returned None, otherwise what happened instead.
 
     Raises:

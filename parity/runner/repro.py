@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena, Span, spans_of
-from twinstep.parity.expected.accepted import Want
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span, spans_of
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import tolerance
-from twinstep.parity.expected.instruction_error import Charges
-from twinstep.parity.expected.outputs import Wants, truths, wants
+from twinstep.parity.expected.instruction_error import InstructionError
+from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs, truths
 from twinstep.parity.laws.plan import (
     Call,
     Check,
@@ -37,16 +37,18 @@ from twinstep.parity.runner.failure import Failure
 CPU = torch.device("cpu")
 
 
-def write_repro(failure: Failure, plan: Plan, folder: str, charges: Charges) -> Failure:
+def write_repro(
+    failure: Failure, plan: Plan, folder: str, instruction_error: InstructionError
+) -> Failure:
     """Write the file into a folder; the failure with its path.
 
     Args:
         failure: shrunk.
         plan: calls and checks of its law on its case.
         folder: is created if it does not exist.
-        charges: what the kernel's instructions add to its bounds.
+        instruction_error: what the kernel's instructions add to its bounds.
     """
-    text = repro_text(failure, plan, charges)
+    text = repro_text(failure, plan, instruction_error)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     path = Path(folder) / f"repro_{digest}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def write_repro(failure: Failure, plan: Plan, folder: str, charges: Charges) -> 
     return named
 
 
-def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
+def repro_text(failure: Failure, plan: Plan, instruction_error: InstructionError) -> str:
     """The file's text."""
     template = resources.files("twinstep.parity.runner").joinpath("repro_template.txt").read_text()
     filled = {
@@ -66,7 +68,7 @@ def repro_text(failure: Failure, plan: Plan, charges: Charges) -> str:
         "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(failure.engine),
         "CALLS": _lines([_call(call) for call in plan.calls]),
-        "CHECKS": _lines(_checks(failure, plan, charges)),
+        "CHECKS": _lines(_checks(failure, plan, instruction_error)),
     }
     for mark, text in filled.items():
         template = template.replace(f"@{mark}@", text)
@@ -80,7 +82,7 @@ def _lines(rows: list[dict[str, object]]) -> str:
 def _call(call: Call) -> dict[str, object]:
     """Everything needed to lay out one call again."""
     case = call.case
-    arena = Arena.of(case, CPU)
+    memory = GuardedMemory.of(case, CPU)
     tensors = [
         (
             span.name,
@@ -90,14 +92,14 @@ def _call(call: Call) -> dict[str, object]:
             list(span.value.shape),
             span.columns,
         )
-        for span in sorted(arena.spans, key=lambda span: span.index)
+        for span in sorted(memory.spans, key=lambda span: span.index)
     ]
     return {
         "lists": [argument.name for argument in case.operation.lists],
         "tensors": tensors,
         "controls": list(case.controls),
         "options": dict(case.options),
-        "memory": _packed(arena.before, case.guard),
+        "memory": _packed(memory.before, case.guard),
         "reuse": call.reuse,
         "may_refuse": call.may_refuse,
         "lifted": call.lifted,
@@ -132,17 +134,21 @@ def _checked(runs: list[tuple[int, str]], text: bytes) -> list[tuple[int, str]]:
     return runs if spelled == text else [(1, text.hex())]
 
 
-def _checks(failure: Failure, plan: Plan, charges: Charges) -> list[dict[str, object]]:
+def _checks(
+    failure: Failure, plan: Plan, instruction_error: InstructionError
+) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for check in plan.checks:
-        rows += _rows(check, plan, failure.kernel.arithmetic, charges)
+        rows += _rows(check, plan, failure.kernel.arithmetic, instruction_error)
     return rows
 
 
-def _rows(check: Check, plan: Plan, arithmetic: str, charges: Charges) -> list[dict[str, object]]:
+def _rows(
+    check: Check, plan: Plan, arithmetic: str, instruction_error: InstructionError
+) -> list[dict[str, object]]:
     if isinstance(check, Values):
         case = plan.calls[check.call].case
-        return _value_rows(case, check.call, wants(case, arithmetic, charges))
+        return _value_rows(case, check.call, accepted_outputs(case, arithmetic, instruction_error))
     if isinstance(check, Formula):
         return _formula_rows(plan.calls[check.call].case, check.call)
     if isinstance(check, Untouched):
@@ -192,27 +198,27 @@ def _same_rows(check: Same, case: Case) -> list[dict[str, object]]:
     return rows
 
 
-def _value_rows(case: Case, call: int, wanted: Wants) -> list[dict[str, object]]:
+def _value_rows(case: Case, call: int, outputs: AcceptedOutputs) -> list[dict[str, object]]:
     spans, _ = spans_of(case)
     return [
-        _value_row(span, wanted[span.name][span.index], call)
+        _value_row(span, outputs[span.name][span.index], call)
         for span in spans
         if span.name in case.operation.writes
     ]
 
 
-def _value_row(span: Span, want: Want, call: int) -> dict[str, object]:
+def _value_row(span: Span, accepted: Accepted, call: int) -> dict[str, object]:
     row: dict[str, object] = {
         "kind": "values",
         "call": call,
         "tensor": (span.name, span.index),
-        "want": _hex(want.value),
+        "want": _hex(accepted.value),
     }
-    if want.low is not None and want.high is not None and want.zone is not None:
-        bound = torch.zeros_like(want.zone, dtype=torch.float64)
-        bound = bound if want.bound is None else want.bound
-        row |= {"low": _hex(want.low), "high": _hex(want.high)}
-        row |= {"zone": want.zone.reshape(-1).nonzero().reshape(-1).tolist()}
+    if accepted.low is not None and accepted.high is not None and accepted.zone is not None:
+        bound = torch.zeros_like(accepted.zone, dtype=torch.float64)
+        bound = bound if accepted.bound is None else accepted.bound
+        row |= {"low": _hex(accepted.low), "high": _hex(accepted.high)}
+        row |= {"zone": accepted.zone.reshape(-1).nonzero().reshape(-1).tolist()}
         row |= {"bound": [f"{x:.3g}" for x in bound.reshape(-1).tolist()]}
     return row
 

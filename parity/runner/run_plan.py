@@ -12,17 +12,24 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import formulated, lifted, refusal
-from twinstep.parity.expected.instruction_error import CPU, IEEE, UNKNOWN, Charges, charges_of
-from twinstep.parity.expected.outputs import Wants, wants
+from twinstep.parity.expected.instruction_error import (
+    CPU,
+    IEEE,
+    UNKNOWN,
+    InstructionError,
+    instruction_error_of,
+)
+from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
 from twinstep.parity.records.errors import ReferenceFault
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.call_cache import Shared
-from twinstep.parity.runner.execute_call import made
+from twinstep.parity.runner.call_cache import CallCache
+from twinstep.parity.runner.execute_call import execute_call
 from twinstep.parity.runner.host_sync import watched
 from twinstep.parity.runner.invoke import SECONDS
 
@@ -36,8 +43,8 @@ Scores = dict[tuple[str, int], Tensor]
 
 
 @dataclass
-class Judge:
-    """Judges one kernel on one engine.
+class PlanRunner:
+    """Carries out the plans of one kernel on one engine.
 
     Attributes:
         kernel: under judgement.
@@ -45,13 +52,13 @@ class Judge:
         seconds: limit of one call.
         calls: calls made so far.
         elements: elements of the largest list, summed over all calls.
-        shared: calls that other laws have made.
+        cache: calls that other laws have made.
         repeated: how many calls were taken from there.
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
-        charges: what the instructions of the last judged call add to its bounds.
+        instruction_error: what the instructions of the last judged call add to its bounds.
         scores: error over bound of every element of the last plan, by argument and position; of
-            few bits, plus how near the result is to a tie (see `Want.nearness`).
+            few bits, plus how near the result is to a tie (see `Accepted.nearness`).
     """
 
     kernel: Kernel
@@ -59,13 +66,13 @@ class Judge:
     seconds: float = SECONDS
     calls: int = 0
     elements: int = 0
-    shared: Shared = field(default_factory=Shared)
+    cache: CallCache = field(default_factory=CallCache)
     repeated: int = 0
     refused: int = 0
 
     def __post_init__(self) -> None:
         self.worst: dict[str, float] = {}
-        self.charges = UNKNOWN
+        self.instruction_error = UNKNOWN
         self.scores: Scores = {}
 
     def violation(self, plan: Plan) -> Finding | None:
@@ -96,7 +103,7 @@ class Judge:
         Replay rounds them correctly and the hardware need not, so equal values prove nothing.
         """
         claims = self.engine.name == "replay" and self.kernel.arithmetic == "exact"
-        if not (claims and _needs_wants(plan, number)):
+        if not (claims and _needs_reference(plan, number)):
             yield
             return
         from twinstep.replay import launches
@@ -110,53 +117,58 @@ class Judge:
 
     def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
         call = plan.calls[number]
-        known = self.shared.outcome(call)
+        known = self.cache.outcome(call)
         if known is not None:
             self.repeated += 1
-            return self._with_wants(call, *known, plan, number), ""
+            return self._with_accepted(call, *known, plan, number), ""
         if call.reuse is None:
-            arena = Arena.of(call.case, self.engine.device)
+            memory = GuardedMemory.of(call.case, self.engine.device)
         else:
-            arena = outcomes[call.reuse].arena.renewed(call.case)
+            memory = outcomes[call.reuse].memory.renewed(call.case)
         with (
-            recorded(self.engine) as log,
-            watched(arena.block) if call.watched else NOBODY as reads,
-            lifted(arena, call.lifted) as lift,
+            recorded_launches(self.engine) as log,
+            watched(memory.block) if call.watched else NOBODY as reads,
+            lifted(memory, call.lifted) as lift,
         ):
-            failure = made(call, self.kernel.function, arena, self.engine, self.seconds)
+            failure = execute_call(call, self.kernel.function, memory, self.engine, self.seconds)
         if call.lifted:
             refusal(failure)
-        after = arena.before if failure and not call.may_refuse else arena.after()
-        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, arena.before)
+        after = memory.before if failure and not call.may_refuse else memory.after()
+        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, memory.before)
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
-            self.charges = charges_on(self.engine, log)
-        asked = not failure and _needs_wants(plan, number)
-        wanted = self._wants(call.case) if asked else _shapes(arena)
+            self.instruction_error = instruction_error_on(self.engine, log)
+        asked = not failure and _needs_reference(plan, number)
+        accepted = self._accepted(call.case) if asked else _shapes(memory)
         outcome = Outcome(
-            arena, arena.before, after, wanted, asked, tuple(reads), failure if refused else ""
+            memory, memory.before, after, accepted, asked, tuple(reads), failure if refused else ""
         )
         if call.lifted:
-            outcome = replace(outcome, formulas=formulated(lift, arena))
+            outcome = replace(outcome, formulas=formulated(lift, memory))
         if not failure:
-            self.shared.keep(call, outcome, self.charges)
+            self.cache.keep(call, outcome, self.instruction_error)
         self.refused += bool(refused)
         return outcome, "" if refused else failure
 
-    def _with_wants(
-        self, call: Call, outcome: Outcome, charges: Charges, plan: Plan, number: int
+    def _with_accepted(
+        self,
+        call: Call,
+        outcome: Outcome,
+        instruction_error: InstructionError,
+        plan: Plan,
+        number: int,
     ) -> Outcome:
         """What a call made for another law left behind, with what this law wants to know of it."""
-        if not _needs_wants(plan, number) or outcome.wanted:
+        if not _needs_reference(plan, number) or outcome.evaluated:
             return outcome
-        self.charges = charges
-        complete = replace(outcome, wants=self._wants(call.case), wanted=True)
-        self.shared.keep(call, complete, charges)
+        self.instruction_error = instruction_error
+        complete = replace(outcome, accepted=self._accepted(call.case), evaluated=True)
+        self.cache.keep(call, complete, instruction_error)
         return complete
 
-    def _wants(self, case: Case) -> Wants:
+    def _accepted(self, case: Case) -> AcceptedOutputs:
         try:
-            return wants(case, self.kernel.arithmetic, self.charges)
+            return accepted_outputs(case, self.kernel.arithmetic, self.instruction_error)
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(
@@ -168,17 +180,17 @@ class Judge:
         for check in plan.checks:
             if not isinstance(check, Values):
                 continue
-            for span, want in outcomes[check.call].written():
+            for span, accepted in outcomes[check.call].written():
                 got = outcomes[check.call].got(span)
-                ratio = want.ratio(got)
+                ratio = accepted.ratio(got)
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(span.name, 0.0)
                     self.worst[span.name] = max(known, float(ratio.max().item()))
-                    self.scores[span.name, span.index] = ratio.reshape(-1) + want.nearness(got)
+                    self.scores[span.name, span.index] = ratio.reshape(-1) + accepted.nearness(got)
 
 
 @contextlib.contextmanager
-def recorded(engine: Engine) -> Iterator[list[Launch]]:
+def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
     """The launches made inside the context, where the engine records them."""
     if engine.name != "replay":
         yield []
@@ -189,22 +201,20 @@ def recorded(engine: Engine) -> Iterator[list[Launch]]:
         yield log
 
 
-def charges_on(engine: Engine, log: list[Launch]) -> Charges:
+def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
     """What the bounds of a call have to allow for on this engine."""
     if engine.name == "replay":
-        return charges_of(log) if log else CPU
+        return instruction_error_of(log) if log else CPU
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
 
 
-def _needs_wants(plan: Plan, number: int) -> bool:
+def _needs_reference(plan: Plan, number: int) -> bool:
     return any(isinstance(check, Values) and check.call == number for check in plan.checks)
 
 
-def _shapes(arena: Arena) -> Wants:
+def _shapes(memory: GuardedMemory) -> AcceptedOutputs:
     """Placeholders for checks that compare calls with one another and need no reference."""
-    from twinstep.parity.expected.accepted import Want
-
-    found: dict[str, list[Want]] = {}
-    for span in arena.spans:
-        found.setdefault(span.name, []).append(Want(value=span.value))
+    found: dict[str, list[Accepted]] = {}
+    for span in memory.spans:
+        found.setdefault(span.name, []).append(Accepted(value=span.value))
     return found

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.expected.accepted import Want
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.sequences.world import World
 
@@ -29,11 +29,11 @@ class Contract:
     """What may stand at some places after the update.
 
     Attributes:
-        wants: by path.
+        accepted: by path.
         places: where to find the tensor of a path on either side.
     """
 
-    wants: Mapping[str, Want]
+    accepted: Mapping[str, Accepted]
     places: Mapping[str, Place]
 
 
@@ -71,14 +71,14 @@ def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Con
         guard=0,
         recipe=Recipe(layout="list", sizes=(param.numel(),)),
     )
-    wanted = wants(case, "bounded")
+    accepted = accepted_outputs(case, "bounded")
     state_path = f"optimizer.state[params[{index}]]"
     names = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
     places: dict[str, Place] = {f"params[{index}]": lambda side: side.params[index].detach()}
-    chosen = {f"params[{index}]": wanted["params"][0]}
+    chosen = {f"params[{index}]": accepted["params"][0]}
     for argument, name in names.items():
         places[f"{state_path}.{name}"] = _state_place(index, name)
-        chosen[f"{state_path}.{name}"] = wanted[argument][0]
+        chosen[f"{state_path}.{name}"] = accepted[argument][0]
     return Contract(chosen, places)
 
 

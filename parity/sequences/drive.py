@@ -150,17 +150,17 @@ def _explained(difference: Difference, got: Side, want: Side) -> Difference:
     )
 
 
-Accepted = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _bounded(
     contracts: Sequence[Contract], want: Side, got: Side, reset: dict[str, torch.Tensor]
-) -> tuple[Difference, Accepted | None] | None:
+) -> tuple[Difference, Ends | None] | None:
     """Judge an update by its bounds, then give the subject the reference's bits."""
     if want.world is None or got.world is None or got.outcome.keys() != want.outcome.keys():
         return None
     for contract in contracts:
-        for path, wanted in contract.wants.items():
+        for path, allowed in contract.accepted.items():
             try:
                 theirs = contract.places[path](got.world)
             except (KeyError, AttributeError, IndexError):
@@ -169,20 +169,20 @@ def _bounded(
             if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
                 return None
             here = theirs.cpu().contiguous()
-            wrong = (~wanted.accepts(here)).reshape(-1).nonzero().reshape(-1).tolist()
+            wrong = (~allowed.accepts(here)).reshape(-1).nonzero().reshape(-1).tolist()
             if wrong:
                 place = wrong[0]
                 says = shown(here.reshape(-1)[place])
-                expected = shown(wanted.value.reshape(-1)[place])
-                return Difference(f"{path}[{place}]", says, expected), _ends(wanted)
+                expected = shown(allowed.value.reshape(-1)[place])
+                return Difference(f"{path}[{place}]", says, expected), _ends(allowed)
             reset[path] = ours.detach().clone()
             theirs.copy_(ours)
     return None
 
 
-def _ends(wanted: object) -> Accepted | None:
-    low, high = getattr(wanted, "low", None), getattr(wanted, "high", None)
-    zone = getattr(wanted, "zone", None)
+def _ends(allowed: object) -> Ends | None:
+    low, high = getattr(allowed, "low", None), getattr(allowed, "high", None)
+    zone = getattr(allowed, "zone", None)
     if low is None or high is None or zone is None:
         return None
     return low, high, zone

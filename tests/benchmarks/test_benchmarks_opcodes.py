@@ -22,7 +22,7 @@ from twinstep.benchmarks.opcodes import (
 )
 from twinstep.benchmarks.ptx import Instruction, module
 from twinstep.benchmarks.ptx import kernel as ptx_kernel
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.replay import launches
 from twinstep.replay.isa.forms import pure_families
@@ -56,7 +56,7 @@ def test_the_list_holds_every_pure_instruction_of_our_kernels(replay: None, kern
     used: set[str] = set()
     for case in first_cases(kernel):
         with launches() as log:
-            Arena.of(case, torch.device("cpu")).call(kernel.function)
+            GuardedMemory.of(case, torch.device("cpu")).call(kernel.function)
         used.update(*(launch.opcodes for launch in log))
     assert used, "nothing was launched"
     pure = {opcode for opcode in used if opcode.split(".")[0] in pure_families()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import twinstep.replay
 from twinstep.parity.cases.case import Case, Recipe, evaluate
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import triton_kernels
 from twinstep.parity.proof.corpus.calls import AdamCall, kernel_from
@@ -41,7 +41,7 @@ def case_of(operation: str, dtype: str, sizes: Sequence[int]) -> Case:
     contract = operation_named(operation, "here")
     options = {option.name: option.choices[-1] for option in contract.options}
     recipe = Recipe(layout="list", sizes=tuple(sizes), regime="ordinary", seed=3, options=options)
-    return expand(contract, dtype, recipe)
+    return generate(contract, dtype, recipe)
 
 
 def far_lists(lists: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:

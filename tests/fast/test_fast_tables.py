@@ -7,6 +7,7 @@ from torch import Tensor
 from twinstep.fast.kernels.pack import offsets_of, region_table
 from twinstep.fast.runtime.tables import (
     AddressTable,
+    FixedLists,
     TableCache,
     TensorTable,
     address_table,
@@ -115,6 +116,24 @@ def test_a_table_is_rebuilt_when_what_it_says_changes(other: object) -> None:
     assert callable(other)
     tensor_tables([other(tensors)], chunk=CHUNK, cache=cache)
     assert cache.built == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda tensor: tensor.clone(),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: tensor.t(),
+        lambda tensor: tensor[:1],
+    ],
+)
+def test_fixed_lists_are_made_anew_when_memory_or_layout_changes(other: object) -> None:
+    fixed, param = FixedLists(), torch.zeros(3, 4)
+    made = fixed.of([param], lambda: [[param]])
+    assert fixed.of([param.detach()], lambda: [[param]]) is made
+    assert callable(other)
+    changed = other(param)
+    assert fixed.of([changed], lambda: [[changed]])[0][0] is changed
 
 
 def test_a_cache_forgets_what_was_used_longest_ago() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.expected.accepted import Want
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound
 from twinstep.parity.operations.table import operation_named, operations
 
@@ -28,7 +28,7 @@ def adamw_case(dtype: str = "fp32", regime: str = "mixture", seed: int = 1) -> C
         controls={**CONTROLS, "factor": 0.37},
         options={"bias_correction": True},
     )
-    return expand(operation_named("adamw_step", "test"), dtype, recipe)
+    return generate(operation_named("adamw_step", "test"), dtype, recipe)
 
 
 def step(case: Case, i: int, **wrong: float) -> dict[str, Tensor]:
@@ -50,10 +50,10 @@ def step(case: Case, i: int, **wrong: float) -> dict[str, Tensor]:
 
 
 def rejected(case: Case, **wrong: float) -> Iterator[str]:
-    wanted = wants(case, "bounded")
+    outputs = accepted_outputs(case, "bounded")
     for i in range(len(case.lists["params"])):
         for name, got in step(case, i, **wrong).items():
-            if not bool(wanted[name][i].accepts(got).all()):
+            if not bool(outputs[name][i].accepts(got).all()):
                 yield name
 
 
@@ -85,42 +85,44 @@ def test_reference_itself_is_accepted_everywhere() -> None:
         for regime in ("mixture", "extreme", "bits", "planted"):
             recipe = Recipe(layout="list", sizes=(65, 0, 3), regime=regime, seed=5, options=options)
             for dtype in operation.combinations:
-                for wanted in wants(expand(operation, dtype, recipe), "bounded").values():
-                    assert all(bool(want.accepts(want.value).all()) for want in wanted)
+                for outputs in accepted_outputs(
+                    generate(operation, dtype, recipe), "bounded"
+                ).values():
+                    assert all(bool(accepted.accepts(accepted.value).all()) for accepted in outputs)
 
 
 def test_bound_is_a_few_ulp_on_ordinary_values() -> None:
-    (want, _) = wants(adamw_case(regime="ordinary"), "bounded")["exp_avg_sqs"]
-    assert want.bound is not None
-    relative = (want.bound / want.value.double().abs()).max().item()
+    (accepted, _) = accepted_outputs(adamw_case(regime="ordinary"), "bounded")["exp_avg_sqs"]
+    assert accepted.bound is not None
+    relative = (accepted.bound / accepted.value.double().abs()).max().item()
     assert 2.0**-24 < relative < 2.0**-20
 
 
 def test_only_overflow_makes_a_zone() -> None:
-    (want, _) = wants(adamw_case(regime="ordinary"), "bounded")["params"]
-    assert want.zone is not None
-    assert not bool(want.zone.any())
+    (accepted, _) = accepted_outputs(adamw_case(regime="ordinary"), "bounded")["params"]
+    assert accepted.zone is not None
+    assert not bool(accepted.zone.any())
 
 
 def test_a_rounding_to_few_bits_is_accepted_on_both_sides_of_a_tie_only() -> None:
     half = torch.tensor([1.0 + 2.0**-8], dtype=torch.float64)
     low, high = half - 2.0**-20, half + 2.0**-20
-    want = Want(
+    accepted = Accepted(
         value=half.bfloat16(), low=low.bfloat16(), high=high.bfloat16(), exact=half,
         bound=torch.tensor([2.0**-20], dtype=torch.float64), zone=torch.tensor([False]),
     )  # fmt: skip
     near = torch.tensor([1.0, 1.0078125, 1.015625], dtype=torch.bfloat16)
-    assert [bool(want.accepts(x.reshape(1)).all()) for x in near] == [True, True, False]
+    assert [bool(accepted.accepts(x.reshape(1)).all()) for x in near] == [True, True, False]
 
 
 def test_sum_bound_accepts_fp32_in_any_order_and_rejects_a_missing_element() -> None:
     recipe = Recipe(layout="list", sizes=(900, 101), regime="ordinary", seed=2)
-    case = expand(operation_named("global_norm", "test"), "fp32", recipe)
-    (want,) = wants(case, "bounded")["norm"]
+    case = generate(operation_named("global_norm", "test"), "fp32", recipe)
+    (accepted,) = accepted_outputs(case, "bounded")["norm"]
     flat = torch.cat(list(case.lists["grads"]))
-    assert bool(want.accepts(flat.square().sum().sqrt()).all())
+    assert bool(accepted.accepts(flat.square().sum().sqrt()).all())
     backwards = flat.flip(0).square().cumsum(0)[-1].sqrt()
-    assert bool(want.accepts(backwards).all())
+    assert bool(accepted.accepts(backwards).all())
     largest = flat.abs().argmax()
     rest = torch.cat([flat[:largest], flat[largest + 1 :]])
-    assert not bool(want.accepts(rest.square().sum().sqrt()).all())
+    assert not bool(accepted.accepts(rest.square().sum().sqrt()).all())

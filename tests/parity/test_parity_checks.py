@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe, evaluate
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.cases.guarded_memory import Arena
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws import LAWS
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named
@@ -53,7 +53,7 @@ def drawn(
     """A case with the first choice of every option."""
     options = {row.name: row.choices[0] for row in operation.options}
     recipe = Recipe(layout=layout, sizes=sizes, regime=regime, seed=seed, options=options)
-    return expand(operation, combination, recipe)
+    return generate(operation, combination, recipe)
 
 
 def entry(operation: str, run: Callable[..., None], dtype: str = "bf16") -> Entry:
@@ -118,9 +118,9 @@ def test_outputs_hold_no_result_before_the_call() -> None:
     """J05: the reference's memory, just freed, is handed to the kernel as its output."""
     operation = operation_named("cast_copy", "checks")
     case = drawn(operation, "bf16", layout="list", sizes=(5, 64))
-    arena = Arena.of(case, CPU)
+    memory = GuardedMemory.of(case, CPU)
     wanted = evaluate(case, case.lists)["copies"]
-    held = [span.of(arena.block) for span in arena.spans if span.name == "copies"]
+    held = [span.of(memory.block) for span in memory.spans if span.name == "copies"]
     assert not any(torch.equal(a, b) for a, b in zip(held, wanted, strict=True))
     assert rejected("cast_copy", lambda call: None)
 

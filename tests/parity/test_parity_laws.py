@@ -16,7 +16,7 @@ from twinstep.parity.operations.table import HOUSE, operation_named
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import CLAIMS, Kernel
-from twinstep.parity.runner.call_cache import Shared
+from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.judge_cell import Effort, judge_cell
 
 Tensors = list[Tensor]
@@ -166,9 +166,9 @@ def test_a_refusal_with_a_clear_error_is_accepted_and_a_crash_is_not() -> None:
 
 
 def test_laws_of_one_row_share_calls() -> None:
-    shared, row = Shared(), kernel_of("accumulate", accumulate)
+    cache, row = CallCache(), kernel_of("accumulate", accumulate)
     for law in ("value", "nothing_else_written", "permutation"):
-        cell = judge_cell(row, "bf16", LAWS[law], engine_named("cpu"), QUICK, shared)
+        cell = judge_cell(row, "bf16", LAWS[law], engine_named("cpu"), QUICK, cache)
         assert cell.status is Status.PASSED
         assert (cell.shared > 0) == (law != "value")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.regimes import REGIMES
 from twinstep.parity.cli.operations_page import render
 from twinstep.parity.expected.ulp import same
@@ -33,7 +33,7 @@ def test_reference_has_the_signature_of_its_operation(operation: Operation) -> N
 @BY_NAME
 def test_reference_returns_what_is_written_and_mutates_nothing(operation: Operation) -> None:
     for dtype in operation.combinations:
-        case = expand(operation, dtype, recipe_of(operation))
+        case = generate(operation, dtype, recipe_of(operation))
         kept = {name: [t.clone() for t in tensors] for name, tensors in case.lists.items()}
         results = case.reference()
         assert tuple(results) == operation.writes
@@ -50,7 +50,7 @@ def test_reference_returns_what_is_written_and_mutates_nothing(operation: Operat
 @pytest.mark.parametrize("regime", REGIMES)
 def test_the_same_recipe_makes_the_same_case(operation: Operation, regime: str) -> None:
     dtype = list(operation.combinations)[-1]
-    one, two = (expand(operation, dtype, recipe_of(operation, regime)) for _ in range(2))
+    one, two = (generate(operation, dtype, recipe_of(operation, regime)) for _ in range(2))
     for name, tensors in one.lists.items():
         pairs = zip(tensors, two.lists[name], strict=True)
         assert all(bool(same(a, b).all()) for a, b in pairs)
@@ -60,7 +60,7 @@ def test_the_same_recipe_makes_the_same_case(operation: Operation, regime: str) 
 def test_only_the_planted_regime_has_non_finite_values(operation: Operation) -> None:
     for regime in REGIMES:
         for dtype in operation.combinations:
-            case = expand(operation, dtype, recipe_of(operation, regime))
+            case = generate(operation, dtype, recipe_of(operation, regime))
             tensors = [t for ts in case.lists.values() for t in ts if t.is_floating_point()]
             strange = sum(int((~t.isfinite()).sum()) for t in tensors)
             assert strange <= (1 if regime == "planted" else 0)
@@ -69,7 +69,7 @@ def test_only_the_planted_regime_has_non_finite_values(operation: Operation) -> 
 @BY_NAME
 def test_second_moments_are_never_negative(operation: Operation) -> None:
     for regime in REGIMES:
-        case = expand(operation, next(iter(operation.combinations)), recipe_of(operation, regime))
+        case = generate(operation, next(iter(operation.combinations)), recipe_of(operation, regime))
         for name in operation.lists_of(Role.SQUARE):
             assert all(bool((t.nan_to_num(0.0) >= 0).all()) for t in case.lists[name])
 
@@ -88,7 +88,7 @@ def test_ties_lie_halfway_between_neighbours_of_the_copy() -> None:
     operation = operation_named("cast_copy", "test")
     recipe = Recipe(layout="list", sizes=(400,), regime="ties", seed=1)
     for dtype in ("fp16", "bf16"):
-        case = expand(operation, dtype, recipe)
+        case = generate(operation, dtype, recipe)
         (source,), (copy,) = case.lists["sources"], case.lists["copies"]
         rounded = source.to(copy.dtype)
         side = torch.where(rounded.double() < source.double(), torch.inf, -torch.inf)

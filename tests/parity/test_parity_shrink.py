@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.operations.table import operation_named
@@ -90,7 +90,7 @@ def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
 
 def test_a_finding_in_a_tensor_that_only_another_call_has_does_not_stop_shrinking() -> None:
     operation = operation_named("accumulate", "test")
-    case = expand(operation, "bf16", Recipe(layout="list", sizes=(40, 3), seed=1))
+    case = generate(operation, "bf16", Recipe(layout="list", sizes=(40, 3), seed=1))
     beyond = Finding(says="differs", call=1, name="accumulators", index=5, place=0)
     smallest, finding = shrunk(case, beyond, lambda candidate: beyond, 5.0)
     assert finding is beyond

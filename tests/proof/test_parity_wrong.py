@@ -28,7 +28,7 @@ WAITING = [entry for entry in CORPUS if entry.waits_for]
 RUNS_HERE = [variant for variant in HARMLESS if not variant.unavailable]
 RAISING = {"empty_list_raises", "decay_branch_names_what_is_not_there"}
 QUICK = Effort(examples=8, shrink_seconds=0.0, repros=None)
-# A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
+# A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None)
 
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 import twinstep.replay
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.formula import FORMULA
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import corpus, harmless
@@ -16,7 +16,7 @@ from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.replay.shadow64.lift import Lift, lifting
 
 
@@ -138,14 +138,14 @@ def kernel_named(name: str) -> Kernel:
 def case_for(kernel: Kernel, dtype: str) -> Case:
     options = {row.name: row.choices[0] for row in kernel.operation.options}
     recipe = Recipe(layout="list", sizes=(300, 7), regime="ordinary", seed=3, options=options)
-    return expand(operation_named(kernel.operation.name, "test"), dtype, recipe)
+    return generate(operation_named(kernel.operation.name, "test"), dtype, recipe)
 
 
 def broken(name: str, dtype: str) -> bool:
     kernel, engine = kernel_named(name), engine_named("replay")
     with running(engine):
         plan = FORMULA.plan(case_for(kernel, dtype), kernel.arithmetic)
-        return Judge(kernel, engine).violation(plan) is not None
+        return PlanRunner(kernel, engine).violation(plan) is not None
 
 
 @pytest.mark.parametrize("name", ["triton_adamw", "triton_contracted", "triton_fast_division"])

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.expected.accepted import Want
+from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.instruction_error import CPU
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound, Operation, OptionValue
 from twinstep.parity.operations.table import operations
 from twinstep.parity.registry.kernels import Kernel
@@ -60,11 +60,11 @@ def off_by(operation: Operation, bounds: float) -> Kernel:
 
     def function(*lists: Sequence[Tensor], **keywords: Tensor | OptionValue) -> None:
         case = _case(operation, lists, keywords)
-        wanted = wants(case, "bounded", CPU)
+        outputs = accepted_outputs(case, "bounded", CPU)
         for name in operation.writes:
             targets = case.lists[name] if name in case.lists else [case.controls[name]]
-            for target, want in zip(targets, wanted[name], strict=True):
-                target.copy_(displaced(want, bounds))
+            for target, accepted in zip(targets, outputs[name], strict=True):
+                target.copy_(displaced(accepted, bounds))
 
     return Kernel(
         name=f"{operation.name}_off_by_{bounds:g}",
@@ -109,17 +109,17 @@ def _case(
     )
 
 
-def displaced(want: Want, bounds: float) -> Tensor:
+def displaced(accepted: Accepted, bounds: float) -> Tensor:
     """The wanted value moved away from the exact one; the value itself where nothing is bounded."""
-    if want.exact is None or want.bound is None or want.zone is None:
-        return want.value
-    moved = want.exact + bounds * want.bound * _towards_a_tie(want)
-    finite = torch.isfinite(moved) & ~want.zone
-    return torch.where(finite, moved.to(want.value.dtype), want.value)
+    if accepted.exact is None or accepted.bound is None or accepted.zone is None:
+        return accepted.value
+    moved = accepted.exact + bounds * accepted.bound * _towards_a_tie(accepted)
+    finite = torch.isfinite(moved) & ~accepted.zone
+    return torch.where(finite, moved.to(accepted.value.dtype), accepted.value)
 
 
-def _towards_a_tie(want: Want) -> Tensor:
+def _towards_a_tie(accepted: Accepted) -> Tensor:
     """+1 or -1: where the stored dtype changes first."""
-    assert want.exact is not None
-    stored = want.exact.to(want.value.dtype).to(torch.float64)
-    return torch.where(want.exact >= stored, 1.0, -1.0).to(torch.float64)
+    assert accepted.exact is not None
+    stored = accepted.exact.to(accepted.value.dtype).to(torch.float64)
+    return torch.where(accepted.exact >= stored, 1.0, -1.0).to(torch.float64)

@@ -29,7 +29,7 @@ from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.judge_kernels import Session
 
-# A rejection stops at its first case; enough of them make sure that it does not hang on the deal.
+# A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None, call_seconds=120.0)
 # The law and the column of whole optimizers.

@@ -19,7 +19,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.proof.gates.compile.optimizers import steps
 from twinstep.parity.registry.kernels import Kernel
@@ -158,7 +158,7 @@ def _launch(kernel: Kernel, dtype: str, layout: str) -> None:
     absent = (False, True) if any(a.optional for a in operation.lists) else (False,)
     for options, left_out in itertools.product(option_sets(operation), absent):
         recipe = Recipe(layout=layout or "flat", sizes=sizes, options=options, absent=left_out)
-        case = expand(operation, dtype, recipe)
+        case = generate(operation, dtype, recipe)
         kernel(*case.lists.values(), **case.controls, **case.options)
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from tests.helpers.profile import LONG
-from twinstep.parity.cases.covering import deck
-from twinstep.parity.cases.generate import expand
+from twinstep.parity.cases.covering import covering_recipes
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.value import plan
 from twinstep.parity.operations.operation import Operation
@@ -27,8 +27,8 @@ from twinstep.parity.proof.corpus.bound_pairs import (
 from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.error_search import Climber
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.error_search import ErrorSearch
+from twinstep.parity.runner.run_plan import PlanRunner
 
 CASES = 16
 SAMPLE = [next(group) for _, group in itertools.groupby(pairs(), lambda pair: pair[0].name)]
@@ -40,17 +40,17 @@ def searched(
     kernel: Kernel, dtype: str, cases: int, climbing: bool, enough: float = 10.0
 ) -> tuple[Finding | None, dict[str, float], int]:
     """The first violation, worst error over bound by output, and the number of cases."""
-    judge, climber = Judge(kernel, engine_named("cpu")), Climber()
-    cards = deck(kernel.operation, dtype, kernel.layouts, cases, 0)
-    for number, card in enumerate(cards):
-        case = expand(kernel.operation, dtype, card)
+    runner, search = PlanRunner(kernel, engine_named("cpu")), ErrorSearch()
+    recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, cases, 0)
+    for number, recipe in enumerate(recipes):
+        case = generate(kernel.operation, dtype, recipe)
         if climbing and number >= cases // 2:
-            case = climber.next() or case
-        finding = judge.violation(plan(case, "bounded"))
-        if finding is not None or max(judge.worst.values(), default=0.0) >= enough:
-            return finding, judge.worst, number + 1
-        climber.see(case, judge.scores)
-    return None, judge.worst, cases
+            case = search.next() or case
+        finding = runner.violation(plan(case, "bounded"))
+        if finding is not None or max(runner.worst.values(), default=0.0) >= enough:
+            return finding, runner.worst, number + 1
+        search.see(case, runner.scores)
+    return None, runner.worst, cases
 
 
 @pytest.mark.parametrize(("operation", "dtype"), JUDGED, ids=NAMES)

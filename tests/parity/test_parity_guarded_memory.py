@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import expand
-from twinstep.parity.cases.guarded_memory import Arena, spans_of
-from twinstep.parity.expected.outputs import wants
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import GuardedMemory, spans_of
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Same, Unchanged, Untouched
 from twinstep.parity.operations.table import operation_named
-from twinstep.parity.runner.run_plan import Judge
+from twinstep.parity.runner.run_plan import PlanRunner
 
 CPU = torch.device("cpu")
 
 
 def case_of(sizes: tuple[int, ...], *, aligned: bool = True, guard: int = 0x5A) -> Case:
     recipe = Recipe(layout="list", sizes=sizes, seed=3, aligned=aligned, guard=guard)
-    return expand(operation_named("accumulate", "test"), "bf16", recipe)
+    return generate(operation_named("accumulate", "test"), "bf16", recipe)
 
 
-def outcome_of(arena: Arena) -> Outcome:
-    return Outcome(arena, arena.before, arena.after(), wants(arena.case, "exact"))
+def outcome_of(memory: GuardedMemory) -> Outcome:
+    return Outcome(memory, memory.before, memory.after(), accepted_outputs(memory.case, "exact"))
 
 
 def test_tensors_never_touch_and_misaligned_ones_keep_their_item_alignment() -> None:
@@ -34,51 +34,51 @@ def test_tensors_never_touch_and_misaligned_ones_keep_their_item_alignment() -> 
     assert length - ends[-1] >= 64
 
 
-def test_arena_hands_out_the_values_of_the_case() -> None:
+def test_guarded_memory_hands_out_the_values_of_the_case() -> None:
     case = case_of((3, 0, 5))
-    arena = Arena.of(case, CPU)
+    memory = GuardedMemory.of(case, CPU)
     seen: list[list[Tensor]] = []
-    arena.call(lambda accumulators, grads: seen.extend([accumulators, grads]))
+    memory.call(lambda accumulators, grads: seen.extend([accumulators, grads]))
     for got, want in zip(seen, (case.lists["accumulators"], case.lists["grads"]), strict=True):
         assert [t.tolist() for t in got] == [t.tolist() for t in want]
 
 
 def test_untouched_names_a_write_behind_the_end() -> None:
-    arena = Arena.of(case_of((3,)), CPU)
-    arena.block[arena.spans[0].stop] ^= 1
-    found = Untouched().violation([outcome_of(arena)])
+    memory = GuardedMemory.of(case_of((3,)), CPU)
+    memory.block[memory.spans[0].stop] ^= 1
+    found = Untouched().violation([outcome_of(memory)])
     assert found is not None
     assert "0 bytes behind the end of accumulators[0]" in found.says
 
 
 def test_untouched_names_a_written_input() -> None:
-    arena = Arena.of(case_of((3,)), CPU)
-    grads = next(span for span in arena.spans if span.name == "grads")
-    grads.of(arena.block)[2] = 7.0
-    found = Untouched().violation([outcome_of(arena)])
+    memory = GuardedMemory.of(case_of((3,)), CPU)
+    grads = next(span for span in memory.spans if span.name == "grads")
+    grads.of(memory.block)[2] = 7.0
+    found = Untouched().violation([outcome_of(memory)])
     assert found is not None
     assert (found.name, found.index, found.place) == ("grads", 0, 2)
 
 
 def test_untouched_accepts_what_the_operation_writes() -> None:
-    arena = Arena.of(case_of((3,)), CPU)
-    arena.spans[0].of(arena.block)[1] = 7.0
-    assert Untouched().violation([outcome_of(arena)]) is None
+    memory = GuardedMemory.of(case_of((3,)), CPU)
+    memory.spans[0].of(memory.block)[1] = 7.0
+    assert Untouched().violation([outcome_of(memory)]) is None
 
 
 def test_unchanged_sees_one_bit_of_a_nan_payload() -> None:
-    arena = Arena.of(case_of((3,)), CPU)
-    arena.block[arena.spans[0].start] ^= 1
-    found = Unchanged(names=("accumulators",)).violation([outcome_of(arena)])
+    memory = GuardedMemory.of(case_of((3,)), CPU)
+    memory.block[memory.spans[0].start] ^= 1
+    found = Unchanged(names=("accumulators",)).violation([outcome_of(memory)])
     assert found is not None
     assert found.place == 0
 
 
 def test_same_says_no_when_one_call_differs() -> None:
-    arenas = [Arena.of(case_of((3,)), CPU) for _ in range(2)]
-    assert Same(says="x").violation([outcome_of(arena) for arena in arenas]) is None
-    arenas[1].spans[0].of(arenas[1].block)[2] = 7.0
-    found = Same(says="x").violation([outcome_of(arena) for arena in arenas])
+    memories = [GuardedMemory.of(case_of((3,)), CPU) for _ in range(2)]
+    assert Same(says="x").violation([outcome_of(memory) for memory in memories]) is None
+    memories[1].spans[0].of(memories[1].block)[2] = 7.0
+    found = Same(says="x").violation([outcome_of(memory) for memory in memories])
     assert found is not None
     assert found.place == 2
 
@@ -100,5 +100,5 @@ def test_a_call_may_reuse_the_memory_of_an_earlier_one() -> None:
     )  # fmt: skip
     case = case_of((3,))
     plan = Plan(calls=(Call(case=case), Call(case=case, reuse=0)), checks=(Same(says="x"),))
-    assert Judge(row, engine_named("cpu")).violation(plan) is None
+    assert PlanRunner(row, engine_named("cpu")).violation(plan) is None
     assert addresses[0] == addresses[1]
