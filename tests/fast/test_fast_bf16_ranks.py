@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,15 +13,14 @@ from torch import nn
 
 from tests.helpers.partitions import BRAIN, built, seen, trained
 from tests.helpers.ranks import Polite, in_turns
+from tests.helpers.sides import SIDES
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 
 
 @pytest.mark.parametrize("accumulation", [torch.float32, BRAIN])
 @pytest.mark.parametrize("bucket", [5_000_000_000, 4])
-def test_masters_split_over_ranks_step_like_the_reference_alone(
-    bucket: int, accumulation: torch.dtype
-) -> None:
+def test_the_world_size_does_not_matter(bucket: int, accumulation: torch.dtype) -> None:
     def run(side: str, group: Polite | None) -> list[object]:
         options: dict[str, Any] = {"clip_grad": 0.5, "grad_acc_dtype": accumulation}
         params, optimizer = built(
@@ -29,8 +30,8 @@ def test_masters_split_over_ranks_step_like_the_reference_alone(
         return seen(params, optimizer)
 
     (alone,) = in_turns(1, lambda group: run("reference", group))
-    for world in (2, 3):
-        assert in_turns(world, lambda group: run("fast", group)) == [alone] * world
+    for side, world in product(SIDES, (2, 3, 4)):
+        assert in_turns(world, partial(run, side)) == [alone] * world, (side, world)
 
 
 class Unit:

@@ -1,16 +1,13 @@
 """A whole step: three launches, no torch arithmetic, nothing compiled or uploaded twice."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers.costs import Operators, compilations
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.kernels.finalise import Finish
@@ -201,50 +198,18 @@ def test_a_step_is_three_launches(sizes: list[int]) -> None:
         assert len(log) == 3
 
 
-class Sizes(TorchDispatchMode):
-    """Operators of torch that touch a tensor of at least `least` elements."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        self.least = least
-        self.found: list[str] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        """Note the operator if one of its tensors is large."""
-        result = func(*args, **(kwargs or {}))
-        tensors = [x for x in (*args, result) if isinstance(x, Tensor)]
-        if any(tensor.numel() >= self.least for tensor in tensors):
-            self.found.append(str(func))
-        return result
-
-
 def test_a_step_does_no_torch_arithmetic_on_its_tensors() -> None:
     training = Training([3000, 1000], FP16, LossScaling())
     grads = training.grads(0)
-    with Sizes(1000) as sizes:
+    with Operators(1000, besides=()) as operators:
         training.step.step(grads)
-    assert sizes.found == []
+    assert operators.large == []
 
 
 def test_the_count_of_torch_operators_notices_one() -> None:
-    with Sizes(1000) as sizes:
+    with Operators(1000, besides=()) as operators:
         torch.zeros(1000).mul_(2.0)
-    assert any("mul" in name for name in sizes.found)
-
-
-@contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Collect the names of kernels that are compiled inside."""
-    names: list[str] = []
-    knobs = triton.knobs.compilation
-    before = knobs.listener
-    knobs.listener = lambda *, metadata, **_: names.append(metadata["name"])
-    try:
-        yield names
-    finally:
-        knobs.listener = before
+    assert "mul_" in operators.large
 
 
 @pytest.mark.parametrize("sizes", [[3000], [700, 0, 2048, 5]], ids=["flat", "list"])

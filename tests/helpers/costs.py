@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +19,13 @@ class Operators(TorchDispatchMode):
     """Operators of torch that ran inside.
 
     Attributes:
-        large: names of those with a tensor of at least `least` elements, views left out.
+        large: names of those with a tensor of at least `least` elements, `besides` left out.
         waits: names of those for which the host waits.
     """
 
-    def __init__(self, least: int) -> None:
+    def __init__(self, least: int, besides: Collection[str] = VIEWS) -> None:
         super().__init__()
-        self.least = least
+        self.least, self.besides = least, besides
         self.large: list[str] = []
         self.waits: list[str] = []
 
@@ -36,7 +36,7 @@ class Operators(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = str(func).split(".")[1]
         tensors = [x for x in (*args, result) if isinstance(x, Tensor)]
-        if name not in VIEWS and any(tensor.numel() >= self.least for tensor in tensors):
+        if name not in self.besides and any(tensor.numel() >= self.least for tensor in tensors):
             self.large.append(name)
         if name in READS:
             self.waits.append(name)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 
 GOOD = """
 from twinstep.parity import register
@@ -26,12 +26,6 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def parity(*argv: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(argv)
-    return int(exit_.value.code or 0)
 
 
 def written(text: str, name: str = "kernel.py") -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 from twinstep.parity.expected.bounds import Bounded, known
 from twinstep.parity.expected.bounds_matmul import add_matrix_rules
 from twinstep.parity.operations.operation import Operation
@@ -32,12 +32,6 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def parity(*argv: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(argv)
-    return int(exit_.value.code or 0)
 
 
 def blocks(page: str) -> dict[str, str]:

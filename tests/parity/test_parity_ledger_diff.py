@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import twinstep.parity.expected.bounds
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 from twinstep.parity.expected.widths import widths
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
@@ -53,9 +53,7 @@ def document() -> Document:
 def compared(folder: Path, old: object, new: object) -> int:
     for name, content in (("old.json", old), ("new.json", new)):
         (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(SystemExit) as exit_:
-        main(["ledger", "diff", str(folder / "old.json"), str(folder / "new.json")])
-    return int(exit_.value.code or 0)
+    return parity("ledger", "diff", str(folder / "old.json"), str(folder / "new.json"))
 
 
 def test_nothing_changed_is_0(document: Document, tmp_path: Path, capsys: Capture) -> None:
@@ -144,9 +142,7 @@ def test_what_is_no_ledger_is_2_in_one_sentence(
 
 
 def test_a_missing_file_is_2(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["ledger", "diff", "nowhere.json", "nowhere.json"])
-    assert exit_.value.code == 2
+    assert parity("ledger", "diff", "nowhere.json", "nowhere.json") == 2
     assert "nowhere.json cannot be read: No such file" in capsys.readouterr().err
 
 

@@ -7,27 +7,20 @@ from pathlib import Path
 
 import pytest
 
-import twinstep.parity.__main__  # noqa: F401 - adds the commands
-from twinstep.parity.cli.app import main
+from tests.helpers.command import parity
 
 Capture = pytest.CaptureFixture[str]
 
 
-def command(*argv: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(argv)
-    return int(exit_.value.code or 0)
-
-
 def test_scenario_list_names_the_scenario_commands(capsys: Capture) -> None:
-    assert command("scenario", "list") == 0
+    assert parity("scenario", "list") == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("lockstep", "train", "precision", "compare", "picture"))
 
 
 def test_scenario_run_hands_its_words_on(tmp_path: Path, capsys: Capture) -> None:
     trace = tmp_path / "run.jsonl"
-    assert command("scenario", "run", "train", "--steps", "1", "--out", str(trace)) == 0
+    assert parity("scenario", "run", "train", "--steps", "1", "--out", str(trace)) == 0
     assert "1 steps" in capsys.readouterr().out
     assert json.loads(trace.read_text().splitlines()[0])
 
@@ -44,12 +37,12 @@ def test_scenario_run_hands_its_words_on(tmp_path: Path, capsys: Capture) -> Non
 )
 def test_wrong_words_are_2(argv: list[str], says: str, capsys: Capture) -> None:
     try:
-        assert command(*argv) == 2
+        assert parity(*argv) == 2
     finally:
         assert says in capsys.readouterr().err
 
 
 def test_the_help_names_all_of_them(capsys: Capture) -> None:
-    assert command("--help") == 0
+    assert parity("--help") == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("scenario", "golden", "bench", "traffic", "compile"))

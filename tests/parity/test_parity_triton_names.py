@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 from twinstep.parity.operations.triton_names import TAKEN, taken_names
 
 SOURCE = """
@@ -67,7 +67,5 @@ def test_check_says_it_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(SOURCE.replace("NAME", "params"))
-    with pytest.raises(SystemExit) as exit_:
-        main(["check", "mine.py", "--quick", "--law", "value"])
-    assert exit_.value.code == 1
+    assert parity("check", "mine.py", "--quick", "--law", "value") == 1
     assert "remark: Triton kernel add has an argument named params" in capsys.readouterr().out

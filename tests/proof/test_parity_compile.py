@@ -13,7 +13,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 import twinstep.parity.proof.gates.compile.build as building
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 from twinstep.parity.proof.commands.compile import compile_all
 from twinstep.parity.proof.corpus.triton_kernels import adamw_kernel
 from twinstep.parity.proof.gates.compile import ceilings
@@ -329,12 +329,6 @@ def test_what_is_no_artefact_is_refused() -> None:
         code_bytes(b"MZ")
 
 
-def parity_compile(*argv: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(["compile", *argv])
-    return int(exit_.value.code or 0)
-
-
 def test_the_command_shows_before_and_after_of_a_breach(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "c.json"
     known = load()
@@ -375,7 +369,7 @@ def test_a_broken_rule_is_never_recorded(
     ],
 )
 def test_wrong_usage_is_one_sentence(argv: list[str], says: str, capsys: Capture) -> None:
-    assert parity_compile(*argv) == 2
+    assert parity("compile", *argv) == 2
     assert says in capsys.readouterr().err
 
 
@@ -386,7 +380,7 @@ def test_a_missing_assembler_is_4(monkeypatch: pytest.MonkeyPatch, capsys: Captu
             raise RuntimeError("Cannot find ptxas")
 
     monkeypatch.setattr(triton.knobs, "nvidia", type("Tools", (), {"ptxas": Missing()})())
-    assert parity_compile("--target", HOPPER) == 4
+    assert parity("compile", "--target", HOPPER) == 4
     assert "Triton finds no ptxas for sm_90" in capsys.readouterr().err
     with pytest.raises(NoDeviceError):
         compiler(HOPPER)

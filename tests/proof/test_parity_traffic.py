@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from twinstep.parity.__main__ import main
+from tests.helpers.command import parity
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
@@ -172,16 +172,10 @@ def test_memory_does_not_grow_with_the_parameters(monkeypatch: pytest.MonkeyPatc
     assert max(peaks) - before < 64 << 20 < (18 * 8) << 20
 
 
-def parity_traffic(*argv: str) -> int:
-    with pytest.raises(SystemExit) as exit_:
-        main(["traffic", *argv])
-    return int(exit_.value.code or 0)
-
-
 def test_the_command_prints_both_tables_and_json(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "a" / "t.json"
     arguments = ("--op", "cast_copy", "--dtype", "bf16", "--params", "5000", "--json", str(file))
-    assert parity_traffic(*arguments) == 0
+    assert parity("traffic", *arguments) == 0
     out = capsys.readouterr().out
     assert "every byte as designed in 2 calls, 2 launches" in out
     assert "sources 4+0" in out
@@ -192,7 +186,9 @@ def test_the_command_prints_both_tables_and_json(tmp_path: Path, capsys: Capture
 
 
 def test_json_on_standard_output_is_nothing_but_json(capsys: Capture) -> None:
-    assert parity_traffic("--op", "cast_copy", "--dtype", "fp32", "--params", "1", "--json=-") == 0
+    assert (
+        parity("traffic", "--op", "cast_copy", "--dtype", "fp32", "--params", "1", "--json=-") == 0
+    )
     assert len(json.loads(capsys.readouterr().out)["launches"]) == 2
 
 
@@ -211,7 +207,7 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: Capture) -> None:
 def test_wrong_usage_is_one_sentence(
     argv: list[str], says: str, code: int, capsys: Capture
 ) -> None:
-    assert parity_traffic(*argv) == code
+    assert parity("traffic", *argv) == code
     captured = capsys.readouterr()
     assert says in captured.err
     assert "Traceback" not in captured.err
@@ -221,7 +217,7 @@ def test_a_number_off_the_design_is_exit_1(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setitem(DESIGN, "cast_copy", ())
-    assert parity_traffic("--op", "cast_copy", "--dtype", "bf16", "--params", "4096") == 1
+    assert parity("traffic", "--op", "cast_copy", "--dtype", "bf16", "--params", "4096") == 1
     assert "but should move 0 + 0" in capsys.readouterr().out
 
 

@@ -34,20 +34,6 @@ def built(
     return params, make(inside, param_names=names, dp_process_group=group, **options)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("bucket", [5_000_000_000, 4])
-def test_the_world_size_does_not_matter(world: int, bucket: int) -> None:
-    def run(group: Group | None) -> list[list[int]]:
-        params, optimizer = built(group, clip_grad=0.5, allgather_bucket_size=bucket)
-        trained(params, optimizer, range(3))
-        whole = [optimizer.get_full_hp_param(f"p{place}") for place in range(len(params))]
-        moments = [optimizer.get_full_hp_param(f"p{place}", "exp_avg") for place in (0, 2, 3)]
-        return [bits(t.detach()) for t in (*params, *whole, *moments)]
-
-    (alone,) = on_ranks(1, run)
-    assert on_ranks(world, run) == [alone] * world
-
-
 def test_partitions_and_fragments_are_those_of_the_layout() -> None:
     """Sizes 4, 3, 5 over two ranks; no fragment for what is empty."""
     mappings = on_ranks(2, lambda group: built(group)[1].param_slice_mappings[0])
@@ -127,25 +113,6 @@ def seen(params: list[nn.Parameter], optimizer: BF16Optimizer) -> list[list[int]
         for key in (None, "exp_avg", "exp_avg_sq")
     ]
     return [bits(tensor.detach()) for tensor in (*params, *whole)]
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (2, 1), (1, 2), (3, 2), (2, 4)])
-def test_a_run_resumes_bit_for_bit_on_another_number_of_ranks(before: int, after: int) -> None:
-    entries = saved_by(before, 2)
-
-    def uninterrupted(group: Group | None) -> list[list[int]]:
-        params, optimizer = built(group)
-        trained(params, optimizer, range(4))
-        return seen(params, optimizer)
-
-    def resumed(group: Group | None) -> list[list[int]]:
-        params, optimizer = built(group)
-        optimizer.load_state_dict(entries, load_from_fp32_weights=True)
-        trained(params, optimizer, range(2, 4))
-        return seen(params, optimizer)
-
-    (wanted,) = on_ranks(1, uninterrupted)
-    assert on_ranks(after, resumed) == [wanted] * after
 
 
 @pytest.mark.parametrize("keeps", [False, True])

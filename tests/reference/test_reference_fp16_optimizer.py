@@ -286,43 +286,6 @@ def test_defaults_of_the_dynamic_scale() -> None:
     assert isinstance(optimizer.loss_scale, float)
 
 
-class Clock:
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def __call__(self, name: str) -> Clock:
-        """Turn to one phase."""
-        self.name = name
-        return self
-
-    def start(self) -> None:
-        """Begin."""
-        self.said.append(f"start {self.name}")
-
-    def stop(self) -> None:
-        """End."""
-        self.said.append(f"stop {self.name}")
-
-    def log(self, names: list[str]) -> None:
-        """Report."""
-        self.said.append(f"log {len(names)}")
-
-
-def test_timers_are_called_by_phase_and_logged() -> None:
-    weights, clock = param([1.0]), Clock()
-    optimizer = sgd(weights, timers=clock)
-    backward(optimizer, weights)
-    optimizer.step()
-    phases = ["overflow_check", "compute_norm", "unscale_and_clip", "basic_step", "update_fp16"]
-    assert clock.said == [f"{act} {p}" for p in phases for act in ("start", "stop")] + ["log 5"]
-    clock.said.clear()
-    weights.grad = torch.tensor([math.inf], dtype=HALF)
-    optimizer.step()
-    assert clock.said[-1] == "log 2"
-
-
 def test_a_skipped_step_is_logged_with_both_scales(caplog: pytest.LogCaptureFixture) -> None:
     weights = param([1.0])
     args = {**WINDOW_OF_TWO, "init_scale": 0.5, "min_scale": 0.125}

@@ -11,8 +11,8 @@ import pytest
 import torch
 import triton
 
+from tests.helpers.command import parity
 from tests.helpers.profile import LONG
-from twinstep.parity.__main__ import main
 from twinstep.replay.conformance import report, suite
 from twinstep.replay.conformance.probe import Probe, Result
 from twinstep.replay.conformance.run import Row, near
@@ -22,16 +22,14 @@ from twinstep.replay.spec.floats import encode, signed
 NVIDIA = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def code(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(["replay-conformance", *arguments])
-    assert isinstance(stopped.value.code, int)
-    return stopped.value.code
-
-
 def test_forms_that_conform_end_in_0_and_are_written(tmp_path: Path) -> None:
     file = tmp_path / "forms.json"
-    assert code("--opcode", "brev", "--opcode", "bar.sync", "--json", str(file)) == 0
+    assert (
+        parity(
+            "replay-conformance", "--opcode", "brev", "--opcode", "bar.sync", "--json", str(file)
+        )
+        == 0
+    )
     forms = json.loads(file.read_text())["forms"]
     assert [form["form"] for form in forms] == ["bar.sync", "brev.b32", "brev.b64"]
     assert all(form["cases"] > 0 and form["mismatches"] == 0 for form in forms)
@@ -42,7 +40,7 @@ def test_a_form_that_differs_ends_in_1_with_its_bits(
 ) -> None:
     row = Row("brev.b32", 4, 1, "of 0x1: 0x2, should be 0x80000000")
     monkeypatch.setattr(report, "rows", lambda *given: {"brev.b32": row})
-    assert code("--opcode", "brev.b32") == 1
+    assert parity("replay-conformance", "--opcode", "brev.b32") == 1
     printed = capsys.readouterr().out
     assert "of 0x1: 0x2, should be 0x80000000" in printed
     assert "1 of 1 opcode forms differ on replay" in printed
@@ -58,26 +56,26 @@ def test_a_form_that_differs_ends_in_1_with_its_bits(
 def test_wrong_usage_ends_in_2(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert code(*arguments) == 2
+    assert parity("replay-conformance", *arguments) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_cuda_ends_in_4(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code("--engine", "cuda") == 4
+    assert parity("replay-conformance", "--engine", "cuda") == 4
     assert "no CUDA GPU here" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
 def test_the_gpu_conforms() -> None:
-    assert code("--engine", "cuda") == 0
+    assert parity("replay-conformance", "--engine", "cuda") == 0
 
 
 def test_an_untested_triton_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(triton, "__version__", "2.1.0")
-    assert code("--opcode", "brev") == 2
+    assert parity("replay-conformance", "--opcode", "brev") == 2
     assert "Triton is 2.1.0, but replay was tested with 3.6 to 3.9" in capsys.readouterr().err
 
 
