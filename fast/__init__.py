@@ -40,7 +40,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Load the public names when one is first asked for."""
     if name not in __all__:
-        raise AttributeError(f"module 'fast' has no attribute {name!r}")
+        raise AttributeError(f"module 'twinstep.fast' has no attribute {name!r}")
     from twinstep.fast import public
 
     return getattr(public, name)

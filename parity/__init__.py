@@ -43,7 +43,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import public names when they are first used: `replay` alone needs no judge."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'parity' has no attribute {name!r}")
+        raise AttributeError(f"module 'twinstep.parity' has no attribute {name!r}")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)

@@ -1,6 +1,7 @@
 """Replay: a compiled GPU kernel's PTX executed on the CPU, instruction by instruction.
 
-    import twinstep.replay
+    from twinstep import replay
+
     replay.activate()
     kernel[grid](x, y, n, BLOCK=1024)        # CPU tensors; the code a GPU would run
 

@@ -77,6 +77,8 @@ def check(
         rows = [kernel]
     if not rows:
         name = getattr(kernel, "__name__", repr(kernel))
-        raise UsageError(f"{name} is not registered; decorate it with parity.register [check]")
+        raise UsageError(
+            f"{name} is not registered; decorate it with register of twinstep.parity [check]"
+        )
     effort = Effort(examples=examples, seed=seed, repros=repros)
     return Verdict(Session(selection=selection, effort=effort).run(rows))

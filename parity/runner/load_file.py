@@ -63,7 +63,8 @@ def load_file(path: str) -> Loaded:
     require_live_subnormals(f"importing {path}")
     if not found and not twins:
         raise UsageError(
-            f"{path} registers no kernel; decorate a function with @parity.register(operation)"
+            f"{path} registers no kernel; decorate a function with @register(operation) "
+            "of twinstep.parity"
         )
     return Loaded(found, twins, taken_names(vars(module)))
 
@@ -73,5 +74,7 @@ def _cause(error: BaseException, file: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if Path(frame.filename).name == file.name]
     place = f" [{file}:{inside[-1].lineno}]" if inside else ""
+    if isinstance(error, ModuleNotFoundError) and error.name == "parity":
+        return f"import twinstep.parity, not parity{place}"
     message = (str(error).splitlines() or ["(no message)"])[0]
     return f"{type(error).__name__}: {message}{place}"

@@ -41,7 +41,8 @@ TITLES = {
 INTRODUCTION = """\
 # Edges: where upstream surprises, and what was decided
 
-Written by `python -m twinstep.parity.proof.upstream.edges` from `edges.toml`; do not edit.
+Written by `python -m twinstep.parity.proof.upstream.edges` from
+`parity/proof/upstream/edges.toml`; do not edit.
 
 The default is correct. A decision is one of these:
 
