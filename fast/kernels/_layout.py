@@ -1,4 +1,4 @@
-"""How the kernels cut tensors into chunks and find tensors through a pointer table.
+"""Chunks of tensors, and the layout of the pointer tables that tensors are found through.
 
 A program owns one chunk of CHUNK elements. Where addresses are aligned it walks whole tiles of
 TILE elements without masks: four elements for each of 128 threads, the width at which 16-bit and

@@ -198,7 +198,7 @@ def finalise_kernel(
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """What a whole step fixes for good.
+    """Choices of a whole step that never change.
 
     Attributes:
         rule: that moves the loss scale.

@@ -272,7 +272,7 @@ class BF16Optimizer(Wrapper):
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step was skipped; waits for the device."""
+        """True if the last step was skipped; waits for the device."""
         return bool(self._step.control["found_inf"].item())
 
     def get_global_norm(self) -> float:
@@ -344,7 +344,7 @@ class BF16Optimizer(Wrapper):
         )
 
     def state_dict(self) -> StateDict:
-        """What this rank owns; see `contract.checkpoint.partitions`. Waits for the device."""
+        """This rank's state; see `contract.checkpoint.partitions`. Waits for the device."""
         return partitions.saved(self.groups, self.optimizer, self.clip_grad)
 
     def load_state_dict(  # type: ignore[override]

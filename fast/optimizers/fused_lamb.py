@@ -281,7 +281,7 @@ class _Row:
 
     @property
     def clips(self) -> bool:
-        """Whether the gradient has a factor of its own; what a tensor holds, the device knows."""
+        """True if the gradient has a factor of its own; what a tensor holds, the device knows."""
         limit = cast(Number, self.group["max_grad_norm"])
         return isinstance(limit, Tensor) or limit > 0
 

@@ -21,7 +21,7 @@ from twinstep.contract.parallel import (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a gradient counts: under the name of a group of experts, with what is shared, or not.
+    """Home of a gradient in the norm: an expert group by name, what is shared, or nowhere.
 
     Attributes:
         name: of the experts; None for what is shared.
@@ -68,13 +68,13 @@ class Gradients:
 
     @property
     def counted(self) -> list[Tensor]:
-        """What counts on this rank."""
+        """Gradients that count on this rank."""
         return [tensor for share in self.shares for tensor in share.tensors]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """What an optimizer was told of other ranks.
+    """Process groups of an optimizer; without any, this rank is alone.
 
     Attributes:
         mpu: the model-parallel unit.
@@ -89,7 +89,7 @@ class Parallelism:
     expert_data_groups: ExpertGroups = field(default_factory=dict)
 
     def places(self, params: Iterable[Tensor], *, without_experts: bool = False) -> list[Place]:
-        """Where the gradient of each parameter counts.
+        """Home of each parameter's gradient in the norm.
 
         Args:
             params: in the caller's order.

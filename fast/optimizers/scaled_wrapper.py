@@ -1,4 +1,4 @@
-"""What both FP16 optimizers share: the scaled loss, scalars that are read when asked for, refusals.
+"""Common part of both FP16 optimizers: the scaled loss, scalars read on request, refusals.
 
 A step leaves its scalars on the device. `overflow`, `loss_scale`, `get_global_norm`, `state` and
 the state dicts wait for it; `backward` and `step` do not.
@@ -135,18 +135,18 @@ class ScaledWrapper(Wrapper):
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step was skipped; waits for the device."""
+        """True if the last step was skipped; waits for the device."""
         self._sync_state()
         return bool(self._step.control["found_inf"].item())
 
     @property
     def custom_loss_scaler(self) -> bool:
-        """Whether an external scale is in force."""
+        """True while an external scale is in force."""
         return self.external_loss_scale is not None
 
     @property
     def loss_scale(self) -> float:
-        """What multiplies the loss; waits for the device. Assigning sets the scaler's scale."""
+        """The factor of the loss; waits for the device. Assigning sets the scaler's scale."""
         self._sync_state()
         external = self.external_loss_scale
         return self.loss_scaler.loss_scale if external is None else external
@@ -158,7 +158,7 @@ class ScaledWrapper(Wrapper):
 
     @property
     def dynamic_loss_scale(self) -> bool:
-        """Whether the scaler can move its scale."""
+        """True if the scaler can move its scale."""
         return self.loss_scaler.dynamic
 
     def override_loss_scale(self, loss_scale: float | None) -> None:

@@ -70,7 +70,7 @@ class LossScaling:
 
 
 class LossScale:
-    """What all scalers share; `StaticLossScale` and `DynamicLossScale` are the ones to use.
+    """Base of all scalers; `StaticLossScale` and `DynamicLossScale` are the ones to use.
 
     Attributes:
         scaling: the rule that kernels run, with its constants.
@@ -174,7 +174,7 @@ class LossScale:
         return tuple(grad if grad is None else grad * scale for grad in grad_in)
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """Whether any gradient of these parameters holds an infinity or a NaN."""
+        """True if any gradient of these parameters holds an infinity or a NaN."""
         grads = [param.grad.contiguous() for param in params if param.grad is not None]
         if not grads:
             return False
@@ -183,7 +183,7 @@ class LossScale:
         return bool(found.item())
 
     def state_dict(self) -> Saved:
-        """What the rule remembers; constants belong to the constructor."""
+        """The memory of the rule; constants belong to the constructor."""
         kept = {name: int(self._block[name].item()) for name in self._counters}
         return {"dynamic_loss_scale": self.dynamic, "cur_scale": self.loss_scale, **kept}
 

@@ -1,4 +1,4 @@
-"""What a kernel takes for granted, checked before anything is launched.
+"""Requirements of kernels on their arguments, checked before anything is launched.
 
 A kernel sees addresses: a wrong length, dtype or device there is a wrong number or a crash, not
 an error. Every check here looks at metadata alone and never waits for a GPU.

@@ -1,4 +1,4 @@
-"""Where a kernel may run, and the one way in which kernels are launched.
+"""Devices that kernels may run on, and the one way in which kernels are launched.
 
 CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that executes compiled
 kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.

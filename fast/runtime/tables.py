@@ -60,7 +60,7 @@ class FixedTensors(list[Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What a table is made of, for each tensor of a list; compared by identity."""
+    """Ingredients of a table, for each tensor of a list; compared by identity."""
 
     addresses: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -51,6 +51,7 @@ class Side:
         device: of the parameters.
         world: what the actions work on, once built.
         outcome: of the last action.
+        says: the last error, with its message.
     """
 
     cls: type
@@ -59,6 +60,7 @@ class Side:
     device: str
     world: World | None = None
     outcome: dict[str, object] = field(default_factory=dict)
+    says: str = ""
 
     def carry_out(self, act: Act) -> None:
         """Carry out one action; an exception is an outcome like any other."""
@@ -97,6 +99,13 @@ def observe_nothing(outcome: dict[str, object]) -> Observation:
 def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     """The actions of a sequence; the same in every run."""
     return rules.draw(Random(f"{seed} {dtype} {number}"), MEAN)
+
+
+def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:
+    """The error with which the reference refuses to be built as a sequence wants it, or ""."""
+    side = Side(twin.reference, twin.rules, dtype, "cpu")
+    side.carry_out(acts[0])
+    return side.says
 
 
 def run(twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> Mismatch | None:
@@ -142,7 +151,7 @@ def _explained(difference: Difference, got: Side, want: Side) -> Difference:
     """With the message, where one side raised."""
     if not difference.path.startswith("outcome"):
         return difference
-    texts = [getattr(side, "says", "") if "raised" in side.outcome else "" for side in (got, want)]
+    texts = [side.says if "raised" in side.outcome else "" for side in (got, want)]
     return Difference(
         difference.path,
         f"{difference.got} ({texts[0]})" if texts[0] else difference.got,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
-from twinstep.parity.sequences.drive import Mismatch, run, sequence
+from twinstep.parity.sequences.drive import Mismatch, refusal, run, sequence
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.repro import write_repro
 from twinstep.parity.sequences.shrink import shrunk
@@ -65,7 +65,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
     if engine.missing:
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
-    calls = 0
+    calls, refused = 0, "no sequence was drawn"
     with running(engine):
         for number in range(effort.sequences):
             acts = sequence(twin.rules, effort.seed, dtype, number)
@@ -84,13 +84,17 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
                     failure=failure,
                     repro=repro,
                 )
+            # Two sides that refuse every construction alike have shown nothing.
+            refused = refused and refusal(twin, dtype, acts)
     return Cell(
         key=key,
-        status=Status.PASSED,
+        status=Status.FAILED if refused else Status.PASSED,
         arithmetic=twin.arithmetic,
         calls=calls,
         sequences=effort.sequences,
         seconds=time.perf_counter() - started,
+        failure=f"{twin.name}[{dtype}]: no sequence builds the reference: {refused}"
+        * bool(refused),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from twinstep.parity.proof.corpus.wrong_optimizers import (
     SharedCounter,
 )
 from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.kernels import registrations
 from twinstep.parity.sequences import OptimizerRules, World, action, register_optimizer
 from twinstep.parity.sequences.actions import Rules
@@ -263,6 +265,21 @@ def test_a_failure_is_shrunk(tmp_path: Path) -> None:
     assert len(actions) <= 5, cell.failure
     assert "seed 0, sequence" in cell.failure
     assert Path(cell.repro).parent == tmp_path
+
+
+class Unbuildable(FusedAdam):
+    """Refuses every construction, on whichever side it is."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        raise ImportError("no such module")
+
+
+def test_a_cell_in_which_nothing_is_built_is_no_success() -> None:
+    row = next(row for row in HARMLESS_OPTIMIZERS if "fp32" in row.dtypes)
+    twin = replace(twin_of(row), reference=Unbuildable, subject=Unbuildable)
+    cell = judge_twin(twin, "fp32", twin_engine(twin), TwinEffort(sequences=3))
+    assert cell.status is Status.FAILED
+    assert cell.failure.endswith("no sequence builds the reference: ImportError: no such module")
 
 
 def test_the_same_sequence_can_be_run_again() -> None:

@@ -56,7 +56,7 @@ class Meeting:
         tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
 
     def all_gather_object(self, outputs: list[object], own: object) -> None:
-        """What all brought, in any order."""
+        """All contributions, in any order."""
         outputs[:] = self.exchange(own)
 
 
