@@ -185,6 +185,10 @@ def test_a_universal_checkpoint_of_zero_on_fp16_brings_its_scale(kind: str) -> N
         load_universal(run, folder)
         saved = run.optimizer.state_dict()
         assert (saved["cur_scale"], saved["cur_iter"], saved["last_overflow_iter"]) == (16.0, 3, -1)
+        scaler = CLASSES[side]["DynamicLossScale"](delayed_shift=5)
+        patient = started(side, kind, SHAPES.values(), loss_scale_config=scaler)
+        load_universal(patient, folder)
+        assert patient.optimizer.state_dict()["cur_hysteresis"] == 2
         static = started(side, kind, SHAPES.values(), dynamic_loss_scale=False)
         load_universal(static, folder)
         assert static.optimizer.loss_scale == 1.0

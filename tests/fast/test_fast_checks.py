@@ -155,6 +155,8 @@ def test_the_small_operations_check_their_lists() -> None:
 def test_controls_are_checked_by_the_dtype_their_name_stands_for() -> None:
     with pytest.raises(TypeError, match=r"norm is float64, but should be float32"):
         clip.clip_coefficient_(norm=f64(1.0), max_norm=f64(1.0), factor=torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"inv_scale is float64, but should be float32"):
+        unscale.unscale_([torch.zeros(1)], inv_scale=f64(1.0), found_inf=torch.tensor(0.0))
     with pytest.raises(TypeError, match=r"growth_tracker is float32, but should be int64"):
         loss_scale.update_scale_torch_(
             scale=f64(1.0),

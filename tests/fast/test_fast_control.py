@@ -97,9 +97,10 @@ def test_another_tensor_is_converted_to_an_address_that_stays() -> None:
 
 
 def test_a_number_after_a_tensor_counts_again() -> None:
-    block = ControlBlock(CPU, {"lr": 0.5})
+    block, number = ControlBlock(CPU, {}), 0.5
+    block.set("lr", number)
     block.set("lr", torch.tensor(0.1))
-    block.set("lr", 0.5)
+    block.set("lr", number)
     block.sync_hyperparameters()
     assert block["lr"].item() == 0.5
 

@@ -83,6 +83,23 @@ def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
+class UnreducedExperts(Unreduced, Experts):
+    """Nobody has reduced anything, and there are experts."""
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_copies_of_experts_agree_on_an_overflow_of_what_is_shared(norm_type: float) -> None:
+    said = compared(
+        2,
+        1,
+        cls=UnreducedExperts,
+        given=lambda mesh: {"expert_data_groups": {"e": mesh.column}},
+        norm_type=norm_type,
+        slot=0,
+    )
+    assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
+
+
 def test_a_rank_without_any_gradient_agrees_like_the_others() -> None:
     said = compared(1, 2, cls=Idle)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
@@ -97,7 +114,9 @@ def test_upstreams_norm_leaves_out_the_experts_of_all_ranks() -> None:
     assert [step[0] for step in ours] == [step[0] for step in theirs]
 
 
-@pytest.mark.parametrize("grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1)])
+@pytest.mark.parametrize(
+    "grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1), (1.0, 2.0, 6.0, 0.3, 1.7)]
+)
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 def test_the_norm_of_experts_that_differ_is_averaged_over_their_copies(
     norm_type: float, grads: tuple[float, ...]

@@ -59,9 +59,10 @@ def test_positional_arguments_lie_where_deepspeed_has_them() -> None:
     config: Any = SimpleNamespace(immediate_grad_update=True)
     names = {params[0]: "w"}
     brain = twinstep.fast.deepspeed.BF16_Optimizer(
-        twinstep.fast.FusedAdam(params), names, config, None, 0.5, 1
+        twinstep.fast.FusedAdam(params), names, config, None, 0.5, 1, 7
     )
     assert (brain.clip_grad, brain.norm_type, brain.immediate_grad_update) == (0.5, 1.0, True)
+    assert brain.allgather_bucket_size == 7
 
 
 @pytest.mark.parametrize("ours", ["FP16_Optimizer", "FP16_UnfusedOptimizer", "BF16_Optimizer"])

@@ -128,7 +128,7 @@ def test_a_table_is_rebuilt_when_what_it_says_changes(other: object) -> None:
     ],
 )
 def test_fixed_lists_are_made_anew_when_memory_or_layout_changes(other: object) -> None:
-    fixed, param = FixedLists(), torch.zeros(3, 4)
+    fixed, param = FixedLists(), torch.zeros(4, 4)
     made = fixed.of([param], lambda: [[param]])
     assert fixed.of([param.detach()], lambda: [[param]]) is made
     assert callable(other)

@@ -144,6 +144,7 @@ def _inner(key: str) -> dict[str, Fault]:
         "inner lacking": inside(lacking),
         "options of sgd": inside(lambda inner: inner["param_groups"][0].pop("betas") and None),
         "amsgrad": option("amsgrad", True),
+        "maximize": option("maximize", True),
         "lr nan": option("lr", math.nan),
         "lr text": option("lr", "fast"),
         "lr tensor": option("lr", torch.ones(30, 30)),

@@ -21,6 +21,14 @@ pytestmark = [
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.87, 0.993), "eps": 3e-4, "weight_decay": 0.07}
 
 
+def test_bounds_of_the_trust_ratio_may_be_equal(subject: Subject) -> None:
+    p = Parameter(torch.tensor([3.0, 4.0]))
+    p.grad = torch.tensor([1.0, 0.0])
+    optimizer = subject([p], lr=0.1, min_coeff=0.5, max_coeff=0.5)
+    optimizer.step()
+    assert optimizer.get_lamb_coeffs() == [0.5]
+
+
 def test_coefficients_are_the_trust_ratios_of_the_last_step(subject: Subject) -> None:
     p, q = Parameter(torch.tensor([3.0, 4.0])), Parameter(torch.tensor([1.0]))
     p.grad = torch.tensor([1.0, 0.0])

@@ -155,6 +155,8 @@ def test_overflow_is_looked_for_in_gradients_alone(side: str, make: Any) -> None
     params[0].grad, params[1].grad = torch.ones(3), torch.tensor([1.0, math.nan, 1.0])
     assert scaler.has_overflow(params)
     assert not scaler.has_overflow(params[:1])
+    params[0].grad = torch.ones(3, 3)[:, 0]
+    assert not scaler.has_overflow(params[:1])
 
 
 @BOTH

@@ -68,6 +68,7 @@ FP16_ROWS |= {
     for norm in (1.0, math.inf, 3.0)
 }
 FP16_ROWS |= {
+    "flat uncorrected": ("FP16Optimizer", {**SCALED, "hyper": {"bias_correction": False}}),
     "flat adamw of torch": ("FP16Optimizer", {**SCALED, "inside": "AdamW"}),
     "flat lamb clips": ("FP16Optimizer", {**LEGACY, "hyper": {"max_grad_norm": 0.05}}),
     "unfused adam": ("FP16UnfusedOptimizer", {**SCALED, "transposed": True}),

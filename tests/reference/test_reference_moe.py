@@ -44,6 +44,7 @@ def test_experts_get_groups_of_their_own_with_the_options_of_their_group() -> No
         ([10], 4, [[10]]),
         ([10, 1], 4, [[10], [1]]),
         ([2, 2, 1], 4, [[2, 2], [1]]),
+        ([3, 2, 1], 4, [[3], [2, 1]]),
         ([2, 3], None, [[2, 3]]),
     ],
 )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -145,12 +146,13 @@ def test_splitting_over_ranks_does_not_matter(
         assert found == [wanted] * len(cuts)
 
 
-def test_one_rank_with_a_nan_is_seen_by_all(on_ranks: Callable[..., list[object]]) -> None:
+@pytest.mark.parametrize("place", ["experts", "replicas", "groups"])
+def test_one_rank_with_a_nan_is_seen_by_all(
+    place: str, on_ranks: Callable[..., list[object]]
+) -> None:
     group = Meeting(2)
-    parts = [
-        [Part(tensors=[torch.tensor([x])], groups=[group])]  # type: ignore[list-item]
-        for x in (1.0, math.nan)
-    ]
+    over: Any = {place: group if place == "replicas" else [group]}
+    parts = [[Part(tensors=[torch.tensor([x])], **over)] for x in (1.0, math.nan)]
     found = on_ranks(*[lambda p=p: norm_of_parts(p, 2.0).item() for p in parts])
     assert all(math.isnan(float(str(value))) for value in found)
 
