@@ -21,7 +21,7 @@ def test_every_public_name_is_there_and_nothing_else_is() -> None:
     assert {name for name in vars(twinstep.fast.public) if not name.startswith("_")} == set(
         twinstep.fast.__all__
     )
-    with pytest.raises(AttributeError, match="module 'fast' has no attribute 'Adam'"):
+    with pytest.raises(AttributeError, match="module 'twinstep.fast' has no attribute 'Adam'"):
         _ = twinstep.fast.Adam
 
 
