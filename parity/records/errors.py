@@ -29,5 +29,9 @@ class CannotJudge(Exception):
     """A law cannot be judged here, for want of memory or time: the cell is skipped by name."""
 
 
+class CannotRun(CannotJudge):
+    """A kernel cannot be run here, right or wrong: its cells are on record as "cannot judge"."""
+
+
 class KernelTimeout(BaseException):
     """A kernel did not return in time. Not an `Exception`, so that no kernel swallows it."""

@@ -24,6 +24,7 @@ class Status(Enum):
     NOT_CLAIMED = "not claimed"
     SKIPPED = "skipped"
     EXPECTED_FAILURE = "expected failure"
+    CANNOT_JUDGE = "cannot judge"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Cell:
     Attributes:
         key: names it.
         status: how it ended.
-        reason: why it was skipped, is not claimed, or is expected to fail.
+        reason: why it was skipped, is not claimed, is expected to fail, or cannot be judged.
         calls: calls of the kernel.
         elements: elements of the largest list, summed over the calls.
         sequences: of actions, where a whole optimizer was judged; `calls` are its actions.
@@ -72,8 +73,7 @@ class Cell:
     repro: str = ""
 
     def __post_init__(self) -> None:
-        explained = (Status.SKIPPED, Status.NOT_CLAIMED, Status.EXPECTED_FAILURE)
-        if self.status in explained and not self.reason:
+        if self.status not in (Status.PASSED, Status.FAILED) and not self.reason:
             raise ValueError(f"{self.key} is {self.status.value} without a reason [ledger]")
         if self.status is Status.PASSED and self.calls == 0:
             raise ValueError(f"{self.key} passed without a single call [ledger]")
@@ -129,16 +129,20 @@ class Ledger:
         """0 all kept; 1 a law is broken; 3 too little ran; 4 nothing ran for want of a device."""
         if self.with_status(Status.FAILED):
             return EXIT_BROKEN
-        if not self.with_status(Status.PASSED):
+        if not self.with_status(Status.PASSED, Status.CANNOT_JUDGE):
             lacking = self.with_status(Status.SKIPPED)
             return EXIT_NO_DEVICE if lacking and self.asked_device else EXIT_TOO_LITTLE
-        return EXIT_TOO_LITTLE if self.missing() else EXIT_KEPT
+        incomplete = self.missing() or self.with_status(Status.CANNOT_JUDGE)
+        return EXIT_TOO_LITTLE if incomplete else EXIT_KEPT
 
     def verdict(self) -> str:
         """One sentence: what the exit code means."""
         failed, missing = len(self.with_status(Status.FAILED)), len(self.missing())
         if failed:
             return f"{failed} of {len(self.cells)} cells broke a law"
+        unable = len(self.with_status(Status.CANNOT_JUDGE))
+        if unable:
+            return f"{unable} of {len(self.cells)} cells cannot be judged"
         if not self.with_status(Status.PASSED):
             return "nothing was judged"
         if missing:

@@ -25,6 +25,7 @@ MARKS = {
     Status.NOT_CLAIMED: ("-", "dim"),
     Status.SKIPPED: ("skip", "yellow"),
     Status.EXPECTED_FAILURE: ("xfail", "yellow"),
+    Status.CANNOT_JUDGE: ("?", "bold yellow"),
 }
 # Of an instruction its opcode is enough here; the registers differ from dtype to dtype.
 OPERANDS = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*\.\w+) [^`]*`")
