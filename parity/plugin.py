@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Status
-from twinstep.parity.registry.engines import engine_for, running
 from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import Verdict, check
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
-from twinstep.parity.runner.load_file import load_file
-from twinstep.parity.sequences.judge import LAW, judge_twin, twin_engine
-from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.session import effort_of
+from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.session import Session, Task, planned
+from twinstep.parity.runner.source import Source
 
 Checker = Callable[..., Verdict]
 
@@ -66,57 +64,34 @@ class KernelFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One test for each cell that a kernel or an optimizer claims."""
-        loaded = load_file(str(self.path))
-        for twin in loaded.twins:
-            for dtype in twin.dtypes:
-                sequences = TwinItem.from_parent(self, name=f"{twin.name}[{dtype}, {LAW}]")
-                sequences.cell = (twin, dtype)
-                yield sequences
-        for kernel in loaded.kernels:
-            for dtype in kernel.dtypes:
-                for law in kernel.operation.laws:
-                    item = CellItem.from_parent(self, name=f"{kernel.name}[{dtype}, {law}]")
-                    item.cell = (kernel, dtype, law)
-                    yield item
+        opened = Source(file=str(self.path)).open()
+        examples = int(self.config.getoption("parity_examples"))
+        effort = Effort(examples=examples, repros=None)
+        session = Session(effort=effort, subject=opened.subject)
+        if opened.subject is not None:
+            self.config.add_cleanup(opened.subject.close)
+        for task in planned(Selection(), opened.kernels, opened.optimizers):
+            key = task.key
+            if task.claimed:
+                name = f"{key.kernel}[{key.dtype}, {key.law}]"
+                yield CellItem.from_parent(self, name=name, cell=task, judge=session)
 
 
 class CellItem(pytest.Item):
     """One cell of the ledger as a test."""
 
-    cell: tuple[Kernel, str, str]
+    def __init__(self, *, cell: Task, judge: Session, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.cell, self.judge = cell, judge
 
     def runtest(self) -> None:
         """Judge the cell."""
-        kernel, dtype, law = self.cell
-        engine = engine_for(kernel)
-        effort = Effort(examples=int(self.config.getoption("parity_examples")), repros=None)
-        with running(engine):
-            result = judge_cell(kernel, dtype, LAWS[law], engine, effort)
-        if result.status is Status.FAILED:
-            pytest.fail(result.failure, pytrace=False)
+        result = self.judge.cell(self.cell)
+        if result.status in (Status.FAILED, Status.CANNOT_JUDGE):
+            pytest.fail(result.failure or f"cannot judge: {result.reason}", pytrace=False)
         if result.status is Status.SKIPPED:
             pytest.skip(result.reason)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Place of the kernel, for the report."""
-        return self.path, 0, self.name
-
-
-class TwinItem(pytest.Item):
-    """A whole optimizer on one dtype as a test."""
-
-    cell: tuple[Twin, str]
-
-    def runtest(self) -> None:
-        """Drive it."""
-        twin, dtype = self.cell
-        examples = int(self.config.getoption("parity_examples"))
-        result = judge_twin(twin, dtype, twin_engine(twin), effort_of(examples, None, None))
-        if result.status is Status.FAILED:
-            pytest.fail(result.failure, pytrace=False)
-        if result.status is Status.SKIPPED:
-            pytest.skip(result.reason)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """Place of the class, for the report."""
+        """Place of the kernel or class, for the report."""
         return self.path, 0, self.name

@@ -7,7 +7,7 @@ after the last, into alignment gaps, into read-only inputs and into a neighbour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,30 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     return spans, end + ROOM + ALIGNMENT
 
 
+@dataclass
+class Given:
+    """Arguments as they were handed over: the lists' elements and each tensor's description."""
+
+    lists: Mapping[str, list[Tensor]]
+
+    def __post_init__(self) -> None:
+        self._held = {name: [(t, _described(t)) for t in ts] for name, ts in self.lists.items()}
+
+    def changes(self) -> Iterator[str]:
+        """A sentence for each list whose elements, or whose tensors' descriptions, differ now."""
+        for name, held in self._held.items():
+            now = self.lists[name]
+            if [id(tensor) for tensor in now] != [id(tensor) for tensor, _ in held]:
+                yield f"changes the caller's list {name}"
+            elif any(_described(tensor) != was for tensor, was in held):
+                yield f"changes shape, memory or requires_grad of a tensor of {name}"
+
+
+def _described(tensor: Tensor) -> object:
+    start = tensor.data_ptr() if tensor.numel() else 0
+    return start, tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
+
+
 def _filled(case: Case, spans: list[Span], length: int) -> Tensor:
     """The bytes before the call."""
     before = torch.full((length,), case.guard, dtype=torch.uint8)
@@ -94,6 +118,8 @@ class GuardedMemory:
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
         ends: the bytes that a large call left at its first and at its last elements.
+        changed: sentences on what the last call did to its arguments besides writing to them.
+        number: of the same memory in another process, where the kernel works.
     """
 
     case: Case
@@ -102,6 +128,8 @@ class GuardedMemory:
     before: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     ends: tuple[Tensor, Tensor] | None = None
+    changed: tuple[str, ...] = ()
+    number: int = -1
 
     @classmethod
     def of(cls, case: Case, device: torch.device) -> GuardedMemory:
@@ -136,7 +164,11 @@ class GuardedMemory:
             else:
                 lists[span.name].append(span.of(self.block))
         positional = [lists[argument.name] for argument in self.case.operation.lists]
-        return kernel(*positional, **controls, **self.case.options)
+        given = Given(lists)
+        try:
+            return kernel(*positional, **controls, **self.case.options)
+        finally:
+            self.changed = tuple(given.changes())
 
     def after(self) -> Tensor:
         """The bytes now, on the CPU."""

@@ -103,6 +103,7 @@ def check(
 ) -> None:
     """Judge what a file registers; see docs/guide/adding-a-kernel.md."""
     _prepare(engine)
+    start_server()
     from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)

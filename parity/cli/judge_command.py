@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
-from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
@@ -25,20 +25,11 @@ from twinstep.parity.report.exports import as_json, as_junit, write
 from twinstep.parity.report.table import print_failures, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.runner.fork_server import beside
-from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.load_file import load_file
-from twinstep.parity.runner.scheduler import Source, Task, run
+from twinstep.parity.runner.scheduler import run
+from twinstep.parity.runner.source import Opened, Source
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
-from twinstep.parity.sequences.registry import Twin, twins
-from twinstep.parity.sequences.session import (
-    chosen_twins,
-    effort_of,
-    house_sequences,
-    judge_twins,
-    names_of,
-    with_twins,
-)
+from twinstep.parity.sequences.registry import twins
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
 HOUSE_EXAMPLES = 6
@@ -99,13 +90,11 @@ def judge_house(
 ) -> int:
     """`parity run`; the exit code."""
     require_live_subnormals("start")
-    register_house()
-    register_our_optimizers()
     how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
     everything = chosen == Selection() and outputs.shared
     asked = beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
     with asked as traffic:
-        ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
+        ledger = judge(Source(), Source().open(), chosen, how, outputs)
         counts = traffic() if ledger.with_status(Status.PASSED) else []
     lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
     for line in lacking:
@@ -126,42 +115,32 @@ def judge_file(
 ) -> int:
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
-    found = load_file(file)
+    source = Source(file=file)
+    found = source.open()
     for remark in found.remarks:
         outputs.screen.print(f"remark: {remark} [{file}]", highlight=False, markup=False)
     how = effort(examples, seed, quick)
-    ledger = judge(Source(file=file), found.kernels, chosen, how, outputs, optimizers=found.twins)
-    return ledger.exit_code()
+    try:
+        return judge(source, found, chosen, how, outputs).exit_code()
+    finally:
+        if found.subject is not None:
+            found.subject.close()
 
 
 def judge(
-    source: Source,
-    known: Sequence[Kernel],
-    chosen: Selection,
-    how: Effort,
-    outputs: Outputs,
-    *,
-    optimizers: Sequence[Twin] = (),
+    source: Source, opened: Opened, chosen: Selection, how: Effort, outputs: Outputs
 ) -> Ledger:
     """Run a session, print its table, write its reports."""
     screen = outputs.screen
     started = time.perf_counter()
-    chosen = replace(chosen, also=names_of(optimizers))
-    # Whole optimizers take longest: the tests drive ours through more.
-    share = how.examples // 3 if how.spread else how.examples
-    effort = effort_of(max(1, share), how.seed, how.repros)
-    if source.file is None and chosen_twins(chosen, optimizers) and outputs.shared:
-        with beside(house_sequences, chosen, effort) as sequences:
-            ledger = _with_progress(source, known, chosen, how, outputs)
-            ledger = with_twins(ledger, sequences())
-    else:
-        ledger = _with_progress(source, known, chosen, how, outputs)
-        ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
+    ledger = _with_progress(source, opened, chosen, how, outputs)
     seconds = time.perf_counter() - started
+    for name, text in printed(ledger).items():
+        screen.print(f"{name} printed:\n{text}", highlight=False, markup=False)
     print_failures(screen, ledger.with_status(Status.FAILED))
     print_table(screen, ledger)
-    interpreted = {cell.kernel for cell in ledger.cells if cell.engine == "interpret"}
-    for remark in remarks([kernel for kernel in known if kernel.name in interpreted]):
+    interpreted = tuple({cell.key.kernel for cell in ledger.on("interpret")})
+    for remark in opened.remarks_on_interpreter(interpreted):
         screen.print(remark, highlight=False, markup=False, soft_wrap=True)
     screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
     if outputs.json is not None:
@@ -171,8 +150,17 @@ def judge(
     return ledger
 
 
+def printed(ledger: Ledger) -> dict[str, str]:
+    """What each kernel printed in the first cell in which it printed anything."""
+    found: dict[str, str] = {}
+    for cell in ledger.cells.values():
+        if cell.output:
+            found.setdefault(cell.key.kernel, cell.output)
+    return found
+
+
 def _with_progress(
-    source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
+    source: Source, opened: Opened, chosen: Selection, how: Effort, outputs: Outputs
 ) -> Ledger:
     screen, started = outputs.screen, time.perf_counter()
     told: list[Cell] = []
@@ -188,8 +176,9 @@ def _with_progress(
         if cell.status is Status.FAILED and screen.is_terminal:
             screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
 
+    judge_all = partial(run, source, chosen, how, opened=opened, jobs=outputs.jobs, finished=tell)
     if not screen.is_terminal:
-        return run(source, chosen, how, known=known, jobs=outputs.jobs, finished=tell)
+        return judge_all()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -199,13 +188,11 @@ def _with_progress(
     with Progress(*columns, console=screen, transient=True) as bar:
         line = bar.add_task("", total=None)
 
-        def show(task: Task, done: int, of: int) -> None:
-            what = f"{task.kernel.name} {task.dtype} {task.law}"
+        def show(key: Key, done: int, of: int) -> None:
+            what = f"{key.kernel} {key.dtype} {key.law}"
             bar.update(line, description=what, completed=done, total=of)
 
-        return run(
-            source, chosen, how, known=known, jobs=outputs.jobs, progress=show, finished=tell
-        )
+        return judge_all(progress=show)
 
 
 def print_list() -> None:

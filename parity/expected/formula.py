@@ -10,7 +10,7 @@ would hide.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,14 +88,19 @@ def lifted(memory: GuardedMemory, wanted: bool) -> Iterator[Lift | None]:
         yield lift
 
 
-def formulated(lift: Lift | None, memory: GuardedMemory) -> tuple[Formulated, ...]:
+def formulated(
+    wide: Mapping[tuple[str, int], Wide], foreign: bool, memory: GuardedMemory
+) -> tuple[Formulated, ...]:
     """Everything the operation writes and has a formula for.
+
+    Args:
+        wide: what the kernel's formula gives, by argument and position.
+        foreign: whether it used numbers that the host had computed.
+        memory: of the call.
 
     Raises:
         CannotJudge: the reference cannot be evaluated without roundings.
     """
-    if lift is None:
-        return ()
     try:
         known = truths(memory.case)
     except Exception as error:
@@ -105,8 +110,7 @@ def formulated(lift: Lift | None, memory: GuardedMemory) -> tuple[Formulated, ..
     for span in memory.spans:
         truth = known.get((span.name, span.index))
         if truth is not None and span.value.numel():
-            wide = lift.read(span.of(memory.block))
-            found.append(Formulated(span, truth, wide, lift.foreign))
+            found.append(Formulated(span, truth, wide[span.name, span.index], foreign))
     return tuple(found)
 
 

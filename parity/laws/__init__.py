@@ -15,6 +15,7 @@ from twinstep.parity.laws.non_finite import NON_FINITE
 from twinstep.parity.laws.nothing_else_written import NOTHING_ELSE_WRITTEN
 from twinstep.parity.laws.permutation import PERMUTATION
 from twinstep.parity.laws.power_of_two import POWER_OF_TWO
+from twinstep.parity.laws.process_state import PROCESS_STATE
 from twinstep.parity.laws.race_free import RACE_FREE
 from twinstep.parity.laws.repeat import REPEAT
 from twinstep.parity.laws.sign_symmetry import SIGN_SYMMETRY
@@ -45,5 +46,6 @@ LAWS: dict[str, Law] = {
         LARGE_INDEX,
         NO_HOST_READ,
         GRAPH_CAPTURE,
+        PROCESS_STATE,
     )
 }

@@ -28,6 +28,7 @@ class Finding:
         ratio: error over bound, 0 if there is no bound.
         inputs: the elements of all lists at this place, by name.
         failure: exception and the innermost frames, if the call raised.
+        fatal: kind of a failure after which there is no use in going on; empty for any other.
     """
 
     says: str
@@ -42,6 +43,7 @@ class Finding:
     ratio: float = 0.0
     inputs: dict[str, Tensor] = field(default_factory=dict)
     failure: str = ""
+    fatal: str = ""
 
     def where(self) -> str:
         """The element, as one would write it in Python."""

@@ -5,8 +5,8 @@ Laws are data, so that the judge and the stand-alone repro file carry out the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Call:
         watched: note what the host reads of the device meanwhile.
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
         lifted: evaluate the kernel's formula in float64 beside it.
+        guarded: look for changes of the process's state, and for tensors that are kept alive.
         races: on replay, let two threads that touch the same bytes without order be an error.
         end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
             values at both ends, and look at that end.
@@ -45,6 +46,7 @@ class Call:
     watched: bool = False
     captured: bool = False
     lifted: bool = False
+    guarded: bool = False
     races: bool = False
     end: str = ""
 
@@ -52,7 +54,7 @@ class Call:
     def plain(self) -> bool:
         """True if its outcome may serve another law."""
         special = self.fresh or self.watched or self.captured or self.lifted or self.races
-        return self.reuse is None and not (special or self.end)
+        return self.reuse is None and not (special or self.guarded or self.end)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ class Outcome:
         reads: device values that the host read meanwhile, if that was watched.
         refused: the exception with which the call was refused; empty if it was made.
         formulas: specification and lifted formula of what was written, if the call was lifted.
+        changed: sentences on what is different in the process after the call.
+        keeps: number of tensors, bytes, threads and processes that the call left, if it was
+            guarded.
     """
 
     memory: GuardedMemory
@@ -78,6 +83,8 @@ class Outcome:
     reads: tuple[str, ...] = ()
     refused: str = ""
     formulas: tuple[Formulated, ...] = ()
+    changed: tuple[str, ...] = ()
+    keeps: Mapping[str, int] = field(default_factory=dict)
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""
@@ -249,6 +256,29 @@ class NoHostRead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leaves:
+    """Every call leaves the process as it was, and the last ones leave nothing behind.
+
+    Attributes:
+        settled: calls in which a cache may fill.
+    """
+
+    settled: int = 3
+
+    def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
+        """The first change, or what grows with every call."""
+        for call, outcome in enumerate(outcomes):
+            if outcome.changed:
+                return Finding(says=f"the kernel {outcome.changed[0]}", call=call)
+        last = [outcome.keeps for outcome in outcomes[self.settled :]]
+        for name, more in last[-1].items() if last else ():
+            if all(kept[name] > 0 for kept in last):
+                says = f"the kernel leaves {more} {name} more behind with every call"
+                return Finding(says=says, call=len(outcomes) - 1)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Formula:
     """The kernel's formula in float64 is the specification in float64."""
 
@@ -281,7 +311,7 @@ class Formula:
         return None
 
 
-Check = Values | Untouched | Unchanged | Same | NoHostRead | Formula
+Check = Values | Untouched | Unchanged | Same | NoHostRead | Leaves | Formula
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ ORDER = (
     "large_index",
     "no_host_read",
     "graph_capture",
+    "process_state",
 )
 
 
@@ -46,6 +47,7 @@ CALL_LAWS = (
     "race_free",
     "no_host_read",
     "graph_capture",
+    "process_state",
 )
 LIST_LAWS = (*CALL_LAWS, "boundary_sizes", "alignment", "strided")
 PACK_LAWS = in_order(*LIST_LAWS, "every_output_written")

@@ -33,5 +33,21 @@ class CannotRun(CannotJudge):
     """A kernel cannot be run here, right or wrong: its cells are on record as "cannot judge"."""
 
 
+class JudgeFault(Exception):
+    """A defect of the judge's own, with its traceback; no kernel is to blame for it."""
+
+
+class KernelDied(Exception):
+    """A kernel's process ended, or had to be ended, instead of answering.
+
+    Attributes:
+        kind: `exit`, `signal`, `hang`, `memory`, `processes`, `output`.
+    """
+
+    def __init__(self, kind: str, says: str) -> None:
+        super().__init__(says)
+        self.kind = kind
+
+
 class KernelTimeout(BaseException):
     """A kernel did not return in time. Not an `Exception`, so that no kernel swallows it."""

@@ -55,7 +55,9 @@ class Cell:
         shared: how many of the calls other laws of the same row had made already.
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
+        fatal: kind of a failure after which the kernel was not called again; see `Made`.
         repro: path of the stand-alone file.
+        output: what the kernel printed.
     """
 
     key: Key
@@ -70,7 +72,9 @@ class Cell:
     shared: int = 0
     sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""
+    fatal: str = ""
     repro: str = ""
+    output: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in (Status.PASSED, Status.FAILED) and not self.reason:
@@ -119,6 +123,10 @@ class Ledger:
     def with_status(self, *statuses: Status) -> list[Cell]:
         """Cells that ended like this."""
         return [cell for cell in self.cells.values() if cell.status in statuses]
+
+    def on(self, engine: str) -> list[Cell]:
+        """Cells of an engine."""
+        return [cell for key, cell in self.cells.items() if key.engine == engine]
 
     def counts(self) -> dict[str, int]:
         """Number of cells by status."""

@@ -20,7 +20,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 import torch
 
 from twinstep.parity.records.errors import NoDeviceError, UsageError
-from twinstep.parity.registry.kernels import ENGINES, Kernel
+from twinstep.parity.registry.kernels import ENGINES, Elsewhere, Kernel
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
 
     What else stands in the same file does not matter.
     """
+    if isinstance(function, Elsewhere):
+        return function.triton
     for value in _named(function):
         if type(value).__module__.startswith("triton.runtime"):
             return True

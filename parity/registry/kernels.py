@@ -24,6 +24,26 @@ DEFAULT_DTYPES = ("fp16", "bf16", "fp32")
 Function = Callable[..., object]
 
 
+@dataclass(frozen=True, init=False)
+class Elsewhere:
+    """Function of a kernel that only another process has loaded.
+
+    Attributes:
+        triton: whether it launches Triton kernels.
+    """
+
+    triton: bool
+    __name__: str
+
+    def __init__(self, name: str, triton: bool) -> None:
+        object.__setattr__(self, "__name__", name)
+        object.__setattr__(self, "triton", triton)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Refuse: it would run where the judge is."""
+        raise TypeError(f"{self.__name__} runs in its own process and cannot be called here")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """A registered implementation of an operation.

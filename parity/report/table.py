@@ -50,6 +50,7 @@ HEADINGS = {
     "large_index": "2^31",
     "no_host_read": "host",
     "graph_capture": "grph",
+    "process_state": "proc",
 }
 
 

@@ -9,10 +9,10 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.runner.calls.subject import forked
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.scheduler import Session
+from twinstep.parity.runner.session import Session
 from twinstep.parity.sequences.registry import registered_as
-from twinstep.parity.sequences.session import effort_of, judge_twins, with_twins
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,19 @@ def check(
     """
     selection = Selection(engine=engine, laws=laws)
     twin = registered_as(kernel)
-    if twin is not None:
-        how = effort_of(examples, seed, repros)
-        return Verdict(with_twins(Ledger(), judge_twins(selection, [twin], how)))
     rows = [row for row in kernels() if row is kernel or row.function is kernel]
     if not rows and isinstance(kernel, Kernel):
         rows = [kernel]
-    if not rows:
+    if not rows and twin is None:
         name = getattr(kernel, "__name__", repr(kernel))
         raise UsageError(
             f"{name} is not registered; decorate it with register of twinstep.parity [check]"
         )
     effort = Effort(examples=examples, seed=seed, repros=repros)
-    return Verdict(Session(selection=selection, effort=effort).run(rows))
+    subject = forked({row.name: row.function for row in rows})
+    session = Session(selection=selection, effort=effort, subject=subject)
+    try:
+        return Verdict(session.run(rows, [twin] if twin is not None else []))
+    finally:
+        if subject is not None:
+            subject.close()

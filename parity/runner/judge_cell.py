@@ -11,14 +11,15 @@ from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
-from twinstep.parity.records.errors import CannotJudge, ReferenceFault
+from twinstep.parity.records.errors import CannotJudge, CannotRun, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
+from twinstep.parity.runner.calls.invoke import SECONDS
+from twinstep.parity.runner.calls.made import Caller
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
-from twinstep.parity.runner.invoke import SECONDS
 from twinstep.parity.runner.repro import write_repro
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shrink import shrunk
@@ -77,6 +78,7 @@ def judge_cell(
     engine: Engine,
     effort: Effort,
     cache: CallCache | None = None,
+    caller: Caller | None = None,
 ) -> Cell:
     """Judge a kernel on one dtype combination by one law.
 
@@ -87,6 +89,7 @@ def judge_cell(
         engine: where it runs.
         effort: how hard to look.
         cache: calls that other laws of the same kernel, combination and engine have made.
+        caller: makes the calls; by default in this process.
     """
     key = Key(
         operation=kernel.operation.name,
@@ -107,11 +110,14 @@ def judge_cell(
         where = " or ".join(law.engines)
         return Cell(key=key, status=Status.SKIPPED, reason=f"{law.name} is judged on {where} only")
     started = time.perf_counter()
-    runner = PlanRunner(kernel, engine, effort.call_seconds, cache=cache or CallCache())
+    cache = cache or CallCache()
+    runner = PlanRunner(kernel, engine, effort.call_seconds, cache=cache, caller=caller)
     coverage = Coverage(kernel.operation)
     try:
         broken = _search(runner, dtype, law, effort, coverage)
         failure = None if broken is None else _explained(runner, law, broken, effort)
+    except CannotRun as cause:
+        return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=str(cause))
     except CannotJudge as cause:
         return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
     except ReferenceFault as fault:
@@ -126,6 +132,7 @@ def judge_cell(
         shared=runner.repeated,
         sees=coverage.numbers() | ({"refused calls": runner.refused} if runner.refused else {}),
         failure="" if failure is None else failure.text(),
+        fatal="" if failure is None else failure.finding.fatal,
         repro="" if failure is None else failure.repro,
     )
 
@@ -194,7 +201,9 @@ def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) ->
     def finding_in(case: Case) -> Finding | None:
         return runner.violation(law.plan(case, kernel.arithmetic))
 
-    case, finding = shrunk(broken.case, broken.finding, finding_in, effort.shrink_seconds)
+    case, finding = broken.case, broken.finding
+    if not finding.fatal:
+        case, finding = shrunk(case, finding, finding_in, effort.shrink_seconds)
     failure = Failure(
         kernel=kernel,
         engine=runner.engine.name,

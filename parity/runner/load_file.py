@@ -11,8 +11,8 @@ from pathlib import Path
 from twinstep.parity.operations.triton_names import taken_names
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.engines import require_live_subnormals
-from twinstep.parity.registry.kernels import Kernel, registrations
-from twinstep.parity.sequences.registry import Twin, borrowed_twins
+from twinstep.parity.registry.kernels import Kernel, kernels, registrations
+from twinstep.parity.sequences.registry import Twin, borrowed_twins, twins
 
 MODULE = "parity_checked_file"
 
@@ -33,12 +33,23 @@ class Loaded:
 
 
 def load_file(path: str) -> Loaded:
-    """Import a file and return what it registers.
+    """Import a file into this process and return what it registers, which is then forgotten.
+
+    Raises:
+        UsageError: see `import_file`.
+    """
+    with registrations() as found, borrowed_twins() as twins:
+        remarks = import_file(path)
+    return Loaded(found, twins, remarks)
+
+
+def import_file(path: str) -> list[str]:
+    """Import a file for its registrations; remarks on what is likely to go wrong.
 
     Raises:
         UsageError: the file is missing, cannot be imported, or registers nothing.
     """
-    file = Path(path)
+    file, before = Path(path), len(registered())
     if not file.is_file():
         raise UsageError(f"{path} does not exist, but should be a Python file [parity check]")
     spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
@@ -46,27 +57,31 @@ def load_file(path: str) -> Loaded:
         raise UsageError(f"{path} is not a Python file; its name should end with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
-    with registrations() as found, borrowed_twins() as twins:
-        try:
-            # A file may import its neighbours, as when it is run by itself.
-            sys.path.insert(0, str(file.resolve().parent))
-            spec.loader.exec_module(module)
-        except UsageError:
-            raise
-        except SyntaxError as error:
-            place = f"{error.filename}:{error.lineno}"
-            raise UsageError(f"{path} has a syntax error: {error.msg} [{place}]") from None
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"{path} cannot be imported: {_cause(error, file)}") from None
-        finally:
-            sys.path.remove(str(file.resolve().parent))
+    try:
+        # A file may import its neighbours, as when it is run by itself.
+        sys.path.insert(0, str(file.resolve().parent))
+        spec.loader.exec_module(module)
+    except UsageError:
+        raise
+    except SyntaxError as error:
+        place = f"{error.filename}:{error.lineno}"
+        raise UsageError(f"{path} has a syntax error: {error.msg} [{place}]") from None
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{path} cannot be imported: {_cause(error, file)}") from None
+    finally:
+        sys.path.remove(str(file.resolve().parent))
     require_live_subnormals(f"importing {path}")
-    if not found and not twins:
+    if len(registered()) == before:
         raise UsageError(
             f"{path} registers no kernel; decorate a function with @register(operation) "
             "of twinstep.parity"
         )
-    return Loaded(found, twins, taken_names(vars(module)))
+    return taken_names(vars(module))
+
+
+def registered() -> tuple[Kernel | Twin, ...]:
+    """Everything that is registered in this process."""
+    return (*kernels(), *twins())
 
 
 def _cause(error: BaseException, file: Path) -> str:

@@ -25,6 +25,7 @@ from twinstep.parity.laws.plan import (
     Call,
     Check,
     Formula,
+    Leaves,
     NoHostRead,
     Plan,
     Same,
@@ -154,7 +155,7 @@ def _rows(
     if isinstance(check, Untouched):
         written = list(plan.calls[check.call].case.operation.writes)
         return [{"kind": "untouched", "call": check.call, "written": written}]
-    if isinstance(check, NoHostRead):
+    if isinstance(check, NoHostRead | Leaves):
         return []
     if isinstance(check, Unchanged):
         return [{"kind": "unchanged", "call": check.call, "names": list(check.names)}]

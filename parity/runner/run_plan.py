@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,14 +11,8 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.formula import formulated, lifted, refusal
-from twinstep.parity.expected.instruction_error import (
-    CPU,
-    IEEE,
-    UNKNOWN,
-    InstructionError,
-    instruction_error_of,
-)
+from twinstep.parity.expected.formula import formulated, refusal
+from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
@@ -29,16 +20,12 @@ from twinstep.parity.records.errors import ReferenceFault
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
-from twinstep.parity.runner.execute_call import execute_call
-from twinstep.parity.runner.host_sync import watched
-from twinstep.parity.runner.invoke import SECONDS
-
-if TYPE_CHECKING:
-    from twinstep.replay.launch.record import Launch
+from twinstep.parity.runner.calls.invoke import SECONDS
+from twinstep.parity.runner.calls.local import LocalCaller
+from twinstep.parity.runner.calls.made import Caller
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
-NOT_WATCHED: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
 Scores = dict[tuple[str, int], Tensor]
 
 
@@ -53,6 +40,7 @@ class PlanRunner:
         calls: calls made so far.
         elements: elements of the largest list, summed over all calls.
         cache: calls that other laws have made.
+        caller: makes the calls; by default in this process.
         repeated: how many calls were taken from there.
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
@@ -67,10 +55,12 @@ class PlanRunner:
     calls: int = 0
     elements: int = 0
     cache: CallCache = field(default_factory=CallCache)
+    caller: Caller | None = None
     repeated: int = 0
     refused: int = 0
 
     def __post_init__(self) -> None:
+        self._caller = self.caller or LocalCaller(self.kernel.function, self.engine, self.seconds)
         self.worst: dict[str, float] = {}
         self.instruction_error = UNKNOWN
         self.scores: Scores = {}
@@ -80,75 +70,68 @@ class PlanRunner:
         outcomes: list[Outcome] = []
         approximate: list[Finding] = []
         for number, call in enumerate(plan.calls):
-            with self._listening(plan, number, approximate):
-                outcome, failure = self._outcome(plan, number, outcomes)
-            if failure:
-                return Finding(says=f"the kernel {failure}", call=number, failure=failure)
+            known = self.cache.outcome(call)
+            if known is not None:
+                self.repeated += 1
+                outcome = self._with_accepted(call, *known, plan, number)
+            else:
+                found = self._made(plan, number, outcomes, approximate)
+                if isinstance(found, Finding):
+                    return found
+                outcome = found
             self.calls += 1
             self.elements += call.case.numel
             outcomes.append(outcome)
         for check in plan.checks:
-            found = check.violation(outcomes)
-            if found is not None:
-                return found
+            violation = check.violation(outcomes)
+            if violation is not None:
+                return violation
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
         return None
 
-    @contextlib.contextmanager
-    def _listening(self, plan: Plan, number: int, found: list[Finding]) -> Iterator[None]:
-        """Find approximate instructions of a kernel that claims to be exact.
-
-        Replay rounds them correctly and the hardware need not, so equal values prove nothing.
-        """
-        claims = self.engine.name == "replay" and self.kernel.arithmetic == "exact"
-        if not (claims and _needs_reference(plan, number)):
-            yield
-            return
-        from twinstep.replay import launches
-
-        with launches() as log:
-            yield
-        for launch in log:
-            for name, place in launch.approximated_at.items():
-                says = f"claims to be exact, but {launch.kernel} runs {name} at {place}"
-                found.append(Finding(says=says, call=number))
-
-    def _outcome(self, plan: Plan, number: int, outcomes: list[Outcome]) -> tuple[Outcome, str]:
+    def _made(
+        self, plan: Plan, number: int, outcomes: list[Outcome], approximate: list[Finding]
+    ) -> Outcome | Finding:
+        """Make a call; what it left, or the finding that it did not return."""
         call = plan.calls[number]
-        known = self.cache.outcome(call)
-        if known is not None:
-            self.repeated += 1
-            return self._with_accepted(call, *known, plan, number), ""
-        if call.reuse is None:
-            memory = GuardedMemory.of(call.case, self.engine.device)
-        else:
-            memory = outcomes[call.reuse].memory.renewed(call.case)
-        with (
-            recorded_launches(self.engine) as log,
-            watched(memory.block) if call.watched else NOT_WATCHED as reads,
-            lifted(memory, call.lifted) as lift,
-        ):
-            failure = execute_call(call, self.kernel.function, memory, self.engine, self.seconds)
+        reuse = None if call.reuse is None else outcomes[call.reuse].memory
+        made = self._caller.make(call, reuse)
         if call.lifted:
-            refusal(failure)
-        after = memory.before if failure and not call.may_refuse else memory.after()
+            refusal(made.failure)
+        memory, failure = made.memory, made.failure
+        after = memory.before if failure and not call.may_refuse else made.after
         refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, memory.before)
+        if failure and not refused:
+            says = f"the kernel {failure}"
+            return Finding(says=says, call=number, failure=failure, fatal=made.fatal)
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
-            self.instruction_error = instruction_error_on(self.engine, log)
+            self.instruction_error = made.error
         asked = not failure and _needs_reference(plan, number)
-        accepted = self._accepted(call.case) if asked else _shapes(memory)
+        if asked and self.engine.name == "replay" and self.kernel.arithmetic == "exact":
+            # Replay rounds these correctly and the hardware need not: equal values prove nothing.
+            approximate += [
+                Finding(says=f"claims to be exact, but {says}", call=number)
+                for says in made.approximate
+            ]
         outcome = Outcome(
-            memory, memory.before, after, accepted, asked, tuple(reads), failure if refused else ""
+            memory=memory,
+            before=memory.before,
+            after=after,
+            accepted=self._accepted(call.case) if asked else _shapes(memory),
+            evaluated=asked,
+            reads=made.reads,
+            refused=failure if refused else "",
+            formulas=formulated(made.wide, made.foreign, memory) if call.lifted else (),
+            changed=made.changed,
+            keeps=made.keeps,
         )
-        if call.lifted:
-            outcome = replace(outcome, formulas=formulated(lift, memory))
         if not failure:
             self.cache.keep(call, outcome, self.instruction_error)
         self.refused += bool(refused)
-        return outcome, "" if refused else failure
+        return outcome
 
     def _with_accepted(
         self,
@@ -187,25 +170,6 @@ class PlanRunner:
                     known = self.worst.get(span.name, 0.0)
                     self.worst[span.name] = max(known, float(ratio.max().item()))
                     self.scores[span.name, span.index] = ratio.reshape(-1) + accepted.nearness(got)
-
-
-@contextlib.contextmanager
-def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
-    """The launches made inside the context, where the engine records them."""
-    if engine.name != "replay":
-        yield []
-        return
-    from twinstep.replay import launches
-
-    with launches() as log:
-        yield log
-
-
-def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
-    """Instruction error that the bounds of a call must allow for on this engine."""
-    if engine.name == "replay":
-        return instruction_error_of(log) if log else CPU
-    return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
 
 
 def _needs_reference(plan: Plan, number: int) -> bool:

@@ -21,7 +21,31 @@ from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.sequences.world import World
 
+# A class under judgement may be in another process: a place must be picklable.
 Place = Callable[[World], Tensor]
+
+
+@dataclass(frozen=True)
+class ParamPlace:
+    """The parameter of that number."""
+
+    index: int
+
+    def __call__(self, world: World) -> Tensor:
+        """Find it."""
+        return world.params[self.index].detach()
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """An entry of a parameter's state."""
+
+    index: int
+    name: str
+
+    def __call__(self, world: World) -> Tensor:
+        """Find it."""
+        return cast(Tensor, world.torch_optimizer.state[world.params[self.index]][self.name])
 
 
 @dataclass(frozen=True)
@@ -74,19 +98,12 @@ def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Con
     accepted = accepted_outputs(case, "bounded")
     state_path = f"optimizer.state[params[{index}]]"
     names = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
-    places: dict[str, Place] = {f"params[{index}]": lambda side: side.params[index].detach()}
+    places: dict[str, Place] = {f"params[{index}]": ParamPlace(index)}
     chosen = {f"params[{index}]": accepted["params"][0]}
     for argument, name in names.items():
-        places[f"{state_path}.{name}"] = _state_place(index, name)
+        places[f"{state_path}.{name}"] = StatePlace(index, name)
         chosen[f"{state_path}.{name}"] = accepted[argument][0]
     return Contract(chosen, places)
-
-
-def _state_place(index: int, name: str) -> Place:
-    def found(side: World) -> Tensor:
-        return cast(Tensor, side.torch_optimizer.state[side.params[index]][name])
-
-    return found
 
 
 def _controls(group: Mapping[str, object]) -> dict[str, Tensor]:

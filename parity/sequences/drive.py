@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
+from twinstep.parity.records.errors import KernelDied
 from twinstep.parity.sequences.actions import Rules, public_properties
-from twinstep.parity.sequences.contracts import Contract
+from twinstep.parity.sequences.contracts import Contract, Place
 from twinstep.parity.sequences.observe import Difference, Observation, differences, shown
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act, World, nothing, observe
@@ -31,6 +32,7 @@ class Mismatch:
         want: all that can be seen of the reference then.
         resets: what a bounded subject took over on the way.
         accepted: bounds of the path, where it has any.
+        fatal: kind of the end of the class's process; empty if it is still there.
     """
 
     at: int
@@ -38,11 +40,40 @@ class Mismatch:
     want: Observation
     resets: Resets
     accepted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    fatal: str = ""
+
+
+class Driven(Protocol):
+    """A class that is driven, here or in another process."""
+
+    @property
+    def outcome(self) -> dict[str, object]:
+        """End of the last action, by what it is: `returned`, `raised`."""
+
+    @property
+    def says(self) -> str:
+        """The last error, with its message."""
+
+    @property
+    def built(self) -> bool:
+        """Whether there is a world."""
+
+    def carry_out(self, act: Act) -> None:
+        """Carry out one action."""
+
+    def seen(self, twin: Twin) -> Observation:
+        """All that can be seen now."""
+
+    def read(self, place: Place) -> torch.Tensor:
+        """The tensor at a place, on the CPU."""
+
+    def write(self, place: Place, value: torch.Tensor) -> None:
+        """Overwrite the tensor at a place."""
 
 
 @dataclass
 class Side:
-    """One class under a rule set.
+    """One class under a rule set, in this process.
 
     Attributes:
         cls: the optimizer's class.
@@ -51,7 +82,7 @@ class Side:
         device: of the parameters.
         world: what the actions work on, once built.
         outcome: of the last action.
-        says: the last error, with its message.
+        error: the last one.
     """
 
     cls: type
@@ -60,7 +91,17 @@ class Side:
     device: str
     world: World | None = None
     outcome: dict[str, object] = field(default_factory=dict)
-    says: str = ""
+    error: Exception | None = None
+
+    @property
+    def says(self) -> str:
+        """The last error, with its message."""
+        return f"{type(self.error).__name__}: {self.error}" if self.error is not None else ""
+
+    @property
+    def built(self) -> bool:
+        """Whether there is a world."""
+        return self.world is not None
 
     def carry_out(self, act: Act) -> None:
         """Carry out one action; an exception is an outcome like any other."""
@@ -72,7 +113,7 @@ class Side:
             self.outcome["returned"] = self.rules.apply(self.world, act)
         except Exception as error:
             self.outcome = {"raised": type(error).__name__}
-            self.says = f"{type(error).__name__}: {error}"
+            self.error = error
 
     def seen(self, twin: Twin) -> Observation:
         """All that can be seen now."""
@@ -85,6 +126,17 @@ class Side:
             private=twin.private,
             overlap=twin.flat,
         )
+
+    def read(self, place: Place) -> torch.Tensor:
+        """The tensor at a place, on the CPU."""
+        return place(cast(World, self.world)).cpu()
+
+    def write(self, place: Place, value: torch.Tensor) -> None:
+        """Overwrite the tensor at a place."""
+        place(cast(World, self.world)).copy_(value)
+
+
+Sides = Callable[[Twin, str, str], Driven]
 
 
 def observe_nothing(outcome: dict[str, object]) -> Observation:
@@ -108,27 +160,44 @@ def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:
     return side.says
 
 
-def run(twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> Mismatch | None:
-    """Carry out the actions on both sides; the first difference, if any."""
+def run(
+    twin: Twin, dtype: str, device: str, acts: Sequence[Act], sides: Sides | None = None
+) -> Mismatch | None:
+    """Carry out the actions on both sides; the first difference, if any.
+
+    Args:
+        twin: the pair.
+        dtype: of the parameters.
+        device: of the class under judgement; its reference is on the CPU.
+        acts: what is done.
+        sides: makes the side under judgement; None drives the class in this process.
+    """
     want = Side(twin.reference, twin.rules, dtype, "cpu")
-    got = Side(twin.subject, twin.rules, dtype, device)
+    got = sides(twin, dtype, device) if sides else Side(twin.subject, twin.rules, dtype, device)
     resets: Resets = {}
     for at, act in enumerate(acts):
         contracts: list[Contract] = []
         if twin.arithmetic == "bounded" and want.world is not None:
             want.world.updating = partial(_note, contracts, twin.rules, want.world)
         want.carry_out(act)
-        got.carry_out(act)
-        if want.world is not None:
-            want.world.updating = nothing
-        broken = _bounded(contracts, want, got, resets.setdefault(at, {}))
+        try:
+            got.carry_out(act)
+            if want.world is not None:
+                want.world.updating = nothing
+            broken = _bounded(contracts, want, got, resets.setdefault(at, {}))
+            theirs = got.seen(twin) if broken is None else {}
+        except KernelDied as death:
+            difference = Difference("its process", str(death), "an action that ends")
+            return Mismatch(
+                at=at, difference=difference, want=want.seen(twin), resets=resets, fatal=death.kind
+            )
         seen = want.seen(twin)
         if broken is not None:
             difference, accepted = broken
             return Mismatch(
                 at=at, difference=difference, want=seen, resets=resets, accepted=accepted
             )
-        found = differences(got.seen(twin), seen)
+        found = differences(theirs, seen)
         if found:
             first = _explained(_telling(found), got, want)
             return Mismatch(at=at, difference=first, want=seen, resets=resets)
@@ -147,7 +216,7 @@ def _telling(found: Sequence[Difference]) -> Difference:
     return min(found, key=lambda row: rank.get(row.path.split(".")[0].split("[")[0], len(order)))
 
 
-def _explained(difference: Difference, got: Side, want: Side) -> Difference:
+def _explained(difference: Difference, got: Driven, want: Driven) -> Difference:
     """With the message, where one side raised."""
     if not difference.path.startswith("outcome"):
         return difference
@@ -163,29 +232,28 @@ Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _bounded(
-    contracts: Sequence[Contract], want: Side, got: Side, reset: dict[str, torch.Tensor]
+    contracts: Sequence[Contract], want: Side, got: Driven, reset: dict[str, torch.Tensor]
 ) -> tuple[Difference, Ends | None] | None:
     """Judge an update by its bounds, then give the subject the reference's bits."""
-    if want.world is None or got.world is None or got.outcome.keys() != want.outcome.keys():
+    if not (want.built and got.built) or got.outcome.keys() != want.outcome.keys():
         return None
     for contract in contracts:
         for path, allowed in contract.accepted.items():
             try:
-                theirs = contract.places[path](got.world)
+                theirs = got.read(contract.places[path]).contiguous()
             except (KeyError, AttributeError, IndexError):
                 return None  # the comparison that follows names what is missing
-            ours = contract.places[path](want.world)
+            ours = want.read(contract.places[path])
             if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
                 return None
-            here = theirs.cpu().contiguous()
-            wrong = (~allowed.accepts(here)).reshape(-1).nonzero().reshape(-1).tolist()
+            wrong = (~allowed.accepts(theirs)).reshape(-1).nonzero().reshape(-1).tolist()
             if wrong:
                 place = wrong[0]
-                says = shown(here.reshape(-1)[place])
+                says = shown(theirs.reshape(-1)[place])
                 expected = shown(allowed.value.reshape(-1)[place])
                 return Difference(f"{path}[{place}]", says, expected), _ends(allowed)
             reset[path] = ours.detach().clone()
-            theirs.copy_(ours)
+            got.write(contract.places[path], ours)
     return None
 
 

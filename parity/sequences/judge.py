@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twinstep.parity.records.errors import CannotRun
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
-from twinstep.parity.sequences.drive import Mismatch, refusal, run, sequence
+from twinstep.parity.sequences.drive import Mismatch, Sides, refusal, run, sequence
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.repro import write_repro
 from twinstep.parity.sequences.shrink import shrunk
@@ -38,10 +39,15 @@ class TwinEffort:
 
 def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
     """Engine of a twin; the reference always runs on the CPU."""
-    own = [cls for cls in twin.subject.__mro__ if not cls.__module__.startswith("torch.")]
-    methods = [method for cls in own for method in vars(cls).values() if callable(method)]
-    triton = any(uses_triton(inspect.unwrap(method)) for method in methods)
+    triton = launches_triton(twin.subject) if twin.triton is None else twin.triton
     return engine_among(twin.engines, triton, asked)
+
+
+def launches_triton(subject: type) -> bool:
+    """True if a method of a class can reach a Triton kernel."""
+    own = [cls for cls in subject.__mro__ if not cls.__module__.startswith("torch.")]
+    methods = [method for cls in own for method in vars(cls).values() if callable(method)]
+    return any(uses_triton(inspect.unwrap(method)) for method in methods)
 
 
 def twin_key(twin: Twin, dtype: str, engine: Engine) -> Key:
@@ -55,8 +61,18 @@ def twin_key(twin: Twin, dtype: str, engine: Engine) -> Key:
     )
 
 
-def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Cell:
-    """Drive sequences until one fails; the cell, with the shrunk failure if there is one."""
+def judge_twin(
+    twin: Twin, dtype: str, engine: Engine, effort: TwinEffort, sides: Sides | None = None
+) -> Cell:
+    """Drive sequences until one fails; the cell, with the shrunk failure if there is one.
+
+    Args:
+        twin: the class and its reference.
+        dtype: of the parameters.
+        engine: where the class runs.
+        effort: how hard to look.
+        sides: makes the side under judgement; None drives the class in this process.
+    """
     key = twin_key(twin, dtype, engine)
     if dtype not in twin.dtypes:
         return Cell(
@@ -69,11 +85,16 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
     with running(engine):
         for number in range(effort.sequences):
             acts = sequence(twin.rules, effort.seed, dtype, number)
-            mismatch = run(twin, dtype, str(engine.device), acts)
+            try:
+                mismatch = run(twin, dtype, str(engine.device), acts, sides)
+            except CannotRun as cause:
+                return Cell(key=key, status=Status.CANNOT_JUDGE, calls=calls, reason=str(cause))
             calls += len(acts) if mismatch is None else mismatch.at + 1
             if mismatch is not None:
                 drawn = f"seed {effort.seed}, sequence {number}, {mismatch.at + 1} actions"
-                failure, repro = _explained(twin, dtype, engine, acts, mismatch, drawn, effort)
+                failure, repro = _explained(
+                    twin, dtype, engine, acts, mismatch, drawn, effort, sides
+                )
                 return Cell(
                     key=key,
                     status=Status.FAILED,
@@ -82,6 +103,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
                     sequences=number + 1,
                     seconds=time.perf_counter() - started,
                     failure=failure,
+                    fatal=mismatch.fatal,
                     repro=repro,
                 )
             # Two sides that refuse every construction alike have shown nothing.
@@ -106,13 +128,16 @@ def _explained(
     drawn_mismatch: Mismatch,
     drawn: str,
     effort: TwinEffort,
+    sides: Sides | None,
 ) -> tuple[str, str]:
     """The failure text and the path of the repro file."""
 
     def failing(candidate: Sequence[Act]) -> Mismatch | None:
-        return run(twin, dtype, str(engine.device), candidate)
+        return run(twin, dtype, str(engine.device), candidate, sides)
 
-    acts, mismatch = shrunk(drawn_acts, drawn_mismatch, failing, twin.rules, effort.shrink_runs)
+    acts, mismatch = drawn_acts, drawn_mismatch
+    if not mismatch.fatal:
+        acts, mismatch = shrunk(acts, mismatch, failing, twin.rules, effort.shrink_runs)
     acts = acts[: mismatch.at + 1]
     difference = mismatch.difference
     headline = (

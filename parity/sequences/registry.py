@@ -64,6 +64,7 @@ class Twin:
         flat: tensors of its state may be views of one buffer.
         engines: where it may run; empty means that the judge finds out.
         place: file and line of the class.
+        triton: whether it launches Triton kernels, where that was found out in another process.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Twin:
     flat: bool
     engines: tuple[str, ...]
     place: str
+    triton: bool | None = None
 
     @property
     def file(self) -> Path:

@@ -14,7 +14,7 @@ import twinstep.replay
 from tests.helpers.battery import HYPER, Subject, fill, masters_of, parameters
 from tests.helpers.costs import Operators, compilations
 from tests.helpers.sides import PLAIN
-from twinstep.parity.runner.host_sync import watched
+from twinstep.parity.runner.calls.host_sync import watched
 
 pytestmark = pytest.mark.usefixtures("replay")
 

@@ -24,7 +24,7 @@ from tests.helpers.mesh import (
     on_mesh,
 )
 from tests.helpers.sides import CLASSES, SIDES
-from twinstep.parity.runner.host_sync import watched
+from twinstep.parity.runner.calls.host_sync import watched
 
 pytestmark = pytest.mark.usefixtures("replay", "simulated")
 

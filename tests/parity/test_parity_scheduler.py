@@ -8,7 +8,9 @@ from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.load_file import load_file
-from twinstep.parity.runner.scheduler import Source, jobs_for, run, tasks
+from twinstep.parity.runner.scheduler import jobs_for, run
+from twinstep.parity.runner.session import planned
+from twinstep.parity.runner.source import Source
 
 KERNELS = """
 import os, signal
@@ -30,7 +32,7 @@ QUICK = Effort(examples=2, repros=None, shrink_seconds=0.0)
 def judged(file: Path, names: tuple[str, ...], jobs: int) -> Ledger:
     selection = Selection(names=names, laws=LAWS, dtypes=("bf16",))
     source = Source(file=str(file))
-    return run(source, selection, QUICK, known=load_file(str(file)).kernels, jobs=jobs)
+    return run(source, selection, QUICK, jobs=jobs)
 
 
 def test_two_processes_give_the_ledger_of_one(tmp_path: Path) -> None:
@@ -45,18 +47,22 @@ def test_two_processes_give_the_ledger_of_one(tmp_path: Path) -> None:
 def test_a_kernel_that_kills_its_process_breaks_its_own_cells_only(tmp_path: Path) -> None:
     file = tmp_path / "kernels.py"
     file.write_text(KERNELS)
-    ledger = judged(file, ("right", "deadly"), 2)
-    ended = {(key.kernel, key.law): cell.status for key, cell in ledger.cells.items()}
-    assert {ended["right", law] for law in LAWS} == {Status.PASSED}
-    assert {ended["deadly", law] for law in LAWS} == {Status.FAILED}
-    assert all("killed its process" in cell.failure for cell in ledger.with_status(Status.FAILED))
-    assert ledger.missing() == []
+    for jobs in (1, 2):
+        ledger = judged(file, ("right", "deadly"), jobs)
+        ended = {(key.kernel, key.law): cell for key, cell in ledger.cells.items()}
+        assert {ended["right", law].status for law in LAWS} == {Status.PASSED}
+        assert ended["deadly", "value"].status is Status.FAILED
+        assert "the kernel crashes its process with SIGKILL" in ended["deadly", "value"].failure
+        assert ledger.missing() == []
+        if jobs == 1:
+            assert ended["deadly", "repeat"].status is Status.CANNOT_JUDGE
+            assert "not called again after `value`" in ended["deadly", "repeat"].reason
 
 
 def test_little_work_is_done_in_one_process(tmp_path: Path) -> None:
     file = tmp_path / "kernels.py"
     file.write_text(KERNELS)
-    planned = tasks(Selection(), load_file(str(file)).kernels)
-    assert jobs_for(planned, None) == 1
-    assert jobs_for(planned, 3) == 3
-    assert jobs_for(planned * 10, None) >= 1
+    tasks = planned(Selection(), load_file(str(file)).kernels)
+    assert jobs_for(tasks, None) == 1
+    assert jobs_for(tasks, 3) == 3
+    assert jobs_for(tasks * 10, None) >= 1

@@ -24,7 +24,6 @@ from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
-from twinstep.parity.sequences.session import with_twins
 from twinstep.parity.sequences.table import twin_table
 
 SEQUENCES = settings().max_examples if LONG else 150
@@ -74,6 +73,6 @@ def test_the_table_and_the_json_count_sequences_and_actions(ours: dict[str, Twin
     told = StringIO()
     Console(file=told, width=120).print(twin_table([cell]))
     assert re.search(r"fast\.FusedAdam +bf16 +\w+ +ok +150 +1951", told.getvalue())
-    ledger = with_twins(Ledger((), ""), [cell])
+    ledger = Ledger(declared=(key,), cells={key: cell})
     row = json.loads(as_json(ledger, 1.0))["cells"][0]
     assert (row["sequences"], row["calls"]) == (150, 1951)

@@ -8,7 +8,7 @@ from twinstep.parity.registry.engines import engine_for
 from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.scheduler import Session
+from twinstep.parity.runner.session import Session
 
 # Nothing is shrunk or written to disk: only the verdict counts here.
 VERDICT_ONLY = Effort(shrink_seconds=0.0, repros=None)

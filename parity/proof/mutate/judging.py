@@ -27,7 +27,7 @@ from twinstep.parity.proof.upstream.bugs import cited
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
-from twinstep.parity.runner.scheduler import Session
+from twinstep.parity.runner.session import Session
 
 # A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.

@@ -10,7 +10,7 @@ from twinstep.parity.proof.peers.peer import Peer
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
-from twinstep.parity.runner.scheduler import Session
+from twinstep.parity.runner.session import Session
 
 VERDICT_ONLY = Effort(repros=None)
 PLACE = re.compile(r" \[\S*:\d+\]$")  # where a peer raised: a path of this machine

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine
-from twinstep.parity.runner import large_tensors
-from twinstep.parity.runner.cuda_graph import call_captured
-from twinstep.parity.runner.invoke import invoke
+from twinstep.parity.runner.calls import large_tensors
+from twinstep.parity.runner.calls.cuda_graph import call_captured
+from twinstep.parity.runner.calls.invoke import Ended, invoke
 
 
 def execute_call(
@@ -18,8 +18,8 @@ def execute_call(
     memory: GuardedMemory,
     engine: Engine,
     seconds: float,
-) -> str:
-    """Call a kernel; empty if it returned None, otherwise what happened instead.
+) -> Ended:
+    """Call a kernel.
 
     Args:
         call: how it is made.
@@ -30,6 +30,7 @@ def execute_call(
 
     Raises:
         CannotJudge: there is not enough memory or time for a large call.
+        CannotRun: see `invoke`.
     """
     if call.races:
         return _compared(function, memory, seconds)
@@ -39,15 +40,15 @@ def execute_call(
         return invoke(function, memory, seconds)
     if memory.ends is None:
         grown = large_tensors.LargeTensors(call.case, engine)
-        failure = large_tensors.call_large(function, grown, engine)
-        if failure:
-            return failure
+        ended = large_tensors.call_large(function, grown, engine)
+        if ended.failure:
+            return ended
         memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)
     memory.block.copy_(memory.ends[call.end == "last"])
-    return ""
+    return Ended()
 
 
-def _compared(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> str:
+def _compared(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> Ended:
     """Call a kernel on replay while every access is compared with those before it."""
     from twinstep.replay import allow, options
 

@@ -16,7 +16,7 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.records.errors import CannotJudge
 from twinstep.parity.registry.engines import Engine
-from twinstep.parity.runner.invoke import invoke
+from twinstep.parity.runner.calls.invoke import Ended, invoke
 
 # Past 2³¹, and on replay past 2³², where unsigned offsets wrap too.
 ELEMENTS = {"replay": 2**32 + 2**31 + 77, "cuda": 2**31 + 4_099}
@@ -104,16 +104,16 @@ def _only_ends(engine: Engine) -> Iterator[None]:
         yield
 
 
-def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> str:
-    """Call the kernel; empty if it returned None, otherwise what happened instead.
+def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> Ended:
+    """Call the kernel.
 
     Raises:
         CannotJudge: on replay a program walks over the whole tensor.
     """
     with _only_ends(engine):
-        failure = invoke(function, large, SECONDS if engine.name == "replay" else 60.0)
-    if engine.name == "replay" and failure.startswith("hangs"):
+        ended = invoke(function, large, SECONDS if engine.name == "replay" else 60.0)
+    if engine.name == "replay" and ended.fatal == "hang":
         raise CannotJudge(
             f"a program walks over all of {large.numel} elements, which takes replay too long"
         )
-    return failure
+    return ended

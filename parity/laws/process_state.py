@@ -1,0 +1,30 @@
+"""The call leaves the process as it was, and keeps no tensor of its caller's alive.
+
+Random numbers, default dtype, gradient mode, deterministic and TF32 flags, threads, flushing of
+subnormals, warning filters, the caller's lists. A flag that a kernel leaves behind changes other
+people's numbers, and those of the next kernel of the file.
+
+Real bugs: a random number drawn from the global generator, so that dropout masks change with the
+optimizer; `set_flush_denormal` left on; a list of gradients that keeps every step's alive.
+"""
+
+from __future__ import annotations
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.laws.base import Draw, Law
+from twinstep.parity.laws.plan import Call, Leaves, Plan
+
+
+def plan(case: Case, arithmetic: str) -> Plan:
+    """The same call six times in one memory: a cache fills in the first ones and then is full."""
+    again = (Call(case=case, reuse=0, guarded=True) for _ in range(5))
+    return Plan(calls=(Call(case=case, guarded=True), *again), checks=(Leaves(),))
+
+
+PROCESS_STATE = Law(
+    name="process_state",
+    says="the process is left as it was, and no tensor is kept alive",
+    share=0.25,
+    draw=Draw(sizes="small"),
+    plan=plan,
+)

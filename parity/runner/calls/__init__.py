@@ -1,0 +1,1 @@
+"""One call of a kernel: made with limits, watched, and away from the judge where it is a user's."""

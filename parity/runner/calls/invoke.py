@@ -1,0 +1,211 @@
+"""Call a kernel that may raise, hang, exit, or return what it should not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.records.errors import CannotRun, KernelTimeout
+from twinstep.parity.runner.calls.places import line_of, place_in, place_of
+
+SECONDS = 20.0
+# A kernel that waits gets this many times as much by the clock.
+PATIENCE = 2
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
+
+
+class Callee(Protocol):
+    """The arguments of a call."""
+
+    block: Tensor
+
+    def call(self, kernel: Callable[..., object]) -> object:
+        """Call the kernel with them."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """End of a call.
+
+    Attributes:
+        failure: what happened instead of a return of None; empty if nothing did.
+        fatal: `hang`, `exit` or `compile` if every further call would end alike; else empty.
+    """
+
+    failure: str = ""
+    fatal: str = ""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a main thread: by the clock, of work, and ready to work without a core."""
+
+    clock: float
+    work: float
+    queued: float
+
+    @classmethod
+    def by(cls, process: int | str = "self") -> Spent:
+        """Those of a process until now."""
+        clock = time.monotonic()
+        with contextlib.suppress(OSError):
+            work, queued, _ = Path(f"/proc/{process}/schedstat").read_text().split()
+            return cls(clock, int(work) / 1e9, int(queued) / 1e9)
+        return cls(clock, time.thread_time() if process == "self" else 0.0, 0.0)
+
+    def since(self, before: Spent) -> Spent:
+        """The difference from an earlier time."""
+        return Spent(
+            self.clock - before.clock, self.work - before.work, self.queued - before.queued
+        )
+
+    def too_much(self, seconds: float) -> str:
+        """What was spent, in words, if it is more than a call may take; else empty."""
+        waited = self.clock - self.work - self.queued
+        if self.work >= seconds:
+            return f"{self.work:.0f} s of work"
+        return f"{waited:.0f} s of waiting" if waited >= PATIENCE * seconds else ""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `KernelTimeout` inside the block after that many seconds of the processor's time.
+
+    Seconds by the clock would call a kernel hanging because the machine is busy with others; one
+    that waits, for a lock or for its compiler, gets `PATIENCE` times as many, without those in
+    which it could have worked and had no core. Works by SIGALRM, so only in the main thread and
+    between Python instructions; elsewhere there is no limit.
+    """
+    alarms = hasattr(signal, "SIGALRM") and threading.current_thread() is threading.main_thread()
+    if not alarms or seconds <= 0:
+        yield
+        return
+    began = Spent.by()
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        spent = Spent.by().since(began).too_much(seconds)
+        if spent:
+            # A kernel that swallows this is interrupted again: the timer goes on.
+            raise KernelTimeout(f"no return after {spent}{place_in(frame)}")
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 8)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def invoke(function: Callable[..., object], memory: Callee, seconds: float = SECONDS) -> Ended:
+    """Call a kernel on its memory.
+
+    Raises:
+        CannotRun: for want of an instruction, a device, memory, a module, or a place to write to.
+        KeyboardInterrupt: the user's, not one that the kernel raised.
+    """
+    try:
+        with time_limit(seconds):
+            returned = memory.call(function)
+            if memory.block.is_cuda:
+                torch.cuda.synchronize()
+    except KernelTimeout as timeout:
+        return Ended(f"hangs: {timeout}", "hang")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and _interruptible():
+            raise
+        return raised(error)
+    if returned is not None:
+        found = type(returned).__name__
+        return Ended(f"returns {found}, but should write in place and return None")
+    return Ended()
+
+
+def _interruptible() -> bool:
+    """True if Ctrl-C reaches this process; a process of a kernel's own ignores it."""
+    return signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def raised(error: BaseException) -> Ended:
+    """The end of a call that raised.
+
+    Raises:
+        CannotRun: see `invoke`.
+    """
+    if isinstance(error, SystemExit):
+        return Ended(f"ends its process: SystemExit({error.code!r}){place_of(error)}", "exit")
+    reason = unable(error)
+    if reason:
+        raise CannotRun(reason) from None
+    if type(error).__module__.startswith("triton.compiler"):
+        # Triton prints the source before the error.
+        says = _message(error).rpartition(" ... ")[2]
+        return Ended(f"does not compile: {says}{line_of(error)}", "compile")
+    return Ended(f"raises {type(error).__name__}: {_message(error)}{line_of(error)}")
+
+
+def unable(error: BaseException) -> str:
+    """Reason why a kernel cannot be run here, if that is what an exception shows."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__
+    for one in chain:
+        limit = getattr(sys.modules.get("twinstep.replay.errors"), "CannotReplay", ())
+        if isinstance(one, limit):
+            return f"{one}"
+        reason = _lacking(one)
+        if reason:
+            return f"the kernel {reason}{place_of(error)}"
+    return ""
+
+
+def _lacking(error: BaseException) -> str:
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, ModuleNotFoundError):
+        return f"needs the module {error.name}, which is not installed"
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return f"cannot write {error.filename or 'a file'}: {error.strerror}"
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if memory or "can't allocate memory" in text:
+        return f"needs more memory than there is: {text.rpartition('] ')[2] or 'MemoryError'}"
+    if not torch.cuda.is_available() and _asked_for_cuda(error):
+        return "asks for a GPU, and there is none here"
+    return ""
+
+
+def _asked_for_cuda(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    last = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    words = ("NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "CUDA driver")
+    inside = "/torch/cuda/" in last and isinstance(error, AssertionError | RuntimeError)
+    return inside or any(word in str(error) for word in words)
+
+
+def _message(error: BaseException) -> str:
+    lines = [line.strip() for line in _cause(error).splitlines() if line.strip(" ^")]
+    # Compilers put the source in between: the first line has the place, the last one the error.
+    ends = dict.fromkeys([*lines[:1], *lines[-1:]])
+    return " ... ".join(ends) or "(no message)"
+
+
+def _cause(error: BaseException) -> str:
+    """The message of what set an exception off: a compiler wraps it once for every caller."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error)

@@ -1,0 +1,114 @@
+"""Calls made in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.expected.formula import lifted
+from twinstep.parity.expected.instruction_error import (
+    CPU,
+    IEEE,
+    UNKNOWN,
+    InstructionError,
+    instruction_error_of,
+)
+from twinstep.parity.laws.plan import Call
+from twinstep.parity.registry.engines import Engine
+from twinstep.parity.runner.calls.execute_call import execute_call
+from twinstep.parity.runner.calls.host_sync import watched
+from twinstep.parity.runner.calls.invoke import SECONDS
+from twinstep.parity.runner.calls.made import Made
+from twinstep.parity.runner.calls.process_state import Held, ProcessState
+
+if TYPE_CHECKING:
+    from twinstep.replay.launch.record import Launch
+    from twinstep.replay.shadow64.lift import Lift, Wide
+
+NOT_WATCHED: contextlib.nullcontext[tuple[str, ...]] = contextlib.nullcontext(())
+
+
+@dataclass(frozen=True)
+class LocalCaller:
+    """Maker of calls in this process.
+
+    Attributes:
+        function: the kernel.
+        engine: where it runs.
+        seconds: limit of one call.
+        guard: compare the process's state before and after every call, not only where the law asks.
+    """
+
+    function: Callable[..., object]
+    engine: Engine
+    seconds: float = SECONDS
+    guard: bool = False
+
+    def make(self, call: Call, reuse: GuardedMemory | None) -> Made:
+        """Make a call; see `Caller.make`."""
+        if reuse is None:
+            memory = GuardedMemory.of(call.case, self.engine.device)
+        else:
+            memory = reuse.renewed(call.case)
+        state = ProcessState() if self.guard or call.guarded else None
+        before = Held.now() if call.guarded else None
+        with (
+            recorded_launches(self.engine) as log,
+            watched(memory.block) if call.watched else NOT_WATCHED as reads,
+            lifted(memory, call.lifted) as lift,
+        ):
+            ended = execute_call(call, self.function, memory, self.engine, self.seconds)
+        keeps = {} if before is None else Held.now().since(before)
+        changed = tuple(state.changes()) if state is not None else ()
+        return Made(
+            memory=memory,
+            after=memory.after(),
+            failure=ended.failure,
+            fatal=ended.fatal,
+            reads=tuple(reads),
+            error=instruction_error_on(self.engine, log),
+            approximate=tuple(_approximate(log)),
+            wide={} if lift is None or ended.failure else _wide(lift, memory),
+            foreign=lift is not None and lift.foreign,
+            changed=(*memory.changed, *changed),
+            keeps=keeps,
+        )
+
+
+def _wide(lift: Lift, memory: GuardedMemory) -> dict[tuple[str, int], Wide]:
+    return {
+        (span.name, span.index): lift.read(span.of(memory.block))
+        for span in memory.spans
+        if span.name in memory.case.operation.writes
+        and span.value.is_floating_point()
+        and span.value.numel()
+    }
+
+
+@contextlib.contextmanager
+def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
+    """The launches made inside the context, where the engine records them."""
+    if engine.name != "replay":
+        yield []
+        return
+    from twinstep.replay import launches
+
+    with launches() as log:
+        yield log
+
+
+def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
+    """Instruction error that the bounds of a call must allow for on this engine."""
+    if engine.name == "replay":
+        return instruction_error_of(log) if log else CPU
+    return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
+
+
+def _approximate(log: list[Launch]) -> Iterator[str]:
+    """Replay rounds approximate instructions correctly, and the hardware need not."""
+    for launch in log:
+        for name, place in launch.approximated_at.items():
+            yield f"{launch.kernel} runs {name} at {place}"

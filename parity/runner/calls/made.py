@@ -1,0 +1,66 @@
+"""A call that was made, and the makers of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
+from twinstep.parity.laws.plan import Call
+
+if TYPE_CHECKING:
+    from twinstep.replay.shadow64.lift import Wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What one call left behind; plain data but for its memory.
+
+    Attributes:
+        memory: where it worked, as it was laid out.
+        after: the bytes it left, on the CPU.
+        failure: what happened instead of a return of None; empty if nothing did.
+        fatal: kind of a failure after which there is no use in going on: `exit`, `signal`, `hang`,
+            `memory`, `processes`, `output`, `compile`; empty for any other.
+        reads: device values that the host read meanwhile, if that was watched.
+        error: what the instructions that ran may be off by.
+        approximate: sentences on the approximate instructions that ran, with their place.
+        wide: what the kernel's formula gives in float64, by argument and position, if it was
+            lifted.
+        foreign: whether that formula used numbers that the host had computed.
+        changed: sentences on what is different in the process after the call.
+        keeps: tensors, bytes of tensors, threads and processes that there are after a guarded call
+            and were not before, by name.
+    """
+
+    memory: GuardedMemory
+    after: Tensor
+    failure: str = ""
+    fatal: str = ""
+    reads: tuple[str, ...] = ()
+    error: InstructionError = UNKNOWN
+    approximate: tuple[str, ...] = ()
+    wide: Mapping[tuple[str, int], Wide] = field(default_factory=dict)
+    foreign: bool = False
+    changed: tuple[str, ...] = ()
+    keeps: Mapping[str, int] = field(default_factory=dict)
+
+
+class Caller(Protocol):
+    """Maker of a kernel's calls, here or in another process."""
+
+    def make(self, call: Call, reuse: GuardedMemory | None) -> Made:
+        """Make a call.
+
+        Args:
+            call: how it is made, and its arguments.
+            reuse: the memory of an earlier call to work in again; None for memory of its own.
+
+        Raises:
+            CannotJudge: the call cannot be made here in the way that the law asks for.
+            CannotRun: the kernel cannot be run here at all.
+        """

@@ -1,0 +1,61 @@
+"""Requests to a kernel's process and its replies, as bytes.
+
+Tensors travel by value: torch's own way puts each into shared memory, where the other side could
+change it later. Operations travel by name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.operations.operation import Operation
+from twinstep.parity.operations.table import operation_named
+from twinstep.parity.runner.load_file import MODULE
+
+Rebuild = tuple[Callable[..., object], tuple[object, ...]]
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Tensor):
+            return _reduced(value.detach().cpu().contiguous())
+        if isinstance(value, Operation):
+            return operation_named, (value.name, "another process")
+        if isinstance(value, type) and value.__module__ == MODULE:
+            return _stand_in, (value.__name__,)
+        return NotImplemented
+
+
+def _reduced(tensor: Tensor) -> Rebuild:
+    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return _tensor, (data, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    kind = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
+
+
+def _stand_in(name: str) -> type:
+    """A class of that name in the place of one that only the user's file has."""
+    return type(name, (), {})
+
+
+def packed(value: object) -> bytes:
+    """Bytes of a request or reply."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return stream.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    """The request or reply that some bytes hold."""
+    return pickle.loads(data)  # noqa: S301 (from our own child)

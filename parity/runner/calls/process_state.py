@@ -1,0 +1,212 @@
+"""State of the process that a call must leave as it was: random numbers, modes, lists, memory."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from twinstep.parity.registry.engines import live_subnormals
+
+Read = Callable[[], Any]
+Restore = Callable[[Any], object]
+
+
+def _warning_filters() -> tuple[int, list[object]]:
+    # Modules that are imported meanwhile add filters of their own.
+    return len(sys.modules), list(warnings.filters)
+
+
+def _same_filters(before: tuple[int, object], after: tuple[int, object]) -> bool:
+    return before == after or before[0] != after[0]
+
+
+def _set_filters(before: tuple[int, list[Any]]) -> None:
+    cast("list[Any]", warnings.filters)[:] = before[1]
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def _cuda_state() -> object:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    device = torch.cuda.current_device()
+    return device, torch.cuda.current_stream().cuda_stream, bytes(torch.cuda.get_rng_state())
+
+
+def _signal_handlers() -> object:
+    watched = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    return [(number, signal.getsignal(number)) for number in watched]
+
+
+def _set_handlers(before: list[tuple[int, Any]]) -> None:
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of the process's state: its name, how it is read, put back and compared."""
+
+    name: str
+    read: Read
+    restore: Restore = bool
+    same: Callable[[Any, Any], bool] = lambda before, after: before == after
+
+
+def _deterministic() -> object:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+PARTS = (
+    Part("torch's random numbers", torch.get_rng_state, torch.set_rng_state, torch.equal),
+    Part(
+        "NumPy's random numbers",
+        lambda: pickle.dumps(np.random.get_state()),  # noqa: NPY002
+        lambda was: np.random.set_state(pickle.loads(was)),  # noqa: NPY002, S301
+    ),
+    Part("Python's random numbers", random.getstate, random.setstate),
+    Part("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Part("the default device", torch.get_default_device, torch.set_default_device),
+    Part("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+    Part("inference mode", torch.is_inference_mode_enabled),
+    Part("autocast", lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))),
+    Part(
+        "deterministic algorithms",
+        _deterministic,
+        lambda was: torch.use_deterministic_algorithms(was[0], warn_only=was[1]),
+    ),
+    Part(
+        "the precision of float32 products (TF32)",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    Part("the number of torch's threads", torch.get_num_threads, torch.set_num_threads),
+    Part(
+        "subnormal numbers, now flushed to zero",
+        live_subnormals,
+        lambda was: torch.set_flush_denormal(not was),
+    ),
+    Part(
+        "the warning filters",
+        _warning_filters,
+        _set_filters,
+        _same_filters,
+    ),
+    Part("NumPy's error handling", np.geterr, lambda was: np.seterr(**was)),
+    Part("the environment", lambda: dict(os.environ), _set_environment),
+    Part("the working folder", os.getcwd, os.chdir),
+    Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    Part("signal handlers", _signal_handlers, _set_handlers),
+    Part("the garbage collector's switch", gc.isenabled, lambda was: gc.enable() if was else None),
+    Part("CUDA's device, stream or random numbers", _cuda_state),
+)
+
+
+TASKS = Path("/proc/self/task")
+
+
+def child_processes() -> list[str]:
+    """Numbers of the processes that this one has started."""
+    found: list[str] = []
+    for task in os.listdir(TASKS) if TASKS.exists() else ():
+        found += (TASKS / task / "children").read_text().split()
+    return found
+
+
+@dataclass
+class ProcessState:
+    """State before a call; afterwards `changes` names what differs, and puts it back."""
+
+    values: list[object] = field(default_factory=lambda: [part.read() for part in PARTS])
+
+    def changes(self) -> Iterator[str]:
+        """A sentence for each part that the call has changed."""
+        for part, before in zip(PARTS, self.values, strict=True):
+            after = part.read()
+            if not part.same(before, after):
+                yield f"changes {part.name}"
+                part.restore(before)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors that Python can reach, the bytes of their storages, threads, processes."""
+
+    tensors: int
+    bytes: int
+    threads: int
+    processes: int
+
+    @classmethod
+    def now(cls) -> Held:
+        """Those of this moment; what `gc.freeze` has set aside is left out."""
+        gc.collect()
+        storages: dict[int, int] = {}
+        tensors = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
+        running = len(threading.enumerate()), len(child_processes())
+        return cls(len(tensors), sum(storages.values()), *running)
+
+    def since(self, before: Held) -> dict[str, int]:
+        """What there is more than before, by name."""
+        return {name: count - vars(before)[name] for name, count in vars(self).items()}
+
+
+Function = tuple[object, object]
+
+
+@dataclass
+class Functions:
+    """Functions and classes of the judge, torch and Python, and their code, as they were."""
+
+    known: dict[str, Function] = field(default_factory=lambda: dict(_functions()))
+
+    def replaced(self) -> list[str]:
+        """Names of what is another object, or has other code, by now."""
+        now = dict(_functions())
+        return [
+            name
+            for name, (value, code) in self.known.items()
+            if name in now and (now[name][0] is not value or now[name][1] is not code)
+        ]
+
+
+def _functions() -> Iterator[tuple[str, Function]]:
+    for name, module in list(sys.modules.items()):
+        if name in ("torch", "builtins", "math") or name.partition(".")[0] == "twinstep":
+            for word, value in list(vars(module).items()):
+                if callable(value):
+                    yield f"{name}.{word}", _identity(value)
+                if isinstance(value, type) and value.__module__.startswith("twinstep"):
+                    for inner, method in list(vars(value).items()):
+                        yield f"{name}.{word}.{inner}", _identity(method)
+    for word in dir(Tensor):
+        yield f"torch.Tensor.{word}", _identity(inspect.getattr_static(Tensor, word))
+
+
+def _identity(value: object) -> Function:
+    return value, getattr(value, "__code__", None)
