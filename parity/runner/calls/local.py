@@ -22,7 +22,7 @@ from twinstep.parity.runner.calls.execute_call import execute_call
 from twinstep.parity.runner.calls.host_sync import watched
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Made
-from twinstep.parity.runner.calls.process_state import Held, ProcessState
+from twinstep.parity.runner.calls.process_state import LeftBehind, ProcessState
 
 if TYPE_CHECKING:
     from twinstep.replay.launch.record import Launch
@@ -54,14 +54,14 @@ class LocalCaller:
         else:
             memory = reuse.renewed(call.case)
         state = ProcessState() if self.guard or call.guarded else None
-        before = Held.now() if call.guarded else None
+        left = LeftBehind() if call.guarded else None
         with (
             recorded_launches(self.engine) as log,
             watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
         ):
             ended = execute_call(call, self.function, memory, self.engine, self.seconds)
-        keeps = {} if before is None else Held.now().since(before)
+        keeps = {} if left is None else left.count()
         changed = tuple(state.changes()) if state is not None else ()
         return Made(
             memory=memory,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import operator
 import os
 import pickle
 import random
@@ -149,31 +150,34 @@ class ProcessState:
                 part.restore(before)
 
 
-@dataclass(frozen=True)
-class Held:
-    """Tensors that Python can reach, the bytes of their storages, threads, processes."""
+@dataclass
+class LeftBehind:
+    """What a call leaves in the process: tensors, the bytes of their storages, threads, processes.
 
-    tensors: int
-    bytes: int
-    threads: int
-    processes: int
+    Objects that exist before the call are set aside, so that only new ones are looked at.
+    """
 
-    @classmethod
-    def now(cls) -> Held:
-        """Those of this moment; what `gc.freeze` has set aside is left out."""
-        gc.collect()
+    def __post_init__(self) -> None:
+        gc.freeze()
+        self._before = self._running()
+
+    def count(self) -> dict[str, int]:
+        """What there is more than before, by name; to be called once."""
+        if any(issubclass(type(value), Tensor) for value in gc.get_objects()):
+            gc.collect()
         storages: dict[int, int] = {}
         tensors = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
         for tensor in tensors:
             if tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
-        running = len(threading.enumerate()), len(child_processes())
-        return cls(len(tensors), sum(storages.values()), *running)
+        gc.unfreeze()
+        threads, processes = map(operator.sub, self._running(), self._before)
+        left = {"tensors": len(tensors), "bytes": sum(storages.values())}
+        return {**left, "threads": threads, "processes": processes}
 
-    def since(self, before: Held) -> dict[str, int]:
-        """What there is more than before, by name."""
-        return {name: count - vars(before)[name] for name, count in vars(self).items()}
+    def _running(self) -> tuple[int, int]:
+        return len(threading.enumerate()), len(child_processes())
 
 
 Function = tuple[object, object]

@@ -1,0 +1,198 @@
+"""Hostile and broken kernels: each is one true sentence, none ends the judge or hides another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from twinstep.parity.laws.plan import Values
+from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.registry.selection import Selection
+from twinstep.parity.runner.calls.subject import descendants
+from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.session import Session
+from twinstep.parity.runner.source import Source
+
+HEAD = """
+import ctypes, os, random, subprocess, sys, threading, time, warnings
+import numpy, torch
+from twinstep.parity import register
+
+KEPT = []
+
+def right(accumulators, grads):
+    for a, g in zip(accumulators, grads):
+        a.add_(g.float())
+
+def kernel(function):
+    return register("accumulate", name=function.__name__, dtypes=("bf16",))(function)
+"""
+# Name: body, and what the verdict has to say.
+FATAL = {
+    "exits": ("sys.exit(0)", "ends its process: SystemExit(0)"),
+    "exits_at_once": ("os._exit(0)", "ends its process with exit code 0"),
+    "aborts": ("os.abort()", "crashes its process with SIGABRT"),
+    "crashes": ("ctypes.string_at(0)", "crashes its process with SIGSEGV"),
+    "loops": ("while True: pass", "hangs: no return after 1 s of work"),
+    "swallows": (
+        """while True:
+        try:
+            while True: pass
+        except BaseException: pass""",
+        "hangs: no return after",
+    ),
+    "waits": ("time.sleep(1000)", "hangs: no return after 2 s of waiting"),
+    "prints": ("while True: print('x' * 100_000)", "prints without end"),
+    "forks": ("while True: os.fork()", "starts processes without end"),
+}
+RAISES = {
+    "recurses": ("recurses(accumulators, grads)", "raises RecursionError"),
+    "interrupts": ("raise KeyboardInterrupt", "raises KeyboardInterrupt"),
+}
+LEAVES = {
+    "torch_rng": ("torch.rand(1)", "changes torch's random numbers"),
+    "numpy_rng": ("numpy.random.rand()", "changes NumPy's random numbers"),
+    "python_rng": ("random.random()", "changes Python's random numbers"),
+    "dtype": ("torch.set_default_dtype(torch.float64)", "changes the default dtype"),
+    "grad": ("torch.set_grad_enabled(False)", "changes whether gradients are recorded"),
+    "deterministic": ("torch.use_deterministic_algorithms(True)", "changes deterministic"),
+    "tf32": ("torch.set_float32_matmul_precision('high')", "changes the precision of float32"),
+    "threads": ("torch.set_num_threads(2)", "changes the number of torch's threads"),
+    "subnormals": ("torch.set_flush_denormal(True)", "changes subnormal numbers"),
+    "filters": ("warnings.simplefilter('ignore')", "changes the warning filters"),
+    "environment": ("os.environ['A_NAME'] = 'x'", "changes the environment"),
+    "reverses": ("grads.reverse()", "changes the caller's list grads"),
+    "requires": ("accumulators[0].requires_grad_()", "requires_grad of a tensor of accumulators"),
+    "keeps": ("KEPT.extend(g.clone() for g in grads)", "tensors more behind with every call"),
+    "thread": (
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        "1 threads more behind with every call",
+    ),
+    "process": ("subprocess.Popen(['sleep', '1000'])", "1 processes more behind with every call"),
+    "patches": (
+        "import twinstep.parity.laws.plan as p; p.Values.violation = lambda self, o: None",
+        "replaces twinstep.parity.laws.plan.Values.violation",
+    ),
+}
+UNABLE = {
+    "gpu": ("torch.cuda.current_stream()", "asks for a GPU, and there is none here"),
+    "module": ("import nothing_of_that_name", "needs the module nothing_of_that_name"),
+    "memory": ("torch.empty(1 << 60)", "needs more memory than there is"),
+    "unwritable": ("open('/proc/version/x', 'w')", "cannot write /proc/version/x"),
+}
+LAWS = ("value", "process_state")
+
+
+def _body(name: str, body: str, then: str) -> str:
+    return f"@kernel\ndef {name}(accumulators, grads):\n{then}    {body}\n\n"
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Path]]:
+    file = tmp_path_factory.mktemp("hostile") / "kernels.py"
+    ends = {**FATAL, **RAISES, **UNABLE}
+    bodies = [_body(name, body, "") for name, (body, _) in ends.items()]
+    first = "    right(accumulators, grads)\n"
+    bodies += [_body(name, body, first) for name, (body, _) in LEAVES.items()]
+    bodies.append(_body("honest", "right(accumulators, grads)", ""))
+    file.write_text(HEAD + "\n".join(bodies))
+    opened = Source(file=str(file)).open()
+    effort = Effort(examples=2, repros=None, call_seconds=1.0)
+    selection = Selection(laws=LAWS, dtypes=("bf16",))
+    assert opened.subject is not None
+    session = Session(selection=selection, effort=effort, subject=opened.subject)
+    yield session.run(opened.kernels), file
+    opened.subject.close()
+
+
+def _cells(ledger: Ledger, name: str) -> dict[str, Cell]:
+    return {key.law: cell for key, cell in ledger.cells.items() if key.kernel == name}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_an_end_of_the_process_is_a_named_failure_found_once(
+    judged: tuple[Ledger, Path], name: str
+) -> None:
+    cells = _cells(judged[0], name)
+    assert cells["value"].status is Status.FAILED
+    assert f"breaks `value`: the kernel {FATAL[name][1]}" in cells["value"].failure
+    assert cells["process_state"].status is Status.CANNOT_JUDGE
+    assert cells["process_state"].reason == "not called again after `value` [bf16]"
+
+
+@pytest.mark.parametrize("name", ["crashes", "loops", "swallows", "waits"])
+def test_a_crash_and_a_hang_name_the_line_of_the_users_file(
+    judged: tuple[Ledger, Path], name: str
+) -> None:
+    ledger, file = judged
+    lines = file.read_text().splitlines()
+    first = next(at for at, row in enumerate(lines) if row.startswith(f"def {name}("))
+    place = _cells(ledger, name)["value"].failure.splitlines()[0].rpartition("[")[2].rstrip("]")
+    path, line = place.rsplit(":", 1)
+    assert path == str(file)
+    assert first + 1 < int(line) <= first + 6
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_what_a_kernel_raises_is_its_failure(judged: tuple[Ledger, Path], name: str) -> None:
+    assert f"the kernel {RAISES[name][1]}" in _cells(judged[0], name)["value"].failure
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_what_a_kernel_leaves_behind_is_a_finding_of_its_own_law(
+    judged: tuple[Ledger, Path], name: str
+) -> None:
+    cells = _cells(judged[0], name)
+    assert cells["value"].status is Status.PASSED
+    assert LEAVES[name][1] in cells["process_state"].failure
+
+
+@pytest.mark.parametrize("name", UNABLE)
+def test_what_cannot_be_run_here_is_no_broken_law(judged: tuple[Ledger, Path], name: str) -> None:
+    cells = _cells(judged[0], name)
+    assert {cell.status for cell in cells.values()} == {Status.CANNOT_JUDGE}
+    assert UNABLE[name][1] in cells["value"].reason
+    assert str(judged[1]) in cells["value"].reason
+
+
+def test_the_kernel_after_all_of_them_passes_and_nothing_is_left_running(
+    judged: tuple[Ledger, Path],
+) -> None:
+    ledger, _ = judged
+    assert {cell.status for cell in _cells(ledger, "honest").values()} == {Status.PASSED}
+    assert Values.violation.__name__ == "violation"
+    assert ledger.missing() == []
+    assert ledger.exit_code() == 1
+    time.sleep(0.1)
+    assert not _sleeping()
+
+
+def _sleeping() -> list[int]:
+    found = []
+    for number in descendants(1):
+        words = Path(f"/proc/{number}/cmdline")
+        if words.exists() and words.read_bytes() == b"sleep\x001000\x00":
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("os._exit(0)", "cannot be imported: it ends its process with exit code 0"),
+        ("sys.exit(3)", "cannot be imported: SystemExit: 3"),
+        ("ctypes.string_at(0)", "cannot be imported: it crashes its process with SIGSEGV"),
+        ("torch.add = None", "replaces torch.add when it is imported"),
+    ],
+)
+def test_a_file_that_does_not_survive_its_import_is_refused(
+    tmp_path: Path, body: str, says: str
+) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(HEAD + "kernel(right)\n" + body + "\n")
+    with pytest.raises(UsageError, match=says):
+        Source(file=str(file)).open()
