@@ -29,6 +29,7 @@ TABLE = 110
 TILE = 12_288
 STAGE = 32
 MARK = "noted"
+GRADIENTS: list[Tensor] = []
 lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
 adamw = partial(lone, "adamw_step")
 
@@ -194,3 +195,25 @@ def norm_summed_on_the_host(call: GlobalNormCall) -> None:
     """The norm is right, but the host waits for every gradient."""
     call.norm.copy_(torch.tensor(exact_norm(call.grads), dtype=torch.float64))
     global_norm(call)
+
+
+@lone("global_norm", component="process", law="process_state")
+def random_number_drawn(call: GlobalNormCall) -> None:
+    """The norm is right, but the next dropout mask is another one."""
+    global_norm(call)
+    torch.rand(1)
+
+
+@lone("unscale", component="process", law="process_state")
+def callers_list_reversed(call: UnscaleCall) -> None:
+    """The gradients are right, but the caller finds its list in another order."""
+    unscale(call)
+    if len(call.grads) > 1:
+        call.grads.reverse()
+
+
+@adamw(component="process", law="process_state")
+def every_gradient_kept(call: AdamCall) -> None:
+    """A copy of every gradient stays in a list: the memory of a run grows with its steps."""
+    step(call)
+    GRADIENTS.extend(grad.clone() for grad in call.grads)

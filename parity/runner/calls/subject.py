@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
@@ -206,6 +207,8 @@ class Subject:
             ending, value = unpacked(live.judge.recv_bytes())
         except (EOFError, OSError):
             raise self._ended(live, None) from None
+        except UnpicklingError as error:
+            raise self._ended(live, KernelDied("exit", f"forges a reply: {error}")) from None
         except KernelDied as death:
             raise self._ended(live, death) from None
         if ending != "done":
