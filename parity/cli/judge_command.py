@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,24 +10,26 @@ from functools import partial
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
-from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
-from twinstep.parity.report.table import print_failures, print_table
+from twinstep.parity.report.progress import JudgedCells, Progress
+from twinstep.parity.report.table import last_line, print_failures, print_hanging, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
+from twinstep.parity.report.traffic_count import Count
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.load_file import load_file
-from twinstep.parity.runner.scheduler import Source, Task, run
+from twinstep.parity.runner.scheduler import Source, Task, run, tasks
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import Twin, twins
 from twinstep.parity.sequences.session import (
@@ -42,17 +43,16 @@ from twinstep.parity.sequences.session import (
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
 HOUSE_EXAMPLES = 6
-# Columns where there is no terminal: the table of our own kernels with every law.
-PIPED = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files that get results besides the screen, and the number of processes that make them."""
+    """Files and screen that get the results, and the number of processes that make them."""
 
     json: str | None = None
     junitxml: str | None = None
     jobs: int | None = None
+    verbose: bool = False
 
     @property
     def shared(self) -> bool:
@@ -62,7 +62,7 @@ class Outputs:
     @property
     def screen(self) -> Console:
         """The console for people: standard error where JSON takes standard output."""
-        return Console(stderr=self.json == "-", width=None if sys.stdout.isatty() else PIPED)
+        return Console(stderr=self.json == "-")
 
 
 Flag = Sequence[str] | None
@@ -99,21 +99,26 @@ def judge_house(
 ) -> int:
     """`parity run`; the exit code."""
     require_live_subnormals("start")
-    register_house()
-    register_our_optimizers()
-    how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
-    everything = chosen == Selection() and outputs.shared
-    asked = beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
-    with asked as traffic:
-        ledger = judge(Source(), kernels(), chosen, how, outputs, optimizers=twins())
-        counts = traffic() if ledger.with_status(Status.PASSED) else []
+    started = time.perf_counter()
+    counts: list[Count] | str = []
+    with Progress() as progress:
+        progress.phase("importing the kernels")
+        register_house()
+        register_our_optimizers()
+        how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
+        everything = chosen == Selection() and outputs.shared
+        call = (
+            beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
+        )
+        with call as traffic:
+            ledger = judge(
+                Source(), kernels(), chosen, how, outputs, progress=progress, optimizers=twins()
+            )
+            if ledger.with_status(Status.PASSED):
+                progress.phase("counting the bytes of each step")
+                counts = traffic()
     lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
-    for line in lacking:
-        outputs.screen.print(line, highlight=False)
-    if lacking and ledger.exit_code() == EXIT_KEPT:
-        return EXIT_TOO_LITTLE
-    print_traffic(outputs.screen, counts)
-    return ledger.exit_code()
+    return conclude(ledger, time.perf_counter() - started, kernels(), outputs, counts, lacking)
 
 
 def judge_file(
@@ -126,12 +131,23 @@ def judge_file(
 ) -> int:
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
-    found = load_file(file)
-    for remark in found.remarks:
-        outputs.screen.print(f"remark: {remark} [{file}]", highlight=False, markup=False)
-    how = effort(examples, seed, quick)
-    ledger = judge(Source(file=file), found.kernels, chosen, how, outputs, optimizers=found.twins)
-    return ledger.exit_code()
+    started = time.perf_counter()
+    with Progress() as progress:
+        progress.phase(f"loading {file}")
+        found = load_file(file)
+        for remark in found.remarks:
+            progress.note(f"remark: {remark} [{file}]")
+        how = effort(examples, seed, quick)
+        ledger = judge(
+            Source(file=file),
+            found.kernels,
+            chosen,
+            how,
+            outputs,
+            progress=progress,
+            optimizers=found.twins,
+        )
+    return conclude(ledger, time.perf_counter() - started, found.kernels, outputs)
 
 
 def judge(
@@ -141,91 +157,125 @@ def judge(
     how: Effort,
     outputs: Outputs,
     *,
+    progress: Progress,
     optimizers: Sequence[Twin] = (),
 ) -> Ledger:
-    """Run a session, print its table, write its reports."""
-    screen = outputs.screen
-    started = time.perf_counter()
+    """Judge kernels and whole optimizers, and show how far it is."""
     chosen = replace(chosen, also=names_of(optimizers))
     # Whole optimizers take longest: the tests drive ours through more.
     share = how.examples // 3 if how.spread else how.examples
     effort = effort_of(max(1, share), how.seed, how.repros)
-    if source.file is None and chosen_twins(chosen, optimizers) and outputs.shared:
-        with beside(house_sequences, chosen, effort) as sequences:
-            ledger = _with_progress(source, known, chosen, how, outputs)
-            ledger = with_twins(ledger, sequences())
-    else:
-        ledger = _with_progress(source, known, chosen, how, outputs)
-        ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
-    seconds = time.perf_counter() - started
-    print_failures(screen, ledger.with_status(Status.FAILED))
-    print_table(screen, ledger)
+    planned = [task for task in tasks(chosen, known) if task.dtype in task.kernel.dtypes]
+    record = OnRecord(progress, planned, source, outputs)
+    before_the_end(record.interrupted)
+    apart = source.file is None and bool(chosen_twins(chosen, optimizers)) and outputs.shared
+    context = beside(house_sequences, chosen, effort) if apart else nullcontext()
+    with context as sequences:
+        ledger = run(
+            source,
+            chosen,
+            how,
+            known=known,
+            jobs=outputs.jobs,
+            progress=record.begin,
+            finished=record.add,
+        )
+        progress.phase("driving whole optimizers")
+        cells = sequences() if sequences else judge_twins(chosen, optimizers, effort)
+    return with_twins(ledger, cells)
+
+
+class OnRecord:
+    """Cells that are judged so far: shown while the run goes on, and printed if it is cut short."""
+
+    def __init__(
+        self, progress: Progress, planned: Sequence[Task], source: Source, outputs: Outputs
+    ) -> None:
+        self._progress, self._outputs = progress, outputs
+        self._file = source.file
+        self._planned = tuple(task.key for task in planned)
+        self._cells: dict[Key, Cell] = {}
+        self._told: set[str] = set()
+        self._began = time.perf_counter()
+        self._count = JudgedCells(self._planned)
+        progress.follow(self._count.text)
+
+    def begin(self, task: Task, done: int, of: int) -> None:
+        """Take note of the cell in work."""
+        self._count.now = f"{task.kernel.name} {task.dtype}"
+
+    def add(self, cell: Cell) -> None:
+        """Take note of a finished cell; print a user's first verdict, and what broke."""
+        self._cells[cell.key] = cell
+        self._count.add(cell)
+        key, seconds = cell.key, time.perf_counter() - self._began
+        judged = cell.status in (Status.PASSED, Status.FAILED)
+        if self._file is not None and judged and not self._told:
+            self._told.add("")
+            what = f"{key.kernel} {key.dtype} {key.law}: {cell.status.value}"
+            self._progress.note(f"first verdict after {seconds:.0f} s: {what}")
+        if cell.status is Status.FAILED and key.kernel not in self._told:
+            self._told.add(key.kernel)
+            self._progress.note(f"broken: {cell.failure.splitlines()[0]}")
+
+    def interrupted(self) -> str:
+        """Print the table of what is on record; how much that is."""
+        self._progress.stop()
+        if self._cells:
+            ledger = Ledger(cells=dict(self._cells), declared=self._planned)
+            print_table(self._outputs.screen, ledger, self._outputs.verbose)
+        return f"{self._count.done} of {self._count.total} cells were judged"
+
+
+def conclude(
+    ledger: Ledger,
+    seconds: float,
+    known: Sequence[Kernel],
+    outputs: Outputs,
+    counts: list[Count] | str = "",
+    lacking: Sequence[str] = (),
+) -> int:
+    """Print table, failures and verdict, in this order, and write the reports; the exit code."""
+    screen = outputs.screen
+    print_table(screen, ledger, outputs.verbose)
+    if counts:
+        print_traffic(screen, counts)
     interpreted = {cell.kernel for cell in ledger.cells if cell.engine == "interpret"}
     for remark in remarks([kernel for kernel in known if kernel.name in interpreted]):
-        screen.print(remark, highlight=False, markup=False, soft_wrap=True)
-    screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
+        print_hanging(screen, "", remark.split())
+    print_failures(screen, ledger)
+    for line in lacking:
+        print_hanging(screen, "", line.split())
     if outputs.json is not None:
         write(outputs.json, as_json(ledger, seconds), "--json")
     if outputs.junitxml is not None:
         write(outputs.junitxml, as_junit(ledger), "--junitxml")
-    return ledger
-
-
-def _with_progress(
-    source: Source, known: Sequence[Kernel], chosen: Selection, how: Effort, outputs: Outputs
-) -> Ledger:
-    screen, started = outputs.screen, time.perf_counter()
-    told: list[Cell] = []
-
-    def tell(cell: Cell) -> None:
-        """The first verdict on a user's kernel at once; on a terminal whatever is broken too."""
-        judged = cell.status in (Status.PASSED, Status.FAILED)
-        if source.file is not None and judged and not told:
-            told.append(cell)
-            key, seconds = cell.key, time.perf_counter() - started
-            what = f"{key.kernel} {key.dtype} {key.law}: {cell.status.value}"
-            screen.print(f"first verdict after {seconds:.0f} s: {what}", highlight=False)
-        if cell.status is Status.FAILED and screen.is_terminal:
-            screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
-
-    if not screen.is_terminal:
-        return run(source, chosen, how, known=known, jobs=outputs.jobs, finished=tell)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        line = bar.add_task("", total=None)
-
-        def show(task: Task, done: int, of: int) -> None:
-            what = f"{task.kernel.name} {task.dtype} {task.law}"
-            bar.update(line, description=what, completed=done, total=of)
-
-        return run(
-            source, chosen, how, known=known, jobs=outputs.jobs, progress=show, finished=tell
-        )
+    code = ledger.exit_code()
+    if lacking and code == EXIT_KEPT:
+        print_hanging(screen, "", f"{len(lacking)} declared cells were not judged".split(), "bold")
+        return EXIT_TOO_LITTLE
+    screen.print(last_line(ledger, seconds), style="bold", highlight=False, soft_wrap=True)
+    return code
 
 
 def print_list() -> None:
     """`parity list`."""
     register_house()
     register_our_optimizers()
-    screen = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
+    screen = Console()
     by_operation: dict[str, list[Kernel]] = {}
     for kernel in kernels():
         by_operation.setdefault(kernel.operation.name, []).append(kernel)
     for operation in operations():
-        screen.print(f"{operation.name}: {operation.summary}", style="bold")
-        screen.print(f"  dtypes   {', '.join(operation.combinations)}")
-        screen.print(f"  laws     {', '.join(operation.laws)}")
+        print_hanging(screen, f"{operation.name}: ", operation.summary.split(), "bold")
+        print_hanging(screen, "  dtypes   ", operation.combinations)
+        print_hanging(screen, "  laws     ", operation.laws)
         for kernel in by_operation.get(operation.name, []):
-            claims = f"{kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'}"
-            screen.print(f"  kernel   {kernel.name} ({claims})")
+            claims = f"({kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'})"
+            print_hanging(screen, "  kernel   ", [kernel.name, claims])
     for twin in twins():
-        screen.print(f"{twin.reference.__name__}: a whole optimizer", style="bold")
-        screen.print(f"  dtypes   {', '.join(twin.dtypes)}")
-        screen.print(f"  actions  {', '.join(sorted(twin.rules.actions()))}")
-        claims = f"{twin.arithmetic}, {', '.join(twin.engines) or 'any engine'}"
-        screen.print(f"  class    {twin.name} ({claims})")
+        print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "optimizer"], "bold")
+        print_hanging(screen, "  dtypes   ", twin.dtypes)
+        print_hanging(screen, "  actions  ", sorted(twin.rules.actions()))
+        claims = f"({twin.arithmetic}, {', '.join(twin.engines) or 'any engine'})"
+        print_hanging(screen, "  class    ", [twin.name, claims])
