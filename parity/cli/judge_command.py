@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from twinstep.parity.cli.interrupt import before_the_end
-from twinstep.parity.operations.table import operations
+from twinstep.parity.laws import LAWS
+from twinstep.parity.operations.table import operation_named, operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
@@ -31,6 +32,7 @@ from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.scheduler import Source, Task, run, tasks
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
+from twinstep.parity.sequences.judge import twin_engine, twin_key
 from twinstep.parity.sequences.registry import Twin, twins
 from twinstep.parity.sequences.session import (
     chosen_twins,
@@ -165,10 +167,11 @@ def judge(
     # Whole optimizers take longest: the tests drive ours through more.
     share = how.examples // 3 if how.spread else how.examples
     effort = effort_of(max(1, share), how.seed, how.repros)
-    planned = [task for task in tasks(chosen, known) if task.dtype in task.kernel.dtypes]
+    driven = chosen_twins(chosen, optimizers)
+    apart = source.file is None and bool(driven) and outputs.shared
+    planned = claimed_keys(chosen, known, () if apart else driven)
     record = OnRecord(progress, planned, source, outputs)
     before_the_end(record.interrupted)
-    apart = source.file is None and bool(chosen_twins(chosen, optimizers)) and outputs.shared
     context = beside(house_sequences, chosen, effort) if apart else nullcontext()
     with context as sequences:
         ledger = run(
@@ -180,24 +183,49 @@ def judge(
             progress=record.begin,
             finished=record.add,
         )
-        progress.phase("driving whole optimizers")
-        cells = sequences() if sequences else judge_twins(chosen, optimizers, effort)
+        if sequences is None:
+            cells = judge_twins(chosen, optimizers, effort, record.add)
+        else:
+            progress.phase("waiting for whole optimizers, driven by sequences of actions")
+            cells = sequences()
     return with_twins(ledger, cells)
+
+
+def claimed_keys(
+    chosen: Selection, known: Sequence[Kernel], driven: Sequence[Twin]
+) -> tuple[Key, ...]:
+    """Cells of a selection whose dtype is claimed, whole optimizers last."""
+    of_kernels = [task.key for task in tasks(chosen, known) if task.dtype in task.kernel.dtypes]
+    of_twins = [
+        twin_key(twin, dtype, twin_engine(twin, chosen.engine))
+        for twin in driven
+        for dtype in twin.dtypes
+        if not chosen.dtypes or dtype in chosen.dtypes
+    ]
+    return (*of_kernels, *of_twins)
+
+
+def _weight(key: Key) -> float:
+    """A measure of what a cell has to draw and compare."""
+    if key.law not in LAWS:
+        return 1.0
+    operation = operation_named(key.operation, "progress")
+    return 1.0 + len(operation.controls) + 4.0 * len(operation.lists)
 
 
 class OnRecord:
     """Cells that are judged so far: shown while the run goes on, and printed if it is cut short."""
 
     def __init__(
-        self, progress: Progress, planned: Sequence[Task], source: Source, outputs: Outputs
+        self, progress: Progress, planned: tuple[Key, ...], source: Source, outputs: Outputs
     ) -> None:
         self._progress, self._outputs = progress, outputs
         self._file = source.file
-        self._planned = tuple(task.key for task in planned)
+        self._planned = planned
         self._cells: dict[Key, Cell] = {}
         self._told: set[str] = set()
         self._began = time.perf_counter()
-        self._count = JudgedCells(self._planned)
+        self._count = JudgedCells(planned, _weight)
         progress.follow(self._count.text)
 
     def begin(self, task: Task, done: int, of: int) -> None:
@@ -208,6 +236,7 @@ class OnRecord:
         """Take note of a finished cell; print a user's first verdict, and what broke."""
         self._cells[cell.key] = cell
         self._count.add(cell)
+        self._count.now = f"{cell.key.kernel} {cell.key.dtype}"
         key, seconds = cell.key, time.perf_counter() - self._began
         judged = cell.status in (Status.PASSED, Status.FAILED)
         if self._file is not None and judged and not self._told:

@@ -17,7 +17,7 @@ from twinstep.parity.records.ledger import Cell, Key, Status
 
 FIRST, EVERY = 3.0, 10.0
 # Earlier than this, what is left cannot be told from what was judged.
-SHARE, SECONDS = 0.05, 5.0
+SHARE, SECONDS = 0.1, 5.0
 
 
 class Progress:
@@ -95,14 +95,15 @@ class Progress:
 class JudgedCells:
     """Number of cells that are judged, and the time that the others will take.
 
-    What a law takes is learnt from the cells judged by it; how many cells are judged at once, from
-    the time that all of them took together.
+    What a law takes is learnt from the cells judged by it, in proportion to what their operation
+    has to draw and compare; how many are judged at once, from the time that all took together.
     """
 
-    def __init__(self, expected: Iterable[Key]) -> None:
+    def __init__(self, expected: Iterable[Key], weight: Callable[[Key], float]) -> None:
         self._left = set(expected)
+        self._weight = weight
         self.total = len(self._left)
-        self._seconds: dict[str, list[float]] = {}
+        self._took: dict[str, tuple[float, float]] = {}
         self._began = time.monotonic()
         self._first: float | None = None
         self.now = ""
@@ -121,19 +122,22 @@ class JudgedCells:
         if self._first is None:
             self._first = time.monotonic()
         else:
-            self._seconds.setdefault(cell.key.law, []).append(cell.seconds)
+            seconds, weight = self._took.get(cell.key.law, (0.0, 0.0))
+            took = (seconds + cell.seconds, weight + self._weight(cell.key))
+            self._took[cell.key.law] = took
 
     def left(self) -> float | None:
         """Estimate of the seconds that are left; None while there is nothing to go by."""
         if self._first is None:
             return None
         elapsed = time.monotonic() - self._first
-        known = {law: sum(took) / len(took) for law, took in list(self._seconds.items())}
-        worked = sum(sum(took) for took in list(self._seconds.values()))
+        took = self._took.copy()
+        worked = sum(seconds for seconds, _ in took.values())
         if not worked or self.done < SHARE * self.total or elapsed < SECONDS:
             return None
-        usual = sum(known.values()) / len(known)
-        ahead = sum(known.get(key.law, usual) for key in list(self._left))
+        usual = worked / sum(weight for _, weight in took.values())
+        rates = {law: seconds / weight for law, (seconds, weight) in took.items()}
+        ahead = sum(rates.get(key.law, usual) * self._weight(key) for key in self._left.copy())
         return elapsed * ahead / worked
 
     def text(self) -> str:
@@ -141,7 +145,7 @@ class JudgedCells:
         left = self.left()
         seconds = time.monotonic() - self._began
         when = f"{seconds:.0f} s so far" if left is None else f"about {duration(left)} left"
-        now = f"judging {self.now}: " if self.now else "judging: "
+        now = f"judging {self.now}: " if self.now else "importing and compiling: "
         return f"{now}{self.done} of {self.total} cells, {when}"
 
 
@@ -163,7 +167,7 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
     def text() -> str:
         left = duration((time.monotonic() - began) * (total - done) / done) if done else ""
-        return f"{what}: {done} of {total}" + (f", about {left} left" if left else "")
+        return f"{what or 'starting'}: {done} of {total}" + (f", about {left} left" if left else "")
 
     def told(description: str, more: int) -> None:
         nonlocal what, done
