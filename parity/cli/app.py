@@ -6,6 +6,7 @@ Nothing here imports torch before the words of the command line are known to be 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,7 +21,7 @@ from twinstep.parity.cli.command_line import (
     known_laws,
     known_of_ours,
 )
-from twinstep.parity.records.errors import EXIT_INTERRUPTED, EXIT_USAGE, UsageError
+from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
 from twinstep.parity.records.versions import version_of
 
 EXIT_CODES = """\b
@@ -261,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("parity: interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
     except Exception as error:
         sys.exit(_usage_of_click(error))
     sys.exit(code if isinstance(code, int) else 0)

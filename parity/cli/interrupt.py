@@ -7,15 +7,16 @@ worker never sees it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from twinstep.parity.records.errors import EXIT_INTERRUPTED
+from twinstep.parity.records.errors import EXIT_SIGNAL
 
 _last_words: list[Callable[[], str]] = []
 
@@ -24,6 +25,8 @@ def watch() -> None:
     """End this process on SIGINT and SIGTERM; does nothing where SIGINT is ignored, as by nohup."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     from multiprocessing import resource_tracker
 
@@ -31,7 +34,6 @@ def watch() -> None:
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     threading.Thread(target=_wait, name="interrupt", daemon=True).start()
-    signal.signal(signal.SIGTERM, _terminated)
 
 
 def before_the_end(say: Callable[[], str]) -> None:
@@ -40,15 +42,12 @@ def before_the_end(say: Callable[[], str]) -> None:
 
 
 def _wait() -> None:
-    signal.sigwait({signal.SIGINT})
-    _end("interrupted", EXIT_INTERRUPTED)
+    _end(signal.sigwait({signal.SIGINT}), None)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    _end("terminated", 128 + number)
-
-
-def _end(how: str, code: int) -> None:
+def _end(number: int, frame: FrameType | None) -> None:
+    how = "interrupted" if number == signal.SIGINT else "terminated"
+    code = EXIT_SIGNAL + number
     # Whatever goes wrong with the last words, the process ends and takes its children along.
     guard = threading.Timer(1.5, _exit, (code,))
     guard.daemon = True
@@ -68,12 +67,21 @@ def _exit(code: int) -> None:
 
 
 def cancel() -> None:
-    """Kill every descendant of this process, workers and the compilers that they started."""
-    for pid in descendants(os.getpid()):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    """Kill every descendant of this process, workers and the compilers that they started.
+
+    All are stopped first: one that goes on forks children, which its death would hide from us.
+    """
+    found: list[int] = []
+    while fresh := [pid for pid in descendants(os.getpid()) if pid not in found]:
+        _send(fresh, signal.SIGSTOP)
+        found += fresh
+    _send(found, signal.SIGKILL)
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def descendants(root: int) -> list[int]:

@@ -50,11 +50,11 @@ def print_traffic(screen: Console, counts: Sequence[Count] | str) -> None:
 
 def bytes_table(counts: Sequence[Count], by_argument: bool = True) -> Table:
     """Bytes per parameter, one line for each launch."""
-    columns = ("operation", "dtype", "layout", "launch", *("by argument",) * by_argument)
+    long = ("operation", "dtype", "layout", "launch", "by argument")
     table = plain_table(
         f"bytes per parameter (read + written), {counts[0].parameters} parameters, "
         f"counted by replay",
-        columns,
+        long if by_argument else ("step", "launch"),
         ("read", "written", "design", "the rest"),
     )
     before = ""
@@ -66,10 +66,9 @@ def bytes_table(counts: Sequence[Count], by_argument: bool = True) -> Table:
         names = (count.operation, count.dtype, count.layout) if call != before else ("", "", "")
         before = call
         arguments = ", ".join(f"{name} {_pair(count, name)}" for name in count.sized)
+        short = (" ".join(names[:2]), count.launch)
         table.add_row(
-            *names,
-            count.launch,
-            *(arguments,) * by_argument,
+            *((*names, count.launch, arguments) if by_argument else short),
             f"{count.read / count.parameters:.2f}",
             f"{count.written / count.parameters:.2f}",
             f"{design:.2f}" + ("" if exact else " !"),
