@@ -124,11 +124,14 @@ def run(
         check_names(flag, asked, known)
     check_names("--dtype", dtype, dtypes)
     _prepare(law, engine, json, junitxml)
+    from twinstep.parity.report.progress import during
+
     if not (op or kernel or dtype or law or jobs):
         from twinstep.parity.runner.fork_server import start_server
 
         start_server()
-    from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
+    with during("importing torch"):
+        from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
@@ -171,7 +174,10 @@ def check(
     """
     check_input(file)
     _prepare(law, engine, json, junitxml)
-    from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
+    from twinstep.parity.report.progress import during
+
+    with during("importing torch"):
+        from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
@@ -274,5 +280,6 @@ def _usage_of_click(error: Exception) -> int:
     if message is None:
         raise error
     text = str(message())
-    print(f"parity: {text}", file=sys.stderr)
+    # Without any words the message is the help.
+    print(text if text.startswith("Usage:") else f"parity: {text}", file=sys.stderr)
     return EXIT_USAGE

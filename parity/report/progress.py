@@ -157,6 +157,14 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
+def during(what: str) -> Iterator[None]:
+    """Progress over one phase, an import for instance."""
+    with Progress() as line:
+        line.phase(what)
+        yield
+
+
+@contextmanager
 def progress(total: int) -> Iterator[Callable[[str, int], None]]:
     """Progress over pieces of known number.
 
