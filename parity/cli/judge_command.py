@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from twinstep.parity.cli.interrupt import before_the_end
-from twinstep.parity.laws import LAWS
-from twinstep.parity.operations.table import operation_named, operations
+from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
@@ -170,7 +169,7 @@ def judge(
     driven = chosen_twins(chosen, optimizers)
     apart = source.file is None and bool(driven) and outputs.shared
     planned = claimed_keys(chosen, known, () if apart else driven)
-    record = OnRecord(progress, planned, source, outputs)
+    record = OnRecord(progress, JudgedCells(planned, weights_of(known)), source, outputs)
     before_the_end(record.interrupted)
     context = beside(house_sequences, chosen, effort) if apart else nullcontext()
     with context as sequences:
@@ -205,28 +204,28 @@ def claimed_keys(
     return (*of_kernels, *of_twins)
 
 
-def _weight(key: Key) -> float:
-    """A measure of what a cell has to draw and compare."""
-    if key.law not in LAWS:
-        return 1.0
-    operation = operation_named(key.operation, "progress")
-    return 1.0 + len(operation.controls) + 4.0 * len(operation.lists)
+def weights_of(known: Sequence[Kernel]) -> dict[str, float]:
+    """A measure of what a cell has to draw and compare, by operation."""
+    operations = {kernel.operation.name: kernel.operation for kernel in known}
+    return {
+        name: 1.0 + len(operation.controls) + 4.0 * len(operation.lists)
+        for name, operation in operations.items()
+    }
 
 
 class OnRecord:
     """Cells that are judged so far: shown while the run goes on, and printed if it is cut short."""
 
     def __init__(
-        self, progress: Progress, planned: tuple[Key, ...], source: Source, outputs: Outputs
+        self, progress: Progress, count: JudgedCells, source: Source, outputs: Outputs
     ) -> None:
         self._progress, self._outputs = progress, outputs
         self._file = source.file
-        self._planned = planned
         self._cells: dict[Key, Cell] = {}
         self._told: set[str] = set()
         self._began = time.perf_counter()
-        self._count = JudgedCells(planned, _weight)
-        progress.follow(self._count.text)
+        self._count = count
+        progress.follow(count.text)
 
     def begin(self, task: Task, done: int, of: int) -> None:
         """Take note of the cell in work."""
@@ -251,7 +250,7 @@ class OnRecord:
         """Print the table of what is on record; how much that is."""
         self._progress.stop()
         if self._cells:
-            ledger = Ledger(cells=dict(self._cells), declared=self._planned)
+            ledger = Ledger(cells=dict(self._cells), declared=self._count.expected)
             print_table(self._outputs.screen, ledger, self._outputs.verbose)
         return f"{self._count.done} of {self._count.total} cells were judged"
 

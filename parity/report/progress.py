@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -99,9 +99,10 @@ class JudgedCells:
     has to draw and compare; how many are judged at once, from the time that all took together.
     """
 
-    def __init__(self, expected: Iterable[Key], weight: Callable[[Key], float]) -> None:
+    def __init__(self, expected: Sequence[Key], weights: Mapping[str, float]) -> None:
+        self.expected = tuple(expected)
         self._left = set(expected)
-        self._weight = weight
+        self._weights = weights
         self.total = len(self._left)
         self._took: dict[str, tuple[float, float]] = {}
         self._began = time.monotonic()
@@ -112,6 +113,9 @@ class JudgedCells:
     def done(self) -> int:
         """Number of expected cells that are on record."""
         return self.total - len(self._left)
+
+    def _weight(self, key: Key) -> float:
+        return self._weights.get(key.operation, 1.0)
 
     def add(self, cell: Cell) -> None:
         """Take note of a finished cell."""

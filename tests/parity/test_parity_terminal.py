@@ -327,7 +327,7 @@ def test_the_time_left_is_learnt_from_laws_weights_and_pace(
     cells = [judged(law, op, 0.0) for law in ("value", "repeat") for op in ("small", "large")]
     first = judged("value", "first", 0.0)
     expected = [cell.key for cell in (first, *cells)]
-    count = progress.JudgedCells(expected, lambda key: weights.get(key.operation, 1.0))
+    count = progress.JudgedCells(expected, weights)
     count.add(first)
     assert count.text().endswith("1 of 5 cells, 0 s so far")
     # Two processes: ten seconds of work in five.
