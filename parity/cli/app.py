@@ -21,6 +21,7 @@ from twinstep.parity.cli.command_line import (
     known_laws,
     known_of_ours,
 )
+from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
 from twinstep.parity.records.versions import version_of
 
@@ -130,7 +131,8 @@ def run(
         from twinstep.parity.runner.fork_server import start_server
 
         start_server()
-    with during("importing torch"):
+    with during("importing torch") as line:
+        before_the_end(line.stop)
         from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
@@ -176,7 +178,8 @@ def check(
     _prepare(law, engine, json, junitxml)
     from twinstep.parity.report.progress import during
 
-    with during("importing torch"):
+    with during("importing torch") as line:
+        before_the_end(line.stop)
         from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)

@@ -18,7 +18,7 @@ from types import FrameType
 
 from twinstep.parity.records.errors import EXIT_SIGNAL
 
-_last_words: list[Callable[[], str]] = []
+_last_words: list[Callable[[], str | None]] = []
 
 
 def watch() -> None:
@@ -36,7 +36,7 @@ def watch() -> None:
     threading.Thread(target=_wait, name="interrupt", daemon=True).start()
 
 
-def before_the_end(say: Callable[[], str]) -> None:
+def before_the_end(say: Callable[[], str | None]) -> None:
     """Have an interrupted command print what is on record, and say how much that is."""
     _last_words[:] = [say]
 
@@ -53,7 +53,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     guard.daemon = True
     guard.start()
     try:
-        said = [how, *(say() for say in _last_words)]
+        said = [how, *(text for say in _last_words if (text := say()))]
         print(f"parity: {': '.join(said)}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -103,6 +103,7 @@ def judge_house(
     started = time.perf_counter()
     counts: list[Count] | str = []
     with Progress() as progress:
+        before_the_end(progress.stop)
         progress.phase("importing the kernels")
         register_house()
         register_our_optimizers()
@@ -134,6 +135,7 @@ def judge_file(
     require_live_subnormals("start")
     started = time.perf_counter()
     with Progress() as progress:
+        before_the_end(progress.stop)
         progress.phase(f"loading {file}")
         found = load_file(file)
         for remark in found.remarks:

@@ -161,11 +161,11 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def during(what: str) -> Iterator[None]:
+def during(what: str) -> Iterator[Progress]:
     """Progress over one phase, an import for instance."""
     with Progress() as line:
         line.phase(what)
-        yield
+        yield line
 
 
 @contextmanager
