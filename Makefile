@@ -25,7 +25,7 @@ parity:  ## judge every kernel of ours against the reference, then train on real
 	@$(READY)
 	@echo "$(PY) -m twinstep.parity run; beside it $(PY) -m twinstep.scenarios lockstep"; \
 	said=$$(mktemp); $(PY) -m twinstep.scenarios lockstep >$$said 2>&1 & beside=$$!; \
-	trap 'kill $$beside' INT TERM; $(PY) -m twinstep.parity run; judged=$$?; \
+	trap 'kill $$beside; rm -f $$said; exit 130' INT TERM; $(PY) -m twinstep.parity run; judged=$$?; \
 	wait $$beside; trained=$$?; cat $$said; rm $$said; \
 	if [ $$judged -ne 0 ]; then exit $$judged; fi; exit $$trained
 

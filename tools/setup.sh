@@ -1,10 +1,11 @@
 #!/bin/sh
-# tools/setup_env.py under the named Python or, if that is too old, under a newer one of the PATH.
+# tools/setup_env.py under the named Python. Where none was named, so without --insist, and the default
+# one is too old, under a newer one of the PATH.
 #   tools/setup.sh PYTHON [options of tools/setup_env.py]
 named=$1
 shift
 if ! command -v "$named" >/dev/null 2>&1; then
-	echo "$named is not on the PATH: install Python 3.11 or newer," \
+	echo "${named:-PYTHON, which is empty,} is not on the PATH: install Python 3.11 or newer," \
 		"or name one with make PYTHON=/path/to/python3." >&2
 	exit 2
 fi
@@ -25,8 +26,11 @@ newer=$(
 		done
 	done
 )
-[ -n "$newer" ] && exec "$newer" "$script" "$@"
+case " $* " in
+*" --insist "*) remedy="name this one with make PYTHON=$newer" ;;
+*) [ -n "$newer" ] && exec "$newer" "$script" "$@" ;;
+esac
+[ -n "$newer" ] || remedy="no newer one is on the PATH, install one and name it with make PYTHON=/path/to/python3"
 version=$("$named" -c 'import platform; print(platform.python_version())' 2>/dev/null)
-echo "Twinstep needs Python 3.11 or newer, but $named is ${version:-no Python that starts} and no newer" \
-	"one is on the PATH: install one and name it with make PYTHON=/path/to/python3." >&2
+echo "Twinstep needs Python 3.11 or newer, but $named is ${version:-no Python that starts}: $remedy." >&2
 exit 2

@@ -15,14 +15,16 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,8 +64,37 @@ class Refusal(Exception):
     """Set-up cannot go on. The message is one sentence that ends in what to do."""
 
 
+class Progress:
+    """One line on standard output: redrawn on a terminal, printed every ten seconds elsewhere."""
+
+    def __init__(self) -> None:
+        self.moving = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.printed = float("-inf")
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        print(f"set-up: {text}", flush=True)
+        self.printed = time.monotonic()
+
+    def show(self, text: str) -> None:
+        """Show what is going on now."""
+        if self.moving:
+            print(f"\r\x1b[Kset-up: {text}", end="", flush=True)
+        elif time.monotonic() - self.printed >= 10:
+            self.say(text)
+
+    def clear(self) -> None:
+        """Wipe what is shown."""
+        if self.moving:
+            print("\r\x1b[K", end="", flush=True)
+
+
+progress = Progress()
+
+
 def main() -> int:
-    """Set up; 0 when `.venv` is ready, 2 and one sentence on standard error when it cannot be."""
+    """Set up; 0 when `.venv` is ready, 2 or 130 and one sentence on standard error if it is not."""
     parser = argparse.ArgumentParser(description="Make .venv ready.")
     parser.add_argument("--choice", choices=("auto", "pinned", "installed"), default="auto")
     parser.add_argument("--need", nargs="*", default=[], choices=sorted(OPTIONAL))
@@ -82,8 +113,13 @@ def main() -> int:
                 "connect to a package registry and run `make setup SETUP=pinned`."
             )
     except Refusal as refusal:
+        progress.clear()
         print(refusal, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        progress.clear()
+        print("set-up: interrupted; the next command begins it anew", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -118,18 +154,19 @@ def set_up(choice: str, last: dict[str, str]) -> dict[str, str]:
     """
     started = time.monotonic()
     require_compiler()
+    progress.say("making .venv ready, which is done once and takes a minute or two")
     reason = why_installed(choice, last)
     absent = [name for name in OPTIONAL if reason and not found(name)]
     if reason:
         borrow()
         versions = f"torch {found('torch')}, triton {found('triton')}"
-        print(f"set-up: using {sys.executable} unchanged, {versions} ({reason})")
+        progress.say(f"using {sys.executable} unchanged, {versions} ({reason})")
     else:
         seconds = time.monotonic() - started
-        print(f"set-up: .venv with the versions of constraints.txt ({seconds:.0f} s)")
+        progress.say(f".venv with the versions of constraints.txt ({seconds:.0f} s)")
     if absent:
         left_out = ", ".join(f"{name} ({OPTIONAL[name]})" for name in absent)
-        print(f"set-up: left out, not installed here: {left_out}")
+        progress.say(f"left out, not installed here: {left_out}")
     stamp = {
         "recipe": recipe(),
         "mode": "installed" if reason else "pinned",
@@ -209,6 +246,7 @@ def release(text: str) -> tuple[int, ...]:
 
 def registry_answers() -> bool:
     """True if pip, as this machine configures it, can fetch one small pinned package."""
+    progress.show("asking the package registry, for 20 s at most")
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -228,6 +266,7 @@ def make_venv(last: dict[str, str]) -> str:
     """Create the virtual environment, or mend it; return "" or what is wrong."""
     if find_spec("venv") is None or find_spec("ensurepip") is None:
         return f"{HERE} has no complete venv module (Debian: apt install python3-venv)"
+    progress.show("making an empty .venv")
     # A working venv that somebody else made is filled; a broken one or our own script makes way.
     question = "import sys; sys.exit(sys.prefix != sys.argv[1])"
     broken = os.path.lexists(PYTHON) and run([str(PYTHON), "-c", question, str(VENV)])[0] != 0
@@ -239,16 +278,40 @@ def make_venv(last: dict[str, str]) -> str:
 
 def install() -> str:
     """One `pip install` of everything, pinned; return "" or pip's own last word."""
-    print("set-up: installing the pinned versions into .venv", flush=True)
-    command = [str(PYTHON), "-m", "pip", "install", "--quiet", "--retries", "2", "--no-compile"]
-    command += ["--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev]"]
-    status, output = run(command)
+    command = [str(PYTHON), "-m", "pip", "install", "--progress-bar=off", "--retries", "2"]
+    command += ["--no-compile", "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev]"]
+    there = len(installed())
+    status, output = run(command, told=lambda text: progress.show(stage(text, there)))
     if status == 0:
+        progress.show("compiling what will be imported")
         # Byte-compile what will be imported, not all of torch: a third of the time. -E, because
         # PYTHONDONTWRITEBYTECODE would have every process compile torch anew.
         status, output = run([str(PYTHON), "-E", "-c", IMPORTS])
     (VENV / "setup.log").write_text(output)
     return f"pip could not install the pinned versions ({last_line(output)})" if status else ""
+
+
+def installed() -> list[Path]:
+    """Packages in `.venv`."""
+    return list(VENV.glob("lib/python*/site-packages/*.dist-info"))
+
+
+def stage(output: str, before: int) -> str:
+    """State of a `pip install`, read off what it has printed and what is in `.venv`.
+
+    Args:
+        output: of pip.
+        before: number of packages that were there before.
+    """
+    listed = re.search(r"^Installing collected packages: (.*)$", output, re.MULTILINE)
+    if listed:
+        count = listed[1].count(",") + 1
+        return f"installing {min(max(len(installed()) - before, 1), count)} of {count} packages"
+    fetched = re.findall(r"^(?:Collecting|Processing) (\S+)", output, re.MULTILINE)
+    if not fetched:
+        return "starting pip"
+    name = re.split(r"[<>=!~;[]|-\d", fetched[-1].rpartition("/")[2])[0]
+    return f"fetching {name}, package {len(fetched)}"
 
 
 def borrow() -> None:
@@ -268,23 +331,47 @@ def borrow() -> None:
         script.chmod(0o755)
 
 
-def run(command: Sequence[str], seconds: float | None = None) -> tuple[int, str]:
-    """Exit status and combined output of a command; never raises for a failure."""
+def run(
+    command: Sequence[str],
+    seconds: float = float("inf"),
+    told: Callable[[str], None] = lambda text: None,
+) -> tuple[int, str]:
+    """Exit status and combined output of a command; never raises for a failure.
+
+    Args:
+        command: its words.
+        seconds: limit of its time.
+        told: called with the output so far, about once a second.
+    """
     try:
-        done = subprocess.run(
+        # A session of its own: what the command has started can be killed with it.
+        child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            timeout=seconds,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return 124, f"no answer within {seconds:g} s"
     except OSError as error:
         return 127, str(error)
-    return done.returncode, done.stdout
+    started, output = time.monotonic(), b""
+    with child:
+        assert child.stdout is not None
+        try:
+            while True:
+                if select.select([child.stdout], [], [], 1.0)[0]:
+                    more = os.read(child.stdout.fileno(), 1 << 16)
+                    if not more:
+                        break
+                    output += more
+                told(output.decode(errors="replace"))
+                if time.monotonic() - started > seconds:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    return 124, f"no answer within {seconds:g} s"
+        except KeyboardInterrupt:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return child.returncode, output.decode(errors="replace")
 
 
 def last_line(output: str) -> str:

@@ -1,58 +1,110 @@
-"""The command `parity`: run, check, list, doctor.
+"""The command `parity`: run, check, list, doctor, traffic, ledger.
 
-Exit codes: 0 all laws kept; 1 a law broken; 2 wrong usage or unreadable input; 3 nothing or too
-little ran; 4 a required device is missing.
+Nothing here imports torch before the words of the command line are known to be right.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from twinstep.parity.records.errors import EXIT_USAGE, UsageError
-from twinstep.parity.runner.fork_server import start_server
+from twinstep.parity.cli.command_line import (
+    check_engine,
+    check_input,
+    check_names,
+    check_outputs,
+    known_laws,
+    known_of_ours,
+)
+from twinstep.parity.cli.interrupt import before_the_end
+from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
+from twinstep.parity.records.versions import version_of
+
+EXIT_CODES = """\b
+Exit codes:
+    0  all laws kept
+    1  a law is broken
+    2  wrong usage, or input that cannot be read
+    3  nothing or too little was judged, or it cannot be judged
+    4  a device that was asked for is missing
+  130  interrupted
+"""
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Judge optimizer kernels against their reference, law by law.",
-    epilog=(
-        "Exit codes: 0 all laws kept; 1 a law broken; 2 wrong usage or unreadable input; "
-        "3 nothing or too little ran; 4 a required device is missing."
-    ),
+    epilog=EXIT_CODES,
 )
 
 Names = list[str] | None
-OpFlag = Annotated[Names, typer.Option("--op", help="Operation; may be repeated.")]
-KernelFlag = Annotated[Names, typer.Option("--kernel", help="Kernel; may be repeated.")]
-DtypeFlag = Annotated[Names, typer.Option("--dtype", help="dtype combination; may be repeated.")]
-LawFlag = Annotated[Names, typer.Option("--law", help="Law; may be repeated.")]
+OpFlag = Annotated[Names, typer.Option("--op", metavar="NAME", help="Operation; may be repeated.")]
+KernelFlag = Annotated[
+    Names, typer.Option("--kernel", metavar="NAME", help="Kernel; may be repeated.")
+]
+DtypeFlag = Annotated[
+    Names, typer.Option("--dtype", metavar="NAME", help="dtype combination; may be repeated.")
+]
+LawFlag = Annotated[Names, typer.Option("--law", metavar="NAME", help="Law; may be repeated.")]
 EngineFlag = Annotated[
-    str | None, typer.Option("--engine", help="cuda, replay, cpu or interpret; default: chosen.")
+    str | None,
+    typer.Option(
+        "--engine", metavar="NAME", help="cuda, replay, cpu or interpret; default: chosen."
+    ),
 ]
 ExamplesFlag = Annotated[
-    int | None, typer.Option("--examples", min=1, help="Cases drawn for the value law.")
+    int | None,
+    typer.Option("--examples", min=1, metavar="N", help="Cases drawn for the law `value`."),
 ]
 SeedFlag = Annotated[
-    int | None, typer.Option("--seed", help="Draw other cases; default: the same ones every time.")
+    int | None,
+    typer.Option(
+        "--seed", metavar="N", help="Draw other cases; default: the same ones every time."
+    ),
 ]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="A third of the cases.")]
 JsonFlag = Annotated[
-    str | None, typer.Option("--json", help="Write all cells as JSON here; - is standard output.")
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write all cells as JSON here; - is standard output."
+    ),
 ]
 JobsFlag = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Processes; default: by the amount of work.")
+    int | None,
+    typer.Option("--jobs", min=1, metavar="N", help="Processes; default: by the amount of work."),
 ]
-JunitFlag = Annotated[str | None, typer.Option("--junitxml", help="Write JUnit XML here.")]
+JunitFlag = Annotated[
+    str | None, typer.Option("--junitxml", metavar="FILE", help="Write JUnit XML here.")
+]
+VerboseFlag = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Name every law and every reason for a skip.")
+]
 
 
-@app.command()
+def _version(asked: bool) -> None:
+    if asked:
+        found = [f"{name} {version_of(name) or 'missing'}" for name in ("torch", "triton")]
+        print(f"parity {version_of('twinstep')} ({', '.join(found)})")
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the versions."),
+    ] = False,
+) -> None:
+    """Judge optimizer kernels against their reference, law by law."""
+
+
+@app.command(epilog=EXIT_CODES)
 def run(
     op: OpFlag = None,
     kernel: KernelFlag = None,
@@ -62,33 +114,49 @@ def run(
     examples: ExamplesFlag = None,
     seed: SeedFlag = None,
     quick: QuickFlag = False,
+    verbose: VerboseFlag = False,
     json: JsonFlag = None,
     junitxml: JunitFlag = None,
     jobs: JobsFlag = None,
 ) -> None:
     """Judge our own kernels."""
-    _prepare(engine)
+    operations, ours, dtypes = known_of_ours()
+    for flag, asked, known in (("--op", op, operations), ("--kernel", kernel, ours)):
+        check_names(flag, asked, known)
+    check_names("--dtype", dtype, dtypes)
+    _prepare(law, engine, json, junitxml)
+    from twinstep.parity.report.progress import during
+
     if not (op or kernel or dtype or law or jobs):
+        from twinstep.parity.runner.fork_server import start_server
+
         start_server()
-    from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
+    with during("importing torch") as line:
+        before_the_end(line.stop)
+        from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
-    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs)
+    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
     raise typer.Exit(judge_house(chosen, examples, seed, quick, outputs))
 
 
-def _prepare(engine: str | None) -> None:
-    """Choose Triton's interpreter where it is asked for.
+def _prepare(law: Names, engine: str | None, json: str | None, junitxml: str | None) -> None:
+    """Check what both commands take, and choose Triton's interpreter where it is asked for.
 
     Triton looks when a kernel is decorated, that is, before anything of ours is imported.
     """
+    check_names("--law", law, known_laws())
+    check_engine(engine)
+    check_outputs(json, junitxml)
     if engine == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def check(
-    file: Annotated[str, typer.Argument(help="Python file that registers kernels.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Python file that registers kernels.")
+    ],
     op: OpFlag = None,
     kernel: KernelFlag = None,
     dtype: DtypeFlag = None,
@@ -97,23 +165,33 @@ def check(
     examples: ExamplesFlag = None,
     seed: SeedFlag = None,
     quick: QuickFlag = False,
+    verbose: VerboseFlag = False,
     json: JsonFlag = None,
     junitxml: JunitFlag = None,
     jobs: JobsFlag = None,
 ) -> None:
-    """Judge what a file registers; see docs/guide/adding-a-kernel.md."""
-    _prepare(engine)
+    """Judge what a file registers.
+
+    docs/guide/adding-a-kernel.md describes such a file.
+    """
+    check_input(file)
+    _prepare(law, engine, json, junitxml)
+    from twinstep.parity.report.progress import during
+    from twinstep.parity.runner.fork_server import start_server
+
     start_server()
-    from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
+    with during("importing torch") as line:
+        before_the_end(line.stop)
+        from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
 
     chosen = selection(op, kernel, dtype, law, engine)
-    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs)
+    outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
     raise typer.Exit(judge_file(file, chosen, examples, seed, quick, outputs))
 
 
 @app.command(name="list")
 def list_() -> None:
-    """List operations with their dtypes and laws, and our kernels."""
+    """List operations, their laws, and our kernels."""
     from twinstep.parity.cli.judge_command import print_list
 
     print_list()
@@ -121,7 +199,7 @@ def list_() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Show versions, engines and devices, and what is missing."""
+    """Show versions, engines and what is missing."""
     from twinstep.parity.cli.doctor import print_doctor
 
     raise typer.Exit(print_doctor())
@@ -133,14 +211,25 @@ def traffic(
     kernel: KernelFlag = None,
     dtype: DtypeFlag = None,
     params: Annotated[
-        int, typer.Option("--params", min=1, help="Parameters; any number fits in memory.")
+        int,
+        typer.Option("--params", min=1, metavar="N", help="Parameters; any number fits in memory."),
     ] = 1 << 20,
     json: Annotated[
         str | None,
-        typer.Option("--json", help="Write all counts as JSON here; - is standard output."),
+        typer.Option(
+            "--json", metavar="FILE", help="Write all counts as JSON here; - is standard output."
+        ),
     ] = None,
 ) -> None:
-    """Count bytes, accesses and instructions of our kernels; see docs/reference/static-gates.md."""
+    """Count bytes and instructions of our kernels.
+
+    Exit code 1 if a number is off the design; docs/reference/static-gates.md describes it.
+    """
+    operations, ours, dtypes = known_of_ours()
+    check_names("--op", op, operations)
+    check_names("--kernel", kernel, ours)
+    check_names("--dtype", dtype, dtypes)
+    check_outputs(json, None)
     from twinstep.parity.cli.traffic_command import traffic as count
 
     raise typer.Exit(count(op, kernel, dtype, params, json))
@@ -152,10 +241,13 @@ app.add_typer(ledger_app, name="ledger")
 
 @ledger_app.command(name="diff")
 def ledger_diff(
-    old: Annotated[str, typer.Argument(help="JSON of an earlier run.")],
-    new: Annotated[str, typer.Argument(help="JSON of a later run.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="JSON of an earlier run.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="JSON of a later run.")],
 ) -> None:
-    """Show what a change loosened; exit code 1 if it did: parity ledger diff old.json new.json."""
+    """Show what a change loosened.
+
+    Exit code 1 if it loosened anything: parity ledger diff old.json new.json
+    """
     from twinstep.parity.cli.ledger_command import diff
 
     raise typer.Exit(diff(old, new))
@@ -163,7 +255,10 @@ def ledger_diff(
 
 @ledger_app.command(name="declare")
 def ledger_declare() -> None:
-    """Write parity/report/declared_cells.json: the cells that our own kernels must fill."""
+    """Write anew what must be judged.
+
+    The file is parity/report/declared_cells.json: the cells that our own kernels must fill.
+    """
     from twinstep.parity.cli.ledger_command import declare
 
     raise typer.Exit(declare())
@@ -176,9 +271,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UsageError as error:
         print(f"parity: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
         print("parity: interrupted", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+        sys.exit(EXIT_SIGNAL + signal.SIGINT)
     except Exception as error:
         sys.exit(_usage_of_click(error))
     sys.exit(code if isinstance(code, int) else 0)
@@ -190,5 +285,6 @@ def _usage_of_click(error: Exception) -> int:
     if message is None:
         raise error
     text = str(message())
-    print(f"parity: {text}", file=sys.stderr)
+    # Without any words the message is the help.
+    print(text if text.startswith("Usage:") else f"parity: {text}", file=sys.stderr)
     return EXIT_USAGE

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
@@ -22,28 +22,30 @@ from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
-from twinstep.parity.report.table import print_failures, print_table
+from twinstep.parity.report.progress import JudgedCells, Progress
+from twinstep.parity.report.table import last_line, print_failures, print_hanging, print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
+from twinstep.parity.report.traffic_count import Count
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.scheduler import run
+from twinstep.parity.runner.session import planned
 from twinstep.parity.runner.source import Opened, Source
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import twins
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
 HOUSE_EXAMPLES = 6
-# Columns where there is no terminal: the table of our own kernels with every law.
-PIPED = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """Files that get results besides the screen, and the number of processes that make them."""
+    """Files and screen that get the results, and the number of processes that make them."""
 
     json: str | None = None
     junitxml: str | None = None
     jobs: int | None = None
+    verbose: bool = False
 
     @property
     def shared(self) -> bool:
@@ -53,7 +55,7 @@ class Outputs:
     @property
     def screen(self) -> Console:
         """The console for people: standard error where JSON takes standard output."""
-        return Console(stderr=self.json == "-", width=None if sys.stdout.isatty() else PIPED)
+        return Console(stderr=self.json == "-")
 
 
 Flag = Sequence[str] | None
@@ -90,19 +92,24 @@ def judge_house(
 ) -> int:
     """`parity run`; the exit code."""
     require_live_subnormals("start")
-    how = effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
-    everything = chosen == Selection() and outputs.shared
-    asked = beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
-    with asked as traffic:
-        ledger = judge(Source(), Source().open(), chosen, how, outputs)
-        counts = traffic() if ledger.with_status(Status.PASSED) else []
+    started = time.perf_counter()
+    counts: list[Count] | str = []
+    with Progress() as progress:
+        before_the_end(progress.stop)
+        progress.phase("importing the kernels")
+        source, how = Source(), effort(examples, seed, quick, usual=HOUSE_EXAMPLES, spread=True)
+        opened = source.open()
+        everything = chosen == Selection() and outputs.shared
+        call = (
+            beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
+        )
+        with call as traffic:
+            ledger = judge(source, opened, chosen, how, outputs, progress)
+            if ledger.with_status(Status.PASSED):
+                progress.phase("counting the bytes of each step")
+                counts = traffic()
     lacking = not_judged(declared_floor(), ledger) if chosen == Selection() else []
-    for line in lacking:
-        outputs.screen.print(line, highlight=False)
-    if lacking and ledger.exit_code() == EXIT_KEPT:
-        return EXIT_TOO_LITTLE
-    print_traffic(outputs.screen, counts)
-    return ledger.exit_code()
+    return conclude(ledger, time.perf_counter() - started, opened, outputs, counts, lacking)
 
 
 def judge_file(
@@ -115,104 +122,146 @@ def judge_file(
 ) -> int:
     """`parity check FILE`; the exit code."""
     require_live_subnormals("start")
-    source = Source(file=file)
-    found = source.open()
-    for remark in found.remarks:
-        outputs.screen.print(f"remark: {remark} [{file}]", highlight=False, markup=False)
-    how = effort(examples, seed, quick)
-    try:
-        return judge(source, found, chosen, how, outputs).exit_code()
-    finally:
-        if found.subject is not None:
-            found.subject.close()
+    started = time.perf_counter()
+    with Progress() as progress:
+        before_the_end(progress.stop)
+        progress.phase(f"loading {file}")
+        source = Source(file=file)
+        opened = source.open()
+        for remark in opened.remarks:
+            progress.note(f"remark: {remark} [{file}]")
+        how = effort(examples, seed, quick)
+        ledger = judge(source, opened, chosen, how, outputs, progress)
+    return conclude(ledger, time.perf_counter() - started, opened, outputs)
 
 
 def judge(
-    source: Source, opened: Opened, chosen: Selection, how: Effort, outputs: Outputs
+    source: Source,
+    opened: Opened,
+    chosen: Selection,
+    how: Effort,
+    outputs: Outputs,
+    progress: Progress,
 ) -> Ledger:
-    """Run a session, print its table, write its reports."""
+    """Judge kernels and whole optimizers, and show how far it is."""
+    claimed = [task for task in planned(chosen, opened.kernels, opened.optimizers) if task.claimed]
+    record = OnRecord(progress, JudgedCells(claimed), source, outputs)
+    before_the_end(record.interrupted)
+    return run(
+        source,
+        chosen,
+        how,
+        opened=opened,
+        jobs=outputs.jobs,
+        progress=record.begin,
+        finished=record.add,
+    )
+
+
+class OnRecord:
+    """Cells that are judged so far: shown while the run goes on, and printed if it is cut short."""
+
+    def __init__(
+        self, progress: Progress, count: JudgedCells, source: Source, outputs: Outputs
+    ) -> None:
+        self._progress, self._outputs = progress, outputs
+        self._file = source.file
+        self._cells: dict[Key, Cell] = {}
+        self._told: set[str] = set()
+        self._began = time.perf_counter()
+        self._count = count
+        progress.follow(count.text)
+
+    def begin(self, key: Key, done: int, of: int) -> None:
+        """Take note of the cell in work."""
+        self._count.now = f"{key.kernel} {key.dtype}"
+
+    def add(self, cell: Cell) -> None:
+        """Take note of a finished cell; print a user's first verdict, and what broke."""
+        self._cells[cell.key] = cell
+        self._count.add(cell)
+        self._count.now = f"{cell.key.kernel} {cell.key.dtype}"
+        key, seconds = cell.key, time.perf_counter() - self._began
+        judged = cell.status in (Status.PASSED, Status.FAILED)
+        if self._file is not None and judged and not self._told:
+            self._told.add("")
+            what = f"{key.kernel} {key.dtype} {key.law}: {cell.status.value}"
+            self._progress.note(f"first verdict after {seconds:.0f} s: {what}")
+        if cell.status is Status.FAILED and key.kernel not in self._told:
+            self._told.add(key.kernel)
+            self._progress.note(f"broken: {cell.failure.splitlines()[0]}")
+
+    def interrupted(self) -> str:
+        """Print the table of what is on record; how much that is."""
+        self._progress.stop()
+        if self._cells:
+            ledger = Ledger(cells=dict(self._cells), declared=self._count.expected)
+            print_table(self._outputs.screen, ledger, self._outputs.verbose)
+        return f"{self._count.done} of {self._count.total} cells were judged"
+
+
+def conclude(
+    ledger: Ledger,
+    seconds: float,
+    opened: Opened,
+    outputs: Outputs,
+    counts: list[Count] | str = "",
+    lacking: Sequence[str] = (),
+) -> int:
+    """Print table, failures and verdict, in this order, and write the reports; the exit code."""
     screen = outputs.screen
-    started = time.perf_counter()
-    ledger = _with_progress(source, opened, chosen, how, outputs)
-    seconds = time.perf_counter() - started
-    for name, text in printed(ledger).items():
-        screen.print(f"{name} printed:\n{text}", highlight=False, markup=False)
-    print_failures(screen, ledger.with_status(Status.FAILED))
-    print_table(screen, ledger)
+    print_table(screen, ledger, outputs.verbose)
+    if counts:
+        print_traffic(screen, counts)
     interpreted = tuple({cell.key.kernel for cell in ledger.on("interpret")})
     for remark in opened.remarks_on_interpreter(interpreted):
-        screen.print(remark, highlight=False, markup=False, soft_wrap=True)
-    screen.print(f"{ledger.verdict()} in {seconds:.1f} s", style="bold", highlight=False)
+        print_hanging(screen, "", remark.split())
+    for name, text in printed(ledger).items():
+        screen.print(f"{name} printed:\n{text}", highlight=False, markup=False, soft_wrap=True)
+    print_failures(screen, ledger)
+    for line in lacking:
+        print_hanging(screen, "", line.split())
     if outputs.json is not None:
         write(outputs.json, as_json(ledger, seconds), "--json")
     if outputs.junitxml is not None:
         write(outputs.junitxml, as_junit(ledger), "--junitxml")
-    return ledger
+    code = ledger.exit_code()
+    if lacking and code == EXIT_KEPT:
+        print_hanging(screen, "", f"{len(lacking)} declared cells were not judged".split(), "bold")
+        return EXIT_TOO_LITTLE
+    screen.print(last_line(ledger, seconds), style="bold", highlight=False, soft_wrap=True)
+    return code
 
 
 def printed(ledger: Ledger) -> dict[str, str]:
-    """What each kernel printed in the first cell in which it printed anything."""
+    """What each kernel printed in the first cell in which it did, equal lines as one."""
     found: dict[str, str] = {}
     for cell in ledger.cells.values():
-        if cell.output:
-            found.setdefault(cell.key.kernel, cell.output)
+        if cell.output and cell.key.kernel not in found:
+            runs = [(line, len(list(run))) for line, run in groupby(cell.output.splitlines())]
+            lines = [line if count == 1 else f"{line}  ({count} times)" for line, count in runs]
+            found[cell.key.kernel] = "\n".join(lines)
     return found
-
-
-def _with_progress(
-    source: Source, opened: Opened, chosen: Selection, how: Effort, outputs: Outputs
-) -> Ledger:
-    screen, started = outputs.screen, time.perf_counter()
-    told: list[Cell] = []
-
-    def tell(cell: Cell) -> None:
-        """The first verdict on a user's kernel at once; on a terminal whatever is broken too."""
-        judged = cell.status in (Status.PASSED, Status.FAILED)
-        if source.file is not None and judged and not told:
-            told.append(cell)
-            key, seconds = cell.key, time.perf_counter() - started
-            what = f"{key.kernel} {key.dtype} {key.law}: {cell.status.value}"
-            screen.print(f"first verdict after {seconds:.0f} s: {what}", highlight=False)
-        if cell.status is Status.FAILED and screen.is_terminal:
-            screen.print(f"broken: {cell.failure.splitlines()[0]}", highlight=False)
-
-    judge_all = partial(run, source, chosen, how, opened=opened, jobs=outputs.jobs, finished=tell)
-    if not screen.is_terminal:
-        return judge_all()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=screen, transient=True) as bar:
-        line = bar.add_task("", total=None)
-
-        def show(key: Key, done: int, of: int) -> None:
-            what = f"{key.kernel} {key.dtype} {key.law}"
-            bar.update(line, description=what, completed=done, total=of)
-
-        return judge_all(progress=show)
 
 
 def print_list() -> None:
     """`parity list`."""
     register_house()
     register_our_optimizers()
-    screen = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED)
+    screen = Console()
     by_operation: dict[str, list[Kernel]] = {}
     for kernel in kernels():
         by_operation.setdefault(kernel.operation.name, []).append(kernel)
     for operation in operations():
-        screen.print(f"{operation.name}: {operation.summary}", style="bold")
-        screen.print(f"  dtypes   {', '.join(operation.combinations)}")
-        screen.print(f"  laws     {', '.join(operation.laws)}")
+        print_hanging(screen, f"{operation.name}: ", operation.summary.split(), "bold")
+        print_hanging(screen, "  dtypes   ", operation.combinations)
+        print_hanging(screen, "  laws     ", operation.laws)
         for kernel in by_operation.get(operation.name, []):
-            claims = f"{kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'}"
-            screen.print(f"  kernel   {kernel.name} ({claims})")
+            claims = f"({kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'})"
+            print_hanging(screen, "  kernel   ", [kernel.name, claims])
     for twin in twins():
-        screen.print(f"{twin.reference.__name__}: a whole optimizer", style="bold")
-        screen.print(f"  dtypes   {', '.join(twin.dtypes)}")
-        screen.print(f"  actions  {', '.join(sorted(twin.rules.actions()))}")
-        claims = f"{twin.arithmetic}, {', '.join(twin.engines) or 'any engine'}"
-        screen.print(f"  class    {twin.name} ({claims})")
+        print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "optimizer"], "bold")
+        print_hanging(screen, "  dtypes   ", twin.dtypes)
+        print_hanging(screen, "  actions  ", sorted(twin.rules.actions()))
+        claims = f"({twin.arithmetic}, {', '.join(twin.engines) or 'any engine'})"
+        print_hanging(screen, "  class    ", [twin.name, claims])

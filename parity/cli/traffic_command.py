@@ -12,7 +12,7 @@ from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.exports import write
-from twinstep.parity.report.table import progress
+from twinstep.parity.report.progress import progress
 from twinstep.parity.report.traffic import as_json, bytes_table, off_design, over_rest, work_table
 from twinstep.parity.report.traffic_count import Count, counted
 
@@ -35,7 +35,7 @@ def traffic(op: Names, kernel: Names, dtype: Names, parameters: int, json: str |
         operations=tuple(op or ()), names=tuple(kernel or ()), dtypes=tuple(dtype or ())
     )
     screen = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 170)
-    counts = _counted(screen, list(_calls(chosen)), parameters)
+    counts = _counted(list(_calls(chosen)), parameters)
     if not counts:
         print("parity: nothing was counted, the selection has no tensors", file=sys.stderr)
         return EXIT_TOO_LITTLE
@@ -63,11 +63,9 @@ def _calls(chosen: Selection) -> Iterator[tuple[Kernel, str, str]]:
                 yield from ((kernel, dtype, layout) for layout in kernel.layouts)
 
 
-def _counted(
-    screen: Console, calls: Sequence[tuple[Kernel, str, str]], parameters: int
-) -> list[Count]:
+def _counted(calls: Sequence[tuple[Kernel, str, str]], parameters: int) -> list[Count]:
     counts: list[Count] = []
-    with progress(screen, len(calls)) as told:
+    with progress(len(calls)) as told:
         for kernel, dtype, layout in calls:
             call = f"{kernel.name} {dtype} {layout}"
             told(call, 0)

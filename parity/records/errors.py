@@ -7,6 +7,7 @@ EXIT_BROKEN = 1
 EXIT_USAGE = 2
 EXIT_TOO_LITTLE = 3
 EXIT_NO_DEVICE = 4
+EXIT_SIGNAL = 128  # and the number of the signal, as shells have it: 130 for Ctrl-C
 
 
 class UsageError(Exception):

@@ -147,10 +147,10 @@ class Ledger:
         """One sentence: what the exit code means."""
         failed, missing = len(self.with_status(Status.FAILED)), len(self.missing())
         if failed:
-            return f"{failed} of {len(self.cells)} cells broke a law"
+            return f"{failed} of {failed + len(self.with_status(Status.PASSED))} cells broke a law"
         unable = len(self.with_status(Status.CANNOT_JUDGE))
         if unable:
-            return f"{unable} of {len(self.cells)} cells cannot be judged"
+            return f"{unable} of {len(self.declared)} declared cells cannot be judged"
         if not self.with_status(Status.PASSED):
             return "nothing was judged"
         if missing:

@@ -20,7 +20,8 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 import torch
 
 from twinstep.parity.records.errors import NoDeviceError, UsageError
-from twinstep.parity.registry.kernels import ENGINES, Elsewhere, Kernel
+from twinstep.parity.records.names import ENGINES, unknown
+from twinstep.parity.registry.kernels import Elsewhere, Kernel
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ class Engine:
 def engine_named(name: str) -> Engine:
     """The engine of that name, and whether it can run here."""
     if name not in ENGINES:
-        raise UsageError(
-            f'engine "{name}" is unknown, but should be among {", ".join(ENGINES)} [--engine]'
-        )
+        raise unknown("engine", name, ENGINES)
     device = torch.device("cuda" if name == "cuda" else "cpu")
     missing = ""
     if name == "cuda" and not torch.cuda.is_available():

@@ -16,9 +16,9 @@ from twinstep.parity.operations.operation import LAYOUTS, Operation
 from twinstep.parity.operations.signature import check_combinations, check_signature
 from twinstep.parity.operations.table import add_operation, borrowed_operations, operation_named
 from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.names import ENGINES
 
 ARITHMETICS = ("bounded", "exact")
-ENGINES = ("cuda", "replay", "cpu", "interpret")
 CLAIMS = ("strided", "capturable")
 DEFAULT_DTYPES = ("fp16", "bf16", "fp32")
 Function = Callable[..., object]

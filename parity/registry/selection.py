@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstep.parity.laws import LAWS
-from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.names import unknown
 from twinstep.parity.registry.kernels import Kernel
 
 
@@ -54,6 +54,4 @@ class Selection:
 def _each_known(flag: str, asked: Sequence[str], known: set[str]) -> None:
     for value in asked:
         if value not in known:
-            raise UsageError(
-                f'{flag} "{value}" is unknown, but should be among {", ".join(sorted(known))}'
-            )
+            raise unknown(flag, value, known)

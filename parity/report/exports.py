@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import SCHEMA, Cell, Ledger, Status
+from twinstep.parity.records.versions import version_of
 
 
 def environment() -> dict[str, str]:
@@ -22,18 +22,11 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _version("triton"),
-        "numpy": _version("numpy"),
+        "triton": version_of("triton"),
+        "numpy": version_of("numpy"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "machine": platform.machine(),
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def as_json(ledger: Ledger, seconds: float) -> str:

@@ -1,161 +1,227 @@
-"""Tables and progress on the screen.
+"""Results on the screen: a row for each kernel, what was skipped and why, failures, the verdict.
 
-The table that a run ends with: operation x kernel x dtype, a column for each law.
+Every line fits into the width of the screen; a name that is longer has a line of its own.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from twinstep.parity.laws import LAWS
-from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
-from twinstep.parity.sequences.table import twin_table
+from twinstep.parity.records.ledger import Cell, Ledger, Status
 
 MARKS = {
     Status.PASSED: ("ok", "green"),
     Status.FAILED: ("FAIL", "bold red"),
-    Status.NOT_CLAIMED: ("-", "dim"),
     Status.SKIPPED: ("skip", "yellow"),
     Status.EXPECTED_FAILURE: ("xfail", "yellow"),
-    Status.CANNOT_JUDGE: ("?", "bold yellow"),
+    Status.NOT_CLAIMED: ("not claimed", "dim"),
+    Status.CANNOT_JUDGE: ("cannot judge", "bold yellow"),
 }
 # Of an instruction its opcode is enough here; the registers differ from dtype to dtype.
 OPERANDS = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*\.\w+) [^`]*`")
-# Four characters each: with all laws a row must fit into a terminal.
-HEADINGS = {
-    "value": "val",
-    "formula": "fp64",
-    "nothing_else_written": "else",
-    "every_output_written": "out",
-    "skipped_step": "skip",
-    "after_skip": "next",
-    "non_finite": "inf",
-    "boundary_sizes": "size",
-    "alignment": "algn",
-    "strided": "strd",
-    "permutation": "perm",
-    "splitting": "splt",
-    "sign_symmetry": "sign",
-    "power_of_two": "2^k",
-    "repeat": "rept",
-    "race_free": "race",
-    "large_index": "2^31",
-    "no_host_read": "host",
-    "graph_capture": "grph",
-    "process_state": "proc",
-}
+DTYPES_WIDTH = 14
+REASONS = 5
+Row = tuple[str, str, str]
 
 
-def law_table(ledger: Ledger) -> Table:
-    """All cells; a row whose dtype is not claimed at all is left out, and counted below."""
-    laws = _laws(ledger)
-    # The box itself puts one space between columns.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
-    for heading in ("kernel", "dtype", "engine"):
-        table.add_column(heading, no_wrap=True)
-    for law in laws:
-        table.add_column(HEADINGS.get(law, law), justify="center", no_wrap=True)
-    table.add_column("error/\nbound", justify="right")
-    before: tuple[str, str] = ("", "")
-    for (operation, kernel, dtype, engine), cells in _rows(ledger).items():
-        if all(cell.status is Status.NOT_CLAIMED for cell in cells.values()):
-            continue
-        if operation != before[0]:
-            table.add_row(Text(operation, style="bold"))
-        marks = [_mark(cells.get(law)) for law in laws]
-        first = f"  {kernel}" if (operation, kernel) != before else ""
-        table.add_row(first, dtype, engine, *marks, _worst(cells))
-        before = (operation, kernel)
-    return table
+def mark(status: Status) -> tuple[str, str]:
+    """Word and style of a status."""
+    return MARKS.get(status, (status.value, "yellow"))
 
 
-def _laws(ledger: Ledger) -> list[str]:
-    """Laws that any cell is about, in their order."""
-    asked = {key.law for key in ledger.cells}
-    return [law for law in LAWS if law in asked]
+def print_table(console: Console, ledger: Ledger, verbose: bool = False) -> None:
+    """Print a row for each kernel and engine, reasons and counts.
+
+    Args:
+        console: to print on.
+        ledger: of the run.
+        verbose: name every law and every reason.
+    """
+    kernels, optimizers = _rows(ledger, whole=False), _rows(ledger, whole=True)
+    if verbose:
+        for row, cells in [*kernels.items(), *optimizers.items()]:
+            _print_laws(console, row, cells)
+    _print_rows(console, "kernel", kernels)
+    _print_rows(console, "optimizer", optimizers)
+    for word, count, reason in _reasons(ledger, verbose):
+        print_hanging(console, f"{word} {count:>4}  ", reason.split())
+    counted = [f"{count} {name}" for name, count in ledger.counts().items() if count]
+    print_hanging(console, f"{len(ledger.declared)} cells declared: ", _listed(counted))
 
 
-def legend(ledger: Ledger) -> str:
-    """Meaning of the headings."""
-    return ", ".join(f"{HEADINGS.get(law, law)} {law}" for law in _laws(ledger))
-
-
-Row = tuple[str, str, str, str]
-
-
-def _rows(ledger: Ledger) -> dict[Row, dict[str, Cell]]:
-    rows: dict[Row, dict[str, Cell]] = {}
+def _rows(ledger: Ledger, whole: bool) -> dict[Row, list[Cell]]:
+    """Cells of each kernel or whole optimizer; what is not claimed at all is left out."""
+    rows: dict[Row, list[Cell]] = {}
     for key, cell in ledger.cells.items():
-        if key.law in LAWS:
-            rows.setdefault(_row(key), {})[key.law] = cell
-    return rows
+        if (key.law not in LAWS) is whole:
+            rows.setdefault((key.kernel, key.operation, key.engine), []).append(cell)
+    return {row: found for row, cells in rows.items() if (found := _claimed(cells))}
 
 
-def _row(key: Key) -> Row:
-    return key.operation, key.kernel, key.dtype, key.engine
+def _claimed(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of the dtypes that have another status than "not claimed"."""
+    claimed = {cell.key.dtype for cell in cells if cell.status is not Status.NOT_CLAIMED}
+    return [cell for cell in cells if cell.key.dtype in claimed]
 
 
-def _mark(cell: Cell | None) -> Text:
-    if cell is None:
-        return Text("")
-    word, style = MARKS[cell.status]
-    return Text(word, style=style)
+def _print_rows(console: Console, title: str, rows: dict[Row, list[Cell]]) -> None:
+    if not rows:
+        return
+    seen = {cell.status for cells in rows.values() for cell in cells} - {Status.NOT_CLAIMED}
+    statuses = [status for status in Status if status in seen]
+    headings = ["engine", "dtypes", *(mark(status)[0] for status in statuses)]
+    lines = {row: _columns(row, cells, statuses) for row, cells in rows.items()}
+    if any(line[-1] for line in lines.values()):
+        headings.append("error/bound" if title == "kernel" else "sequences")
+    widths = [
+        max(cell_len(text), *(cell_len(line[place]) for line in lines.values()))
+        for place, text in enumerate(headings)
+    ]
+    room = console.width - sum(width + 2 for width in widths)
+    name_width = max(cell_len(title), min(room, max(cell_len(row[0]) for row in rows)))
+    console.print()
+    _print_line(console, title, headings, name_width, widths, "bold")
+    for row, line in lines.items():
+        name = row[0]
+        if cell_len(name) > name_width:
+            console.print(Text(name), soft_wrap=True)
+            name = ""
+        _print_line(console, name, line[: len(headings)], name_width, widths)
+        for status, broken in _exceptions(rows[row]):
+            word, style = mark(status)
+            print_hanging(console, f"  {word}  ", _listed(broken), style)
+    console.print()
 
 
-def _worst(cells: dict[str, Cell]) -> str:
-    ratios = [ratio for cell in cells.values() for ratio in cell.worst.values()]
-    return f"{max(ratios):.2f}" if ratios else ""
+def _columns(row: Row, cells: Sequence[Cell], statuses: Sequence[Status]) -> list[str]:
+    dtypes = list(dict.fromkeys(cell.key.dtype for cell in cells))
+    named = " ".join(dtypes)
+    counts = Counter(cell.status for cell in cells)
+    ratios = [ratio for cell in cells for ratio in cell.worst.values()]
+    sequences = sum(cell.sequences for cell in cells)
+    return [
+        row[2],
+        named if len(named) <= DTYPES_WIDTH else f"{len(dtypes)} dtypes",
+        *(str(counts[status] or "") for status in statuses),
+        f"{max(ratios):.2f}" if ratios else str(sequences or ""),
+    ]
 
 
-def bound_lines(ledger: Ledger) -> list[str]:
-    """Worst error over bound by output, a line for each kernel and dtype that has bounds."""
-    lines = []
-    for (_, kernel, dtype, engine), cells in _rows(ledger).items():
-        worst: dict[str, float] = {}
-        for cell in cells.values():
-            for name, ratio in cell.worst.items():
-                worst[name] = max(ratio, worst.get(name, 0.0))
+def _print_line(
+    console: Console,
+    name: str,
+    texts: Sequence[str],
+    name_width: int,
+    widths: Sequence[int],
+    style: str = "",
+) -> None:
+    """One line of the table: the first two columns to the left, numbers to the right."""
+    line = Text(name + " " * (name_width - cell_len(name)), style=style)
+    for place, (text, width) in enumerate(zip(texts, widths, strict=True)):
+        blank = " " * (width - cell_len(text))
+        line.append("  " + (text + blank if place < 2 else blank + text))
+    line.rstrip()
+    console.print(line, soft_wrap=True)
+
+
+def _exceptions(cells: Sequence[Cell]) -> Iterator[tuple[Status, list[str]]]:
+    """Laws for each status that has no reason below; dtypes where it is not all of them."""
+    usual = (Status.PASSED, Status.SKIPPED, Status.NOT_CLAIMED, Status.CANNOT_JUDGE)
+    for status in Status:
+        laws: dict[str, list[str]] = {}
+        for cell in cells:
+            if cell.status is status and status not in usual:
+                laws.setdefault(cell.key.law, []).append(cell.key.dtype)
+        every = len({cell.key.dtype for cell in cells})
+        if laws:
+            yield (
+                status,
+                [
+                    law if len(dtypes) == every else f"{law} ({' '.join(dtypes)})"
+                    for law, dtypes in laws.items()
+                ],
+            )
+
+
+def _print_laws(console: Console, row: Row, cells: Sequence[Cell]) -> None:
+    """Every law by status; dtypes that ended alike stand together."""
+    kernel, operation, engine = row
+    console.print()
+    console.print(Text(f"{kernel} ({operation}, {engine})", style="bold"), soft_wrap=True)
+    ends: dict[str, list[Cell]] = {}
+    for cell in cells:
+        ends.setdefault(cell.key.dtype, []).append(cell)
+    alike: dict[tuple[tuple[str, Status], ...], list[Cell]] = {}
+    for found in ends.values():
+        alike.setdefault(tuple((c.key.law, c.status) for c in found), []).extend(found)
+    for group in alike.values():
+        print_hanging(console, "  ", dict.fromkeys(cell.key.dtype for cell in group))
+        for status in Status:
+            laws = dict.fromkeys(cell.key.law for cell in group if cell.status is status)
+            word, style = mark(status)
+            if laws:
+                print_hanging(console, f"    {word:<13}", laws, style)
+        worst = _worst(group)
         if worst:
-            ratios = "  ".join(f"{name} {ratio:.2f}" for name, ratio in worst.items())
-            lines.append(f"error/bound: {kernel} {dtype} {engine}: {ratios}")
-    return lines
+            print_hanging(console, f"    {'error/bound':<13}", _listed(worst))
+        if sequences := sum(cell.sequences for cell in group):
+            actions = sum(cell.calls for cell in group)
+            print_hanging(console, f"    {sequences} sequences, {actions} actions", ())
 
 
-def print_table(console: Console, ledger: Ledger) -> None:
-    """Print the table, worst errors, the reasons of what was skipped, and the counts."""
-    whole = [cell for cell in ledger.cells.values() if cell.key.law not in LAWS]
-    if len(whole) < len(ledger.cells) or not whole:
-        console.print(law_table(ledger))
-        console.print(f"laws: {legend(ledger)}", style="dim", highlight=False)
-    if whole:
-        console.print(twin_table(whole))
-    for line in bound_lines(ledger):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for reason, cells in _reasons(ledger).items():
-        console.print(f"skip: {reason} ({cells} cells)", highlight=False, markup=False)
-    counts = ledger.counts()
-    parts = [f"{count} {name}" for name, count in counts.items() if count]
-    console.print(f"{len(ledger.declared)} cells declared: {', '.join(parts)}", highlight=False)
+def _worst(cells: Sequence[Cell]) -> list[str]:
+    """Largest error over bound of each output, with the dtype that it was seen in."""
+    worst: dict[str, tuple[float, str]] = {}
+    for cell in cells:
+        for name, ratio in cell.worst.items():
+            worst[name] = max(worst.get(name, (0.0, "")), (ratio, cell.key.dtype))
+    return [f"{name} {ratio:.2f} ({dtype})" for name, (ratio, dtype) in worst.items()]
 
 
-def _reasons(ledger: Ledger) -> dict[str, int]:
-    reasons: dict[str, int] = {}
-    for cell in ledger.with_status(Status.SKIPPED, Status.EXPECTED_FAILURE):
-        reason = OPERANDS.sub(r"`\1`", cell.reason)
-        reasons[reason] = reasons.get(reason, 0) + 1
-    return reasons
+def _reasons(ledger: Ledger, verbose: bool) -> list[tuple[str, int, str]]:
+    """Word, number of cells and reason of what was not judged, the most frequent first."""
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in ledger.cells.values():
+        if cell.reason and cell.status is not Status.NOT_CLAIMED:
+            reason = cell.reason.removeprefix(f"{cell.key.law} is ")
+            reason = OPERANDS.sub(r"`\1`", reason) if verbose else _folded(cell, reason)
+            found.setdefault((mark(cell.status)[0], reason), []).append(cell)
+    rows = sorted(found.items(), key=lambda row: -len(row[1]))
+    lines = []
+    for (word, reason), cells in rows:
+        laws = " ".join(dict.fromkeys(cell.key.law for cell in cells))
+        lines.append((word, len(cells), f"{laws}: {reason}"))
+    if verbose or len(lines) <= REASONS:
+        return lines
+    left = lines[REASONS:]
+    rest = ("skip", sum(count for _, count, _ in left), f"for {len(left)} more reasons: see -v")
+    return [*lines[:REASONS], rest]
 
 
-def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) -> None:
+def _folded(cell: Cell, reason: str) -> str:
+    """A reason without what differs from cell to cell: a dtype, an instruction."""
+    if cell.status is not Status.SKIPPED:
+        return reason
+    return reason.removeprefix(f"{cell.key.dtype} ").partition(":")[0]
+
+
+def print_failures(console: Console, ledger: Ledger, limit: int = 12) -> None:
     """Print failure texts in full, the first of each kernel first."""
+    failures = ledger.with_status(Status.FAILED)
+    if failures:
+        console.print()
     first: dict[str, Cell] = {}
     for cell in failures:
         first.setdefault(cell.key.kernel, cell)
@@ -165,22 +231,45 @@ def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) 
         console.print(cell.failure, highlight=False, markup=False, soft_wrap=True)
         console.print()
     if len(ordered) > limit:
-        console.print(f"... and {len(ordered) - limit} more broken cells; --json lists them all")
+        console.print(f"and {len(ordered) - limit} more broken cells; --json lists them all\n")
 
 
-@contextmanager
-def progress(screen: Console, total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a line on a terminal and nothing elsewhere.
+def last_line(ledger: Ledger, seconds: float) -> str:
+    """The verdict, and the command to type next."""
+    said = f"{ledger.verdict()} in {seconds:.{0 if seconds >= 10 else 1}f} s"
+    broken = ledger.with_status(Status.FAILED)
+    repro = next((cell.repro for cell in broken if cell.repro), "")
+    if repro:
+        return f"{said}: {python()} {repro}"
+    if not broken and ledger.exit_code():
+        return f"{said}: the same command with -v gives every reason"
+    return said
 
-    Yields a function of a description and how much more is done.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    hidden = not screen.is_terminal
-    with Progress(
-        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
-    ) as bar:
-        line = bar.add_task("", total=total)
-        yield lambda what, done: bar.update(line, description=what, advance=done)
+
+def python() -> str:
+    """This interpreter as one would type it here."""
+    path, here = Path(sys.executable), Path.cwd()
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+
+
+def print_hanging(console: Console, head: str, words: Iterable[str], style: str = "") -> None:
+    """Print words behind a head, and lines that follow below the first word; no word is cut."""
+    indent = cell_len(head)
+    line, used, empty = Text().append(head, style), indent, True
+    for word in words:
+        size = cell_len(word)
+        if not empty and used + 1 + size > console.width:
+            console.print(line, soft_wrap=True)
+            line, used, empty = Text(" " * indent), indent, True
+        line.append(word if empty else f" {word}")
+        used, empty = used + size + (not empty), False
+    line.rstrip()
+    console.print(line, soft_wrap=True)
+
+
+def _listed(items: Sequence[str]) -> list[str]:
+    """Items with commas between them."""
+    return [f"{item}," for item in items[:-1]] + list(items[-1:])
 
 
 def plain_table(title: str, left: Sequence[str], right: Sequence[str] = ()) -> Table:

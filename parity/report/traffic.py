@@ -45,15 +45,16 @@ def print_traffic(screen: Console, counts: Sequence[Count] | str) -> None:
     if isinstance(counts, str):
         screen.print(f"bytes per parameter: not counted, {counts}", highlight=False)
     elif counts:
-        screen.print(bytes_table(counts))
+        screen.print(bytes_table(counts, by_argument=False))
 
 
-def bytes_table(counts: Sequence[Count]) -> Table:
+def bytes_table(counts: Sequence[Count], by_argument: bool = True) -> Table:
     """Bytes per parameter, one line for each launch."""
+    long = ("operation", "dtype", "layout", "launch", "by argument")
     table = plain_table(
         f"bytes per parameter (read + written), {counts[0].parameters} parameters, "
         f"counted by replay",
-        ("operation", "dtype", "layout", "launch", "by argument"),
+        long if by_argument else ("step", "launch"),
         ("read", "written", "design", "the rest"),
     )
     before = ""
@@ -64,10 +65,10 @@ def bytes_table(counts: Sequence[Count]) -> Table:
         call = f"{count.operation} {count.dtype} {count.layout}"
         names = (count.operation, count.dtype, count.layout) if call != before else ("", "", "")
         before = call
+        arguments = ", ".join(f"{name} {_pair(count, name)}" for name in count.sized)
+        short = (" ".join(names[:2]), count.launch)
         table.add_row(
-            *names,
-            count.launch,
-            ", ".join(f"{name} {_pair(count, name)}" for name in count.sized),
+            *((*names, count.launch, arguments) if by_argument else short),
             f"{count.read / count.parameters:.2f}",
             f"{count.written / count.parameters:.2f}",
             f"{design:.2f}" + ("" if exact else " !"),

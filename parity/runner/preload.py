@@ -17,7 +17,7 @@ from twinstep.parity.registry.house_kernels import FILES
 # torch imports these by itself: with the first optimizer, with the first tensor of another class.
 LATER = (
     "twinstep.parity.runner.scheduler",
-    "twinstep.parity.sequences.session",
+    "twinstep.parity.runner.source",
     "torch._dynamo",
     "torch.distributed.tensor",
 )

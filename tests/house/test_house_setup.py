@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,50 @@ def test_a_gpu_without_the_means_to_launch_is_refused(
         require_compiler()
 
 
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ("", "starting pip"),
+        ("Obtaining file:///here\n", "starting pip"),
+        ("Collecting torch<3,>=2.9 (from here)\n", "fetching torch, package 1"),
+        (
+            "Collecting rich>=13\n  Downloading rich-15.0.0-py3-none-any.whl (1 MB)\n"
+            "Processing /wheels/import_linter-2.16-py3-none-any.whl (from here)\n",
+            "fetching import_linter, package 2",
+        ),
+        ("Collecting rich\nInstalling collected packages: a, b, c\n", "installing 2 of 3 packages"),
+    ],
+)
+def test_the_stage_of_an_installation_is_read_off_pip(
+    output: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup_env, "installed", lambda: [Path("pip"), Path("a"), Path("b")])
+    assert setup_env.stage(output, before=1) == shown
+
+
+def test_ctrl_c_ends_set_up_and_what_it_started(checkout: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "box", GPU_BOX)
+    command = ["/bin/sh", "tools/setup.sh", str(python), "--choice", "pinned"]
+    begun = subprocess.Popen(
+        command,
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert begun.stdout is not None
+    assert "making .venv ready" in begun.stdout.readline()
+    began = time.monotonic()
+    begun.send_signal(signal.SIGINT)
+    _, said = begun.communicate(timeout=20)
+    assert begun.returncode == 130
+    assert said == "set-up: interrupted; the next command begins it anew\n"
+    assert time.monotonic() - began < 2
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [words for words in commands if bytes(checkout / ".venv") in words]
+
+
 def program(file: Path, text: str) -> None:
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -183,4 +229,7 @@ def test_too_old_a_python_is_one_sentence_unless_a_newer_one_is_there(
     program(tmp_path / "python3.12", '[ "$1" = -c ] || echo "took over: $2 $3"')
     done = set_up(checkout, "python3", "--choice", "pinned", path=str(tmp_path))
     assert done.stdout == "took over: --choice pinned\n"
+    said = refusal(set_up(checkout, "python3", "--insist", path=str(tmp_path)))
+    assert f"python3 is 3.8.1: name this one with make PYTHON={tmp_path}/python3.12" in said
+    assert "PYTHON, which is empty, is not on the PATH" in refusal(set_up(checkout, ""))
     assert "nowhere/python3 is not on the PATH" in refusal(set_up(checkout, "nowhere/python3"))

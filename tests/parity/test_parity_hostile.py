@@ -12,7 +12,7 @@ from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.calls.subject import descendants
+from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.runner.source import Source

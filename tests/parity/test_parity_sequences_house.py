@@ -20,11 +20,11 @@ from rich.console import Console
 from tests.helpers.profile import LONG
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.report.exports import as_json
+from twinstep.parity.report.table import print_table
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
-from twinstep.parity.sequences.table import twin_table
 
 SEQUENCES = settings().max_examples if LONG else 150
 # For twins whose other dtypes are judged already, and those with little inside.
@@ -70,9 +70,10 @@ def test_the_table_and_the_json_count_sequences_and_actions(ours: dict[str, Twin
     twin = ours["fast.FusedAdam"]
     key = twin_key(twin, "bf16", twin_engine(twin))
     cell = Cell(key=key, status=Status.PASSED, sequences=150, calls=1951)
-    told = StringIO()
-    Console(file=told, width=120).print(twin_table([cell]))
-    assert re.search(r"fast\.FusedAdam +bf16 +\w+ +ok +150 +1951", told.getvalue())
     ledger = Ledger(declared=(key,), cells={key: cell})
+    told = StringIO()
+    print_table(Console(file=told, width=80), ledger, verbose=True)
+    assert re.search(r"fast\.FusedAdam +\w+ +bf16 +1 +150", told.getvalue())
+    assert "150 sequences, 1951 actions" in told.getvalue()
     row = json.loads(as_json(ledger, 1.0))["cells"][0]
     assert (row["sequences"], row["calls"]) == (150, 1951)

@@ -16,12 +16,14 @@ def mutate(
     op: OpFlag = None,
     law: LawFlag = None,
     only: Annotated[
-        Names, typer.Option("--only", help="wrong, harmless or planted; may be repeated.")
+        Names,
+        typer.Option("--only", metavar="KIND", help="wrong, harmless or planted; may be repeated."),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=0, help="Faults planted in our own source.")
+        int | None,
+        typer.Option("--sample", min=0, metavar="N", help="Faults planted in our own source."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sample.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the sample.")] = 0,
     quick: QuickFlag = False,
     first: Annotated[
         bool, typer.Option("--first", help="Stop at the first law that kills.")
@@ -29,7 +31,10 @@ def mutate(
     json: JsonFlag = None,
     jobs: JobsFlag = None,
 ) -> None:
-    """Judge the judge: what is wrong must die, what is harmless pass; see docs/guide/judge.md."""
+    """Judge the judge: wrong kernels must die.
+
+    What is harmless must pass; docs/guide/judge.md describes both.
+    """
     from twinstep.parity.cli.judge_command import Outputs
     from twinstep.parity.proof.commands.mutate import Choice, run_mutate
 
@@ -48,18 +53,26 @@ def mutate(
 @proof.command(name="compile")
 def compile_(
     target: Annotated[
-        Names, typer.Option("--target", help="sm_80, sm_90, sm_100, gfx942; default: all.")
+        Names,
+        typer.Option(
+            "--target", metavar="NAME", help="sm_80, sm_90, sm_100, gfx942; default: all."
+        ),
     ] = None,
     op: OpFlag = None,
     json: Annotated[
         str | None,
-        typer.Option("--json", help="Write all facts as JSON here; - is standard output."),
+        typer.Option(
+            "--json", metavar="FILE", help="Write all facts as JSON here; - is standard output."
+        ),
     ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Record what is found as the new ceilings.")
     ] = False,
 ) -> None:
-    """Compile our kernels, held to ceilings; see docs/reference/static-gates.md."""
+    """Compile our kernels, held to ceilings.
+
+    docs/reference/static-gates.md describes them.
+    """
     from twinstep.parity.proof.commands.compile import compile_all
 
     raise typer.Exit(compile_all(target, op, json, update))
@@ -67,18 +80,27 @@ def compile_(
 
 @proof.command(name="replay-conformance")
 def replay_conformance(
-    engine: Annotated[str, typer.Option("--engine", help="replay or cuda.")] = "replay",
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="replay or cuda.")
+    ] = "replay",
     opcode: Annotated[
-        Names, typer.Option("--opcode", help="Beginning of an opcode; may be repeated.")
+        Names,
+        typer.Option("--opcode", metavar="NAME", help="Beginning of an opcode; may be repeated."),
     ] = None,
     thorough: Annotated[
         bool, typer.Option("--thorough", help="All 65,536 patterns of each 16-bit source.")
     ] = False,
     json: Annotated[
-        str | None, typer.Option("--json", help="Write every form as JSON here; - is the screen.")
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write every form as JSON here; - is standard output."
+        ),
     ] = None,
 ) -> None:
-    """Hold every opcode form to its meaning; see replay/README.md and docs/reference/engines.md."""
+    """Hold every opcode form to its meaning.
+
+    replay/README.md and docs/reference/engines.md describe the suite.
+    """
     from twinstep.parity.proof.commands.replay_conformance import conformance
 
     raise typer.Exit(conformance(engine, opcode or (), thorough, json))
@@ -87,7 +109,8 @@ def replay_conformance(
 @proof.command()
 def peers(
     package: Annotated[
-        str | None, typer.Option("--package", help="Judge the peers of this package alone.")
+        str | None,
+        typer.Option("--package", metavar="NAME", help="Judge the peers of this package alone."),
     ] = None,
     record: Annotated[
         bool,
@@ -97,7 +120,10 @@ def peers(
         bool, typer.Option("--edges", help="Run the ten edges beside DeepSpeed, and nothing else.")
     ] = False,
 ) -> None:
-    """Judge other projects' optimizers, scalers and norms; see docs/reference/peers.md."""
+    """Judge other projects' optimizers and scalers.
+
+    docs/reference/peers.md describes what is judged, and has the results.
+    """
     from twinstep.parity.proof.commands.peers import judge_peers, show_edges
 
     raise typer.Exit(show_edges(record) if edges else judge_peers(package, record))

@@ -20,7 +20,8 @@ from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.exports import write
-from twinstep.parity.report.table import plain_table, progress
+from twinstep.parity.report.progress import progress
+from twinstep.parity.report.table import plain_table
 
 Names = Sequence[str] | None
 SCHEMA = 1
@@ -40,7 +41,7 @@ def compile_all(
     recorded = ceilings.load(file)
     variants = _variants(op)
     screen = Console(stderr=json_file == "-", width=None if sys.stdout.isatty() else 170)
-    found = _with_progress(screen, variants, targets)
+    found = _with_progress(variants, targets)
     if not found:
         print("parity: nothing was compiled", file=sys.stderr)
         return EXIT_TOO_LITTLE
@@ -73,10 +74,8 @@ def _variants(op: Names) -> list[Variant]:
     return variants_of(triton, optimizers=not op)
 
 
-def _with_progress(
-    screen: Console, variants: Sequence[Variant], targets: Sequence[str]
-) -> list[Built]:
-    with progress(screen, len(variants) * len(targets)) as told:
+def _with_progress(variants: Sequence[Variant], targets: Sequence[str]) -> list[Built]:
+    with progress(len(variants) * len(targets)) as told:
         return build(variants, targets, lambda b: told(f"{b.target} {b.variant.kernel}", 1))
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from rich.console import Console
-
 from twinstep.parity.cli.judge_command import Outputs
 from twinstep.parity.laws import LAWS
 from twinstep.parity.operations.table import HOUSE
@@ -21,7 +19,7 @@ from twinstep.parity.proof.mutate.verdict import Kind, Subject, Verdict
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.engines import require_live_subnormals
 from twinstep.parity.report.exports import write
-from twinstep.parity.report.table import progress
+from twinstep.parity.report.progress import progress
 
 KINDS = {"wrong": Kind.WRONG, "harmless": Kind.HARMLESS, "planted": Kind.PLANTED}
 QUICK_SAMPLE = 24
@@ -66,7 +64,7 @@ def run_mutate(choice: Choice, outputs: Outputs) -> int:
     _check(choice)
     jobs = outputs.jobs or cores()
     started = time.perf_counter()
-    found = _judged(subjects(choice), choice.profile, jobs, outputs.screen)
+    found = _judged(subjects(choice), choice.profile, jobs)
     seconds = time.perf_counter() - started
     score = Score(found, choice.complete)
     print_score(outputs.screen, score, seconds, choice.profile.name, jobs)
@@ -122,9 +120,9 @@ def _sample(choice: Choice, names: list[str]) -> list[str]:
     return [name for name in names if name in drawn]
 
 
-def _judged(chosen: list[Subject], profile: Profile, jobs: int, screen: Console) -> list[Verdict]:
+def _judged(chosen: list[Subject], profile: Profile, jobs: int) -> list[Verdict]:
     found: list[Verdict] = []
-    with progress(screen, len(chosen)) as told:
+    with progress(len(chosen)) as told:
         for verdict in verdicts(chosen, profile, jobs):
             found.append(verdict)
             told(verdict.subject.name[:60], 1)

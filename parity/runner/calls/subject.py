@@ -9,7 +9,7 @@ import signal
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -37,6 +37,7 @@ from twinstep.parity.runner.calls.invoke import SECONDS, Spent
 from twinstep.parity.runner.calls.made import Made
 from twinstep.parity.runner.calls.messages import packed, unpacked
 from twinstep.parity.runner.calls.places import is_library
+from twinstep.parity.runner.calls.processes import descendants, kill_session
 from twinstep.parity.runner.fork_server import fresh_processes
 from twinstep.parity.sequences.contracts import Place
 from twinstep.parity.sequences.drive import Sides
@@ -160,7 +161,7 @@ class Subject:
         """End the process and everything that it has started."""
         live, self._live = self._live, None
         if live is not None:
-            end(live.number)
+            kill_session(live.number)
             live.process.join()
             live.judge.close()
             live.prints.close()
@@ -181,7 +182,7 @@ class Subject:
         self.generation += 1
         self._dropped = []
         # At the end of this process it would otherwise be waited for.
-        Finalize(self, end, (live.number,), exitpriority=10)
+        Finalize(self, kill_session, (live.number,), exitpriority=10)
         try:
             return live, self._reply(live, "load", (), LOAD_SECONDS)
         except KernelDied as death:
@@ -310,41 +311,6 @@ def available() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     return 1 << 62
-
-
-def descendants(process: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
-    found: list[int] = []
-    for at in (process, *found):
-        found += _children(at)
-    level = list(found)
-    while level and len(found) < 10 * PROCESSES:
-        level = [child for one in level for child in _children(one)]
-        found += level
-    return found
-
-
-def _children(process: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{process}/task"):
-            yield from map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())
-
-
-def end(process: int) -> None:
-    """Kill a process that has a session of its own, and everything that it has started."""
-    with contextlib.suppress(OSError):
-        os.kill(process, signal.SIGSTOP)
-    for _ in range(20):
-        found = descendants(process)
-        for one in found:
-            with contextlib.suppress(OSError):
-                os.kill(one, signal.SIGKILL)
-        if not found:
-            break
-        time.sleep(0.01)
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(OSError):
-            kill(process, signal.SIGKILL)
 
 
 def forked(functions: Mapping[str, Callable[..., object]]) -> Subject | None:

@@ -1,0 +1,27 @@
+"""Names that flags take: the engines, and the sentence for a name that is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from twinstep.parity.records.errors import UsageError
+
+ENGINES = ("cuda", "replay", "cpu", "interpret")
+LISTED = 20
+
+
+def unknown(what: str, value: str, known: Collection[str], listed_by: str = "") -> UsageError:
+    """Error about a name that is not known, with the known ones and the nearest of them.
+
+    Args:
+        what: takes the name: a flag, for instance.
+        value: the name.
+        known: the names that it takes.
+        listed_by: a command that lists them, named instead where they are many.
+    """
+    many = listed_by and len(known) > LISTED
+    names = f"one of those that {listed_by} lists" if many else f"among {', '.join(sorted(known))}"
+    near = get_close_matches(value, sorted(known), 1) or [n for n in sorted(known) if value in n]
+    hint = f"; did you mean {near[0]}?" if value and near else ""
+    return UsageError(f'{what} "{value}" is unknown, but should be {names}{hint}')

@@ -1,0 +1,52 @@
+"""Processes that a process has started: found, and killed together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def descendants(root: int) -> list[int]:
+    """Processes started by a process, by those, and so on; parents first."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of a program, in parentheses, may hold anything.
+            parent = stat.read_text().rpartition(")")[2].split()[1]
+        except (OSError, IndexError):
+            continue
+        children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def kill_descendants(root: int) -> None:
+    """Kill all that a process has started.
+
+    All are stopped first: one that goes on forks children, which its death would hide from us.
+    """
+    found: list[int] = []
+    while fresh := [pid for pid in descendants(root) if pid not in found]:
+        _send(fresh, signal.SIGSTOP)
+        found += fresh
+    _send(found, signal.SIGKILL)
+
+
+def kill_session(leader: int) -> None:
+    """Kill a process that leads a session of its own, and all that it has started."""
+    _send([leader], signal.SIGSTOP)
+    kill_descendants(leader)
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+    _send([leader], signal.SIGKILL)
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
