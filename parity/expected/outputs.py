@@ -93,8 +93,10 @@ def _accepted(x: Tensor) -> Accepted:
 
 
 def _untouched(x: Bounded) -> Accepted:
-    """No rounding but the one to storage: there is nothing an honest kernel could do otherwise."""
-    return Accepted(value=x.carried.value)
+    """No rounding but the one to storage: the same number, a zero of either sign."""
+    value = x.carried.value
+    zone = torch.zeros_like(value, dtype=torch.bool)
+    return Accepted(value=value, low=value, high=value, zone=zone)
 
 
 def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:

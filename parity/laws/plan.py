@@ -68,6 +68,7 @@ class Outcome:
         reads: device values that the host read meanwhile, if that was watched.
         refused: the exception with which the call was refused; empty if it was made.
         formulas: specification and lifted formula of what was written, if the call was lifted.
+        remark: what may be the cause of a violation in this call; empty if nothing is known.
     """
 
     memory: GuardedMemory
@@ -78,6 +79,7 @@ class Outcome:
     reads: tuple[str, ...] = ()
     refused: str = ""
     formulas: tuple[Formulated, ...] = ()
+    remark: str = ""
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""

@@ -29,5 +29,9 @@ class CannotJudge(Exception):
     """A law cannot be judged here, for want of memory or time: the cell is skipped by name."""
 
 
+class JudgeFault(Exception):
+    """An error inside the judge itself or inside replay: nothing is known of the kernel."""
+
+
 class KernelTimeout(BaseException):
     """A kernel did not return in time. Not an `Exception`, so that no kernel swallows it."""

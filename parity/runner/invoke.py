@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from twinstep.parity.records.errors import KernelTimeout
+from twinstep.parity.records.errors import CannotJudge, JudgeFault, KernelTimeout
 
 SECONDS = 20.0
 PATIENCE = 10
+UNSUPPORTED = ("UnknownInstruction", "UnsupportedTriton")
+LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
+_TOP = Path(__file__).resolve().parents[2]
+INSIDE = (_TOP / "parity" / "cases", _TOP / "replay")
+"""Code of ours that runs inside a call, apart from kernels and from what passes calls on."""
 
 
 class Callee(Protocol):
@@ -64,7 +71,12 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def invoke(function: Callable[..., object], memory: Callee, seconds: float = SECONDS) -> str:
-    """Call a kernel on its memory; empty if it returned None, otherwise what happened instead."""
+    """Call a kernel on its memory; empty if it returned None, otherwise what happened instead.
+
+    Raises:
+        CannotJudge: replay does not implement what the kernel needs, or the judge asks too much.
+        JudgeFault: the judge or replay itself went wrong.
+    """
     try:
         with time_limit(seconds):
             returned = memory.call(function)
@@ -72,11 +84,40 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
                 torch.cuda.synchronize()
     except KernelTimeout as timeout:
         return f"hangs: {timeout}"
+    except CannotJudge:
+        raise
     except Exception as error:
-        return f"raises {type(error).__name__}: {_message(error)}{_innermost(error)}"
+        says = told(error)
+        if type(error).__name__ in UNSUPPORTED:
+            raise CannotJudge(f"replay cannot run it: {_message(error)}") from error
+        if _inside(error):
+            raise JudgeFault(says) from error
+        return f"raises {says}"
     if returned is not None:
         return f"returns {type(returned).__name__}, but should write in place and return None"
     return ""
+
+
+def told(error: Exception) -> str:
+    """Class, message and innermost place of an exception."""
+    if isinstance(error, JudgeFault):
+        return str(error)
+    return f"{type(error).__name__}: {_message(error)}{_innermost(error)}"
+
+
+def _inside(error: Exception) -> bool:
+    """True if the judge's own code raised it: the innermost frame that is no library's is there.
+
+    What replay finds in a kernel is an error of replay's own classes; a function that does not take
+    the arguments of the call fails in the frame that makes it.
+    """
+    if type(error).__module__ == "twinstep.replay.errors":
+        return False
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).resolve()
+        if "site-packages" not in file.parts and LIBRARY not in file.parents:
+            return frame.name != "call" and any(folder in file.parents for folder in INSIDE)
+    return False
 
 
 def _message(error: BaseException) -> str:

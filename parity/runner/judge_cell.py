@@ -18,7 +18,7 @@ from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
-from twinstep.parity.runner.invoke import SECONDS
+from twinstep.parity.runner.invoke import SECONDS, told
 from twinstep.parity.runner.repro import write_repro
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shrink import shrunk
@@ -116,6 +116,10 @@ def judge_cell(
         return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
     except ReferenceFault as fault:
         return Cell(key=key, status=Status.FAILED, calls=runner.calls, failure=str(fault))
+    except Exception as fault:
+        says = f"{key.operation}[{kernel.name}, {dtype}, {engine.name}] cannot be judged by "
+        says += f"`{law.name}`: {told(fault)}, inside the judge and not in the kernel"
+        return Cell(key=key, status=Status.FAILED, calls=runner.calls, failure=says)
     return Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,

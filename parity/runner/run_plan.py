@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -90,7 +91,8 @@ class PlanRunner:
         for check in plan.checks:
             found = check.violation(outcomes)
             if found is not None:
-                return found
+                remark = next((one.remark for one in outcomes if one.remark), "")
+                return replace(found, says=found.says + remark)
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
@@ -141,7 +143,14 @@ class PlanRunner:
         asked = not failure and _needs_reference(plan, number)
         accepted = self._accepted(call.case) if asked else _shapes(memory)
         outcome = Outcome(
-            memory, memory.before, after, accepted, asked, tuple(reads), failure if refused else ""
+            memory,
+            memory.before,
+            after,
+            accepted,
+            asked,
+            tuple(reads),
+            failure if refused else "",
+            remark=tuning_remark(log),
         )
         if call.lifted:
             outcome = replace(outcome, formulas=formulated(lift, memory))
@@ -199,6 +208,13 @@ def recorded_launches(engine: Engine) -> Iterator[list[Launch]]:
 
     with launches() as log:
         yield log
+
+
+def tuning_remark(log: list[Launch]) -> str:
+    """Remark on launches that an autotuner made on the arguments of the call; empty without any."""
+    tuned = Counter(launch.kernel for launch in log if launch.tuning)
+    counts = ", ".join(f"{name} {count} times" for name, count in tuned.items())
+    return f"; the tuner ran {counts} on these arguments: give restore_value" if tuned else ""
 
 
 def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
