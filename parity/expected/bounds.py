@@ -30,13 +30,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from twinstep.parity.expected.bounds_conditions import CONDITIONS
 from twinstep.parity.expected.bounds_sum import bounded_l2_norm
+from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, InstructionError
 from twinstep.reference.norm import root_of_squares
 
@@ -56,45 +58,6 @@ def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
         yield
     finally:
         _INSTRUCTION_ERROR.reset(token)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Carried:
-    """Facts of each element of a `Bounded` tensor; all float64 but `value` and `zone`.
-
-    Attributes:
-        value: the reference's own result, in the dtype of the formula.
-        exact: the formula in float64.
-        error: bound on |honest result - exact|.
-        peak: largest magnitude that some order of the multiplications may pass through.
-        gain: by how much divisions on the way may have magnified an underflow; 0 if there is none.
-        zone: whether overflow depends on the order of operations.
-        computed: whether an operation made it, so that another order may have rounded it otherwise.
-    """
-
-    value: Tensor
-    exact: Tensor
-    error: Tensor
-    peak: Tensor
-    gain: Tensor
-    zone: Tensor
-    computed: bool = True
-
-
-def known(value: Tensor) -> Carried:
-    """A number without error: an input, or a scalar the reference has formed."""
-    exact = value.to(torch.float64)
-    zero = torch.zeros_like(exact)
-    zone = torch.zeros_like(exact, dtype=torch.bool)
-    return Carried(
-        value=value,
-        exact=exact,
-        error=zero,
-        peak=exact.abs(),
-        gain=zero + 1.0,
-        zone=zone,
-        computed=False,
-    )
 
 
 class Bounded(Tensor):
@@ -343,51 +306,6 @@ def _where(operands: Sequence[Carried]) -> Carried:
     )
 
 
-def _comparison(
-    compare: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[[Sequence[Carried]], Carried]:
-    """A comparison of real numbers, open where another honest result decides otherwise."""
-
-    def rule(operands: Sequence[Carried]) -> Carried:
-        a, b = operands
-        yes = compare(a.exact, b.exact)
-        apart = (a.exact - b.exact).abs() > a.error + b.error
-        settled = apart | ((a.error == 0) & (b.error == 0))
-        return _decision(yes, ~settled | (yes != compare(a.value, b.value)))
-
-    return rule
-
-
-def _decision(yes: Tensor, open_: Tensor) -> Carried:
-    return replace(known(yes), error=open_.to(torch.float64))
-
-
-def _and(operands: Sequence[Carried]) -> Carried:
-    a, b = operands
-    no = ((a.exact == 0) & (a.error == 0)) | ((b.exact == 0) & (b.error == 0))
-    return _decision((a.exact != 0) & (b.exact != 0), ((a.error != 0) | (b.error != 0)) & ~no)
-
-
-def _or(operands: Sequence[Carried]) -> Carried:
-    return _not([_and([_not([x]) for x in operands])])
-
-
-def _not(operands: Sequence[Carried]) -> Carried:
-    (a,) = operands
-    return _decision(a.exact == 0, a.error != 0)
-
-
-CONDITIONS: dict[str, Callable[[Sequence[Carried]], Carried]] = {
-    "eq": _comparison(torch.eq),
-    "ge": _comparison(torch.ge),
-    "gt": _comparison(torch.gt),
-    "le": _comparison(torch.le),
-    "lt": _comparison(torch.lt),
-    "ne": _comparison(torch.ne),
-    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), _and),
-    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _or),
-    **dict.fromkeys(("bitwise_not", "logical_not"), _not),
-}
 CREATORS = frozenset({"full_like", "ones_like", "zeros_like"})
 RULES: dict[str, Callable[[Sequence[Carried]], Carried]] = {
     "abs": _absolute,
