@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from twinstep.reference.arithmetic import fp32, fp64
 
@@ -28,7 +29,13 @@ def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm in float64: the real sum is rounded once, and its root once more."""
+    """The norm in float64: the real sum is rounded once, and its root once more.
+
+    No tensor operation forms the sum, so tensors of other types may take over the whole function.
+    """
+    if has_torch_function(tensors):
+        root: Tensor = handle_torch_function(root_of_squares, tensors, tensors)
+        return root
     # A square of an fp32 number is exact in float64.
     squares = (x * x for x in elements(tensors))
     return torch.tensor(math.sqrt(math.fsum(squares)), dtype=torch.float64)

@@ -170,6 +170,13 @@ class GuardedMemory:
         finally:
             self.changed = tuple(given.changes())
 
+    def named(self) -> dict[str, Tensor]:
+        """All tensors inside the block, by the names that messages give them."""
+        return {
+            span.name if span.control else f"{span.name}[{span.index}]": span.of(self.block)
+            for span in self.spans
+        }
+
     def after(self) -> Tensor:
         """The bytes now, on the CPU."""
         return self.block.cpu().clone()

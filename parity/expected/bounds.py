@@ -15,7 +15,9 @@ of the same formula can have there. Every operation of the reference adds its ch
 - near zero there is an absolute term of two of the smallest subnormals, magnified by the divisions
   on the way (`gain`), because a kernel may scale before it divides;
 - where a product of factors passes the largest fp32 number (`peak`), the order of the
-  multiplications decides between a finite and a non-finite result: the element is in a `zone`.
+  multiplications decides between a finite and a non-finite result: the element is in a `zone`;
+- a comparison that an honest implementation may decide otherwise leaves both branches open: the
+  reference's norm may round to zero, or its square root overflow, where a wider one does not.
 
 The last rounding, to the dtype that is stored, is not charged: the judge rounds both ends of the
 interval instead, which is the same and stays tight for outputs of few bits.
@@ -28,15 +30,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from twinstep.parity.expected.bounds_conditions import CONDITIONS
 from twinstep.parity.expected.bounds_sum import bounded_l2_norm
+from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, InstructionError
-from twinstep.reference import norm
+from twinstep.reference.norm import root_of_squares
 
 HALF_ULP = 2.0**-24
 ROUNDING = 2 * HALF_ULP
@@ -44,58 +48,16 @@ SMALLEST = 2 * 2.0**-149
 TINY = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 _INSTRUCTION_ERROR: ContextVar[InstructionError] = ContextVar("instruction_error", default=IEEE)
-_ROOT_OF_SQUARES = norm.root_of_squares
 
 
 @contextmanager
 def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
-    """Add these errors to every operation inside the context, and follow exact norms."""
+    """Add these errors to every operation inside the context."""
     token = _INSTRUCTION_ERROR.set(instruction_error)
-    norm.root_of_squares = _root_of_squares
     try:
         yield
     finally:
-        norm.root_of_squares = _ROOT_OF_SQUARES
         _INSTRUCTION_ERROR.reset(token)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Carried:
-    """Facts of each element of a `Bounded` tensor; all float64 but `value` and `zone`.
-
-    Attributes:
-        value: the reference's own result, in the dtype of the formula.
-        exact: the formula in float64.
-        error: bound on |honest result - exact|.
-        peak: largest magnitude that some order of the multiplications may pass through.
-        gain: by how much divisions on the way may have magnified an underflow; 0 if there is none.
-        zone: whether overflow depends on the order of operations.
-        computed: whether an operation made it, so that another order may have rounded it otherwise.
-    """
-
-    value: Tensor
-    exact: Tensor
-    error: Tensor
-    peak: Tensor
-    gain: Tensor
-    zone: Tensor
-    computed: bool = True
-
-
-def known(value: Tensor) -> Carried:
-    """A number without error: an input, or a scalar the reference has formed."""
-    exact = value.to(torch.float64)
-    zero = torch.zeros_like(exact)
-    zone = torch.zeros_like(exact, dtype=torch.bool)
-    return Carried(
-        value=value,
-        exact=exact,
-        error=zero,
-        peak=exact.abs(),
-        gain=zero + 1.0,
-        zone=zone,
-        computed=False,
-    )
 
 
 class Bounded(Tensor):
@@ -115,8 +77,21 @@ class Bounded(Tensor):
         bounded.pending = pending
         return bounded
 
-    # The inherited handler would wrap every plain result in this class, with nothing carried.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Leave everything to the dispatcher but the exact norm, which calls no tensor operation.
+
+        The inherited handler would wrap every plain result in this class, with nothing carried.
+        """
+        if func is root_of_squares:
+            return _root_of_squares(cast("Sequence[Tensor]", args[0]))
+        return torch._C._disabled_torch_function_impl(func, types, tuple(args), dict(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -128,9 +103,13 @@ class Bounded(Tensor):
     ) -> object:
         """Run the operation on the values, and its rule on what they carry."""
         plain = func(*_values(args), **(kwargs or {}))
+        name = str(getattr(func, "overloadpacket", func)).rsplit(".", 1)[-1]
+        if isinstance(plain, Tensor) and name in CONDITIONS:
+            operands = [_carried(x, plain) for x in args if isinstance(x, Tensor | float | int)]
+            condition = CONDITIONS[name](operands)
+            return Bounded(replace(condition, value=plain)) if condition.error.any() else plain
         if not isinstance(plain, Tensor) or not plain.dtype.is_floating_point:
             return plain
-        name = str(getattr(func, "overloadpacket", func)).rsplit(".", 1)[-1]
         if name == "_to_copy":
             return _converted(cast("Bounded", args[0]), plain)
         if name in CREATORS:
@@ -144,11 +123,9 @@ class Bounded(Tensor):
 
 
 def _root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The exact norm of the reference, whose sum no tensor operation shows, with its bound."""
-    if not any(isinstance(x, Bounded) for x in tensors):
-        return _ROOT_OF_SQUARES(tensors)
+    """The exact norm of the reference with its bound."""
     carried = [_charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
-    value = _ROOT_OF_SQUARES([c.value for c in carried]).to(torch.float32)
+    value = root_of_squares([c.value for c in carried]).to(torch.float32)
     exact, error, zone = bounded_l2_norm(
         value, [c.exact for c in carried], [c.error for c in carried]
     )
@@ -179,13 +156,17 @@ def _charged(x: Bounded) -> Carried:
 
 
 def _converted(x: Bounded, plain: Tensor) -> Bounded:
+    if x.dtype == torch.bool:
+        return Bounded(replace(x.carried, value=plain))
     narrower = torch.finfo(plain.dtype).eps > torch.finfo(x.dtype).eps
     return Bounded(replace(_charged(x), value=plain), pending=narrower and plain.itemsize < 4)
 
 
 def _settled(c: Carried, plain: Tensor) -> Carried:
     """Add the absolute term, find overflow zones, and give non-finite results no error."""
-    error = c.error + SMALLEST * c.gain
+    # Zero of zeros alone: there is nothing that could underflow.
+    absolute = torch.where((c.exact == 0) & (c.error == 0), 0.0, SMALLEST * c.gain)
+    error = c.error + absolute
     finite = torch.isfinite(c.exact)
     error = torch.where(finite, error.nan_to_num(nan=torch.inf, posinf=torch.inf), 0.0)
     overflows = (c.peak > LARGEST) | (c.exact.abs() + error >= LARGEST * (1 - 2.0**-20))
@@ -306,19 +287,22 @@ def _same(operands: Sequence[Carried]) -> Carried:
 
 
 def _where(operands: Sequence[Carried]) -> Carried:
+    """The branch of real numbers; where the condition is open, as far as the other one too."""
     condition, a, b = operands
-    yes = condition.exact != 0
+    yes, open_ = condition.exact != 0, condition.error != 0
 
     def pick(left: Tensor, right: Tensor) -> Tensor:
         return torch.where(yes, left, right)
 
+    exact, error = pick(a.exact, b.exact), pick(a.error, b.error)
+    reach = (pick(b.exact, a.exact) - exact).abs() + pick(b.error, a.error)
     return Carried(
         value=a.value,
-        exact=pick(a.exact, b.exact),
-        error=pick(a.error, b.error),
-        peak=pick(a.peak, b.peak),
-        gain=pick(a.gain, b.gain),
-        zone=pick(a.zone, b.zone),
+        exact=exact,
+        error=torch.where(open_, torch.maximum(error, reach), error),
+        peak=torch.where(open_, torch.maximum(a.peak, b.peak), pick(a.peak, b.peak)),
+        gain=torch.where(open_, torch.maximum(a.gain, b.gain), pick(a.gain, b.gain)),
+        zone=torch.where(open_, a.zone | b.zone, pick(a.zone, b.zone)),
     )
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.expected.bounds import ROUNDING, RULES, SMALLEST, Carried
+from twinstep.parity.expected.bounds import ROUNDING, RULES, SMALLEST
+from twinstep.parity.expected.carried import Carried
 
 
 def _mm(operands: Sequence[Carried]) -> Carried:

@@ -20,9 +20,9 @@ def bounded_l2_norm(
 
     A sum of n squares takes n roundings of squares and at most n - 1 additions in any order, so its
     relative error is at most about n half ULP of fp32 (Higham 2002, section 4.2); a square may lose
-    a smallest subnormal. Errors of the elements move the norm by at most their own norm (triangle
-    inequality). An overflow of the squares is no rounding: +inf is accepted only where the norm
-    itself comes near the largest fp32 number.
+    a smallest subnormal, but zeros have no norm. Errors of the elements move the norm by at most
+    their own norm (triangle inequality). An overflow of the squares is no rounding: +inf is
+    accepted only where the norm itself comes near the largest fp32 number.
 
     Args:
         value: the reference's norm, fp32.
@@ -37,6 +37,9 @@ def bounded_l2_norm(
         return exact, torch.zeros_like(exact), torch.zeros((), dtype=torch.bool)
     root = math.sqrt(total)
     moved = math.sqrt(_sum(_squares(errors)))
+    if total == moved == 0.0:
+        zero = torch.zeros((), dtype=torch.float64)
+        return zero, zero, torch.zeros((), dtype=torch.bool)
     spread = (count + 2) * HALF_ULP * (root + moved) ** 2 + count * SMALLEST
     highest = math.sqrt(total + spread)
     lowest = math.sqrt(max(total - spread, 0.0))

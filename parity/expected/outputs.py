@@ -10,7 +10,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.bounds import ROUNDING, Bounded, Carried, allowing_for, known
+from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for
+from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
 from twinstep.parity.operations.operation import Bound
 
@@ -93,8 +94,10 @@ def _accepted(x: Tensor) -> Accepted:
 
 
 def _untouched(x: Bounded) -> Accepted:
-    """No rounding but the one to storage: there is nothing an honest kernel could do otherwise."""
-    return Accepted(value=x.carried.value)
+    """No rounding but the one to storage: the same number, a zero of either sign."""
+    value = x.carried.value
+    zone = torch.zeros_like(value, dtype=torch.bool)
+    return Accepted(value=value, low=value, high=value, zone=zone)
 
 
 def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:

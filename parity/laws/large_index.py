@@ -2,8 +2,9 @@
 
 The last tensor is blown up to more than 2^31 elements with the case's values at both ends, and both
 ends agree with the reference. On replay, past 2^32 elements as well: the tensor is virtual and only
-the first and last blocks of every launch run. On a GPU the memory is real, if there is enough.
-A program that walks over the whole tensor takes replay too long: then the cell is skipped.
+the blocks at the ends of every axis of a grid run. On a GPU the memory is real, if there is enough.
+A program that walks over the whole tensor takes replay too long, and torch on all of it needs its
+memory: then the cell is skipped.
 
 Real bugs: tensor sizes held in 32 bits, so that the loop never runs and weights silently stay as
 they are (deepspeedai/DeepSpeed#7640, NVIDIA/apex#1825, NVIDIA/TransformerEngine#2918); a 32-bit

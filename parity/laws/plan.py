@@ -73,6 +73,7 @@ class Outcome:
         changed: sentences on what is different in the process after the call.
         keeps: number of tensors, bytes, threads and processes that the call left, if it was
             guarded.
+        remark: what may be the cause of a violation in this call; empty if nothing is known.
     """
 
     memory: GuardedMemory
@@ -85,6 +86,7 @@ class Outcome:
     formulas: tuple[Formulated, ...] = ()
     changed: tuple[str, ...] = ()
     keeps: Mapping[str, int] = field(default_factory=dict)
+    remark: str = ""
 
     def got(self, span: Span) -> Tensor:
         """The tensor after the call."""

@@ -124,12 +124,18 @@ def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
 def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
     """True if a function can reach a Triton kernel through names in its code or its closure.
 
-    What else stands in the same file does not matter.
+    What else stands in the same file does not matter. Instances with `__call__`, bound methods and
+    partials reach what they hold and what their functions reach.
     """
     if isinstance(function, Elsewhere):
         return function.triton
+    if not isinstance(function, FunctionType):
+        held = [*_held(function), *_functions_of(function)]
+        if any(uses_triton(inner, depth) for inner in held if isinstance(inner, FunctionType)):
+            return True
+        return any(_is_triton(value) for value in held)
     for value in _named(function):
-        if type(value).__module__.startswith("triton.runtime"):
+        if _is_triton(value):
             return True
         if isinstance(value, ModuleType) and _is_kernels(value.__name__):
             return True
@@ -139,6 +145,17 @@ def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
             if _is_kernels(inner.__module__ or "") or uses_triton(inner, depth - 1):
                 return True
     return False
+
+
+def _is_triton(value: object) -> bool:
+    return type(value).__module__.startswith("triton.runtime")
+
+
+def _held(value: object) -> list[object]:
+    """What a partial is given, or an instance has as attributes."""
+    if isinstance(value, functools.partial):
+        return [*value.args, *value.keywords.values()]
+    return list(getattr(getattr(value, "__self__", value), "__dict__", {}).values())
 
 
 def _is_kernels(module: str) -> bool:

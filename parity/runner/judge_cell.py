@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import dataclass
 
 from twinstep.parity.cases.case import Case, Recipe
@@ -11,7 +12,7 @@ from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
-from twinstep.parity.records.errors import CannotJudge, CannotRun, ReferenceFault
+from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
@@ -116,12 +117,12 @@ def judge_cell(
     try:
         broken = _search(runner, dtype, law, effort, coverage)
         failure = None if broken is None else _explained(runner, law, broken, effort)
-    except CannotRun as cause:
+    except (CannotRun, ReferenceFault) as cause:
         return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=str(cause))
     except CannotJudge as cause:
         return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
-    except ReferenceFault as fault:
-        return Cell(key=key, status=Status.FAILED, calls=runner.calls, failure=str(fault))
+    except Exception as error:
+        return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=fault(error))
     return Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,
@@ -135,6 +136,18 @@ def judge_cell(
         fatal="" if failure is None else failure.finding.fatal,
         repro="" if failure is None else failure.repro,
     )
+
+
+def fault(error: Exception) -> str:
+    """A defect of the judge as a reason; the innermost place is where to look."""
+    if isinstance(error, JudgeFault):
+        lines = str(error).strip().splitlines()
+        frames = [row.strip() for row in lines if row.startswith("  File ")]
+        cause, place = lines[-1], frames[-1] if frames else ""
+    else:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        cause, place = f"{type(error).__name__}: {error}", f"{last.filename}:{last.lineno}"
+    return f"the judge itself failed, not the kernel: {cause} [{place}]"
 
 
 def _search(

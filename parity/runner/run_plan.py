@@ -85,7 +85,8 @@ class PlanRunner:
         for check in plan.checks:
             violation = check.violation(outcomes)
             if violation is not None:
-                return violation
+                remark = next((one.remark for one in outcomes if one.remark), "")
+                return replace(violation, says=violation.says + remark)
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
@@ -127,6 +128,7 @@ class PlanRunner:
             formulas=formulated(made.wide, made.foreign, memory) if call.lifted else (),
             changed=made.changed,
             keeps=made.keeps,
+            remark=made.remark,
         )
         if not failure:
             self.cache.keep(call, outcome, self.instruction_error)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from twinstep.parity.laws import LAWS
-from twinstep.parity.records.errors import JudgeFault
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.subject import RemoteCaller, RemoteSide, Subject
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import Effort, fault, judge_cell
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin
 
@@ -223,15 +221,3 @@ class Session:
 def given_up_after(key: Key) -> str:
     """Reason why the other cells of a kernel are not judged."""
     return f"not called again after `{key.law}` [{key.dtype}]"
-
-
-def fault(error: Exception) -> str:
-    """A defect of the judge as a reason; the innermost place is where to look."""
-    if isinstance(error, JudgeFault):
-        lines = str(error).strip().splitlines()
-        frames = [row.strip() for row in lines if row.startswith("  File ")]
-        cause, place = lines[-1], frames[-1] if frames else ""
-    else:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        cause, place = f"{type(error).__name__}: {error}", f"{last.filename}:{last.lineno}"
-    return f"the judge itself failed, not the kernel: {cause} [{place}]"

@@ -27,7 +27,7 @@ class Options:
         order: "natural", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
         only_blocks: Linear indices of the blocks to run, or None for all.
-        only_ends: How many blocks to run at either end of the grid, or None for all.
+        only_ends: How many blocks to run at either end of every axis of the grid, or None for all.
         max_steps: Steps after which a batch is taken to be stuck.
         after_batch: Called whenever some blocks have run.
     """
@@ -51,6 +51,8 @@ TRANSLATION: ContextVar[Callable[[Program], Program] | None] = ContextVar(
     "replay translation", default=None
 )
 """Gives the program to run in place of another, inside `replay.shadow64.lift.lifting`."""
+TUNING: ContextVar[bool] = ContextVar("replay tuning", default=False)
+"""Whether an autotuner makes the launches, on arguments that it does not restore."""
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class Launch:
         barriers: Threads that passed a barrier.
         shared_read, shared_written: Bytes of shared memory.
         seconds: Wall-clock time of the launch.
+        tuning: An autotuner made it for its time, and leaves in the arguments what it wrote.
     """
 
     kernel: str
@@ -59,6 +60,7 @@ class Launch:
     shared_read: int = 0
     shared_written: int = 0
     seconds: float = 0.0
+    tuning: bool = False
 
     @property
     def bytes_read(self) -> int:

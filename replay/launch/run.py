@@ -15,7 +15,14 @@ import torch
 from twinstep.replay.checks.races import BatchChecks, History
 from twinstep.replay.dtypes import NUMPY, Array, raw, width
 from twinstep.replay.errors import ReplayError
-from twinstep.replay.launch.options import OPTIONS, TRANSLATION, Labelled, Options, reachable
+from twinstep.replay.launch.options import (
+    OPTIONS,
+    TRANSLATION,
+    TUNING,
+    Labelled,
+    Options,
+    reachable,
+)
 from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
@@ -29,6 +36,9 @@ from twinstep.replay.translate.program import translate
 
 LANES = 16384
 """Threads per batch: large enough to hide NumPy's overhead, small enough for the cache."""
+
+PLANE = 65_535
+"""Most blocks of a grid along y and z; launchers fold longer rows of blocks into lines of it."""
 
 SHARED_LIMIT = 64 << 20
 """Bytes of shared memory that one batch may take."""
@@ -92,12 +102,19 @@ def run(request: Request) -> Launch:
             never touched.
     """
     settings = OPTIONS.get()
+    if max(request.grid[1:]) > PLANE:
+        x, y, z = request.grid
+        raise ReplayError(
+            f"Kernel {request.program.kernel.name} has a grid of {x:,} x {y:,} x {z:,} blocks, but "
+            f"a GPU takes at most {PLANE:,} along y and z."
+        )
     with _LOCK:
         started = perf_counter()
         request = replace(request, settings=settings)
         if (retranslated := TRANSLATION.get()) is not None:
             request = replace(request, program=retranslated(request.program))
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
+        launch.tuning = TUNING.get()
         regions = Regions(_known(request), _constants(request.program))
         history = _history(settings, request.program)
         with np.errstate(all="ignore"):
@@ -155,8 +172,7 @@ def _batches(request: Request) -> Iterator[Array]:
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
     elif settings.only_ends is not None:
-        ends = min(settings.only_ends, count)
-        chosen = np.union1d(np.arange(ends), np.arange(count - ends, count))
+        chosen = _near_ends(grid, settings.only_ends)
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
     else:
@@ -165,6 +181,23 @@ def _batches(request: Request) -> Iterator[Array]:
         return
     for start in range(0, len(chosen), per_batch):
         yield chosen[start : start + per_batch]
+
+
+def _near_ends(grid: Place, count: int) -> Array:
+    """Linear indices of the blocks within `count` of an end along every axis.
+
+    A grid of tensors and blocks has the ends of its tensors there. Blocks in one long row that was
+    folded into a plane end anywhere in the last line of it, which then is at most `PLANE` long.
+    """
+    ends = [np.union1d(np.arange(min(count, n)), np.arange(max(n - count, 0), n)) for n in grid]
+    lines = [[ends[0], ends[1], ends[2]]]
+    for axis, other in ((0, 1), (1, 0)):
+        if grid[axis] <= PLANE + 1 and grid[other] > 1:
+            line = [*ends]
+            line[axis], line[other] = np.arange(grid[axis]), np.array([grid[other] - 1])
+            lines.append(line)
+    chosen = [((z[:, None, None] * grid[1] + y[:, None]) * grid[0] + x) for x, y, z in lines]
+    return np.unique(np.concatenate([linear.reshape(-1) for linear in chosen]))
 
 
 def _shared_size(request: Request) -> int:

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
-from twinstep.replay.launch.options import register_buffer_provider
+from twinstep.replay.launch.options import TUNING, register_buffer_provider
 from twinstep.replay.triton.launcher import WARP, Launcher
 
 TESTED = ((3, 6), (3, 9))
@@ -59,6 +59,13 @@ def check_subnormals() -> None:
             "Subnormal floats are flushed to zero in this thread, but replay needs them: do not "
             "call torch.set_flush_denormal(True), and do not import code built with fast-math."
         )
+
+
+def _restores(call: Callable[[], object]) -> bool:
+    """True if the autotuner that made this closure puts its arguments back after every run."""
+    held = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
+    hooks = ("restore_value", "reset_to_zero", "user_defined_pre_hook", "user_defined_post_hook")
+    return any(getattr(owner, hook, None) for owner in held for hook in hooks)
 
 
 class _Utils:
@@ -143,8 +150,12 @@ class ReplayDriver:
         def benchmark(
             call: Callable[[], object], *, quantiles: list[float], **_: object
         ) -> list[float]:
+            token = TUNING.set(not _restores(call))
             started = perf_counter()
-            call()
+            try:
+                call()
+            finally:
+                TUNING.reset(token)
             return [1000.0 * (perf_counter() - started)] * len(quantiles or [0.5])
 
         return benchmark

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.operation import Bound
 from twinstep.parity.operations.table import operation_named, operations
+from twinstep.reference import norm
 
 Change = Callable[[dict[str, float]], None]
 CONTROLS = {"lr": 0.25, "beta1": 0.9991, "beta2": 0.9987, "eps": 1.3e-3, "weight_decay": 0.31}
@@ -126,3 +129,113 @@ def test_sum_bound_accepts_fp32_in_any_order_and_rejects_a_missing_element() -> 
     largest = flat.abs().argmax()
     rest = torch.cat([flat[:largest], flat[largest + 1 :]])
     assert not bool(accepted.accepts(rest.square().sum().sqrt()).all())
+
+
+ALONE = {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "eps": 0.0, "weight_decay": 0.0, "factor": 1.0}
+FREE = {**ALONE, "max_coeff": 1e30, "min_coeff": 0.0}
+LAMB = Recipe(
+    layout="flat",
+    sizes=(2,),
+    regime="zeros",
+    controls=FREE,
+    options={"bias_correction": False, "eps_inside_sqrt": False},
+)
+
+
+def lamb_case(params: list[float], grads: list[float], **controls: float) -> Case:
+    """LAMB on one tensor without state, fp32."""
+    recipe = replace(LAMB, sizes=(len(params),), controls={**FREE, **controls})
+    case = generate(operation_named("lamb_step", "test"), "fp32", recipe)
+    values = {"params": params, "grads": grads}
+    lists = {
+        name: [torch.tensor(values.get(name, [0.0] * len(params)), dtype=t.dtype)]
+        if t.dim()
+        else [torch.zeros_like(t)]
+        for name, ts in case.lists.items()
+        for t in ts[:1]
+    }
+    return case.with_lists({**{name: [] for name in case.lists}, **lists})
+
+
+def lamb_float64(case: Case) -> Tensor:
+    """The new weights, with nothing rounded or overflowing on the way."""
+    c = {name: value.double() for name, value in case.controls.items()}
+    p, g = (case.lists[name][0].double() for name in ("params", "grads"))
+    g = g * c["factor"]
+    m = (1 - c["beta1"]).float().double() * g + c["beta1"].float().double() * case.lists[
+        "exp_avgs"
+    ][0].double()
+    v = (1 - c["beta2"]) * g * g
+    u = m / (v.sqrt() + c["eps"])
+    w, n = p.norm(), u.norm()
+    rho = (w / n).clamp(c["min_coeff"], c["max_coeff"]) if w != 0 and n != 0 else torch.ones(())
+    return (p - c["lr"] * rho * u).float()
+
+
+OVERFLOWS = {
+    "square": lamb_case([2.0**40], [2.0**80]),
+    "norm of the weights": lamb_case([3e38, 3e38], [1.0, -1.0], lr=1e-30),
+    "norm of the direction": lamb_case([1.0, 1.0], [3e38, -3e38], beta2=1.0, eps=1.0, lr=1e-30),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_lamb_in_float64_is_accepted_where_fp32_overflows(name: str) -> None:
+    case = OVERFLOWS[name]
+    (accepted,) = accepted_outputs(case, "bounded")["params"]
+    assert bool(accepted.accepts(lamb_float64(case)).all())
+    assert bool(accepted.accepts(accepted.value).all())
+
+
+def test_a_norm_that_may_round_to_zero_leaves_both_branches_open() -> None:
+    grads, moments = (
+        float(torch.tensor(b, dtype=torch.int32).view(torch.float32))
+        for b in (-0x4568_355A, 0x38F2_DDD6)
+    )
+    case = lamb_case([1.0], [grads], beta1=0.95, max_coeff=40.0, factor=1.9, lr=20.0)
+    (settled,) = accepted_outputs(case, "bounded")["params"]
+    assert settled.bound is not None
+    assert bool((settled.bound < 1e-3).all())
+    case = case.with_lists({**case.lists, "exp_avgs": [torch.tensor([moments])]})
+    (accepted,) = accepted_outputs(case, "bounded")["params"]
+    assert accepted.value.item() == 1.0  # the reference's direction is zero, its ratio one
+    assert lamb_float64(case).item() > 1.0 + 8 * 2.0**-23
+    assert bool(accepted.accepts(lamb_float64(case)).all())
+
+
+def test_a_direction_of_zeros_alone_keeps_its_branch() -> None:
+    case = lamb_case([1.0, -2.0], [0.0, 0.0], beta1=0.5, beta2=0.5, eps=0.5)
+    (accepted,) = accepted_outputs(case, "bounded")["params"]
+    assert bool(accepted.accepts(torch.tensor([1.0, -2.0])).all())
+    for wrong in (1.0 + 2.0**-20, float("nan"), float("inf")):
+        assert not bool(accepted.accepts(torch.tensor([wrong, -2.0])).all())
+
+
+def test_sign_of_zero_counts_for_exact_kernels_only() -> None:
+    recipe = Recipe(layout="flat", sizes=(3,), regime="zeros", controls={"inv_scale": 1.0})
+    case = generate(operation_named("unscale", "test"), "fp32", recipe)
+    case = case.with_lists({"grads": [torch.tensor([-0.0, 1.5, 3.0])]})
+    positive = torch.tensor([0.0, 1.5, 3.0])
+    (bounded,) = accepted_outputs(case, "bounded")["grads"]
+    (exact,) = accepted_outputs(case, "exact")["grads"]
+    assert bounded.accepts(positive).tolist() == [True, True, True]
+    assert exact.accepts(positive).tolist() == [False, True, True]
+    for wrong in (torch.tensor([0.0, 1.5000001, 0.0]), torch.tensor([0.0, -1.5, float("nan")])):
+        assert bounded.accepts(wrong).tolist()[1:] == [False, False]
+
+
+def test_bounds_leave_the_norm_of_other_threads_alone() -> None:
+    plain = norm.root_of_squares
+    case = generate(
+        operation_named("lamb_step", "test"),
+        "fp32",
+        replace(LAMB, layout="list", sizes=(40, 3), regime="ordinary", seed=3),
+    )
+    alone = accepted_outputs(case, "bounded")["params"]
+    with ThreadPoolExecutor(2) as pool:
+        rows = list(pool.map(lambda _: accepted_outputs(case, "bounded")["params"], range(4)))
+        roots = list(pool.map(lambda _: norm.l2_norm([torch.tensor([3.0, 4.0])]), range(4)))
+    assert norm.root_of_squares is plain
+    assert all(type(root) is Tensor and root.item() == 5.0 for root in roots)
+    for row in rows:
+        assert all(torch.equal(a.bound, b.bound) for a, b in zip(row, alone, strict=True))  # type: ignore[arg-type]

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tests.helpers.command import parity
-from twinstep.parity.expected.bounds import Bounded, known
+from twinstep.parity.expected.bounds import Bounded
 from twinstep.parity.expected.bounds_matmul import add_matrix_rules
+from twinstep.parity.expected.carried import known
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.errors import UsageError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -55,6 +56,31 @@ PLAIN = Kernel(
 def test_a_torch_kernel_runs_on_the_cpu() -> None:
     assert not uses_triton(plain)
     assert engine_for(PLAIN).name == "cpu"
+
+
+class Launcher:
+    """Holds a kernel, and calls what reaches one."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    def __call__(self, accumulators: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        """Call what it holds."""
+
+
+def test_instances_and_partials_run_where_what_they_hold_does() -> None:
+    import triton
+
+    def jitted() -> None:
+        """Nothing."""
+
+    for held in (with_triton(), triton.jit(jitted)):
+        given: Any = partial(cast(Any, plain), held)
+        for kernel in (Launcher(held), Launcher(held).__call__, given):
+            assert uses_triton(kernel)
+    assert uses_triton(partial(with_triton()))
+    for kernel in (Launcher(plain), partial(plain), partial(plain, [])):
+        assert not uses_triton(kernel)
 
 
 def test_a_triton_kernel_runs_on_the_gpu_or_on_replay() -> None:

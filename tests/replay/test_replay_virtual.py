@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 import twinstep.replay
-from twinstep.replay import OutOfBounds, ends_of, folded_tensor, virtual_ends, virtual_tensor
+from twinstep.replay import (
+    OutOfBounds,
+    ReplayError,
+    ends_of,
+    folded_tensor,
+    virtual_ends,
+    virtual_tensor,
+)
 
 HUGE = 3_000_000_000
 
@@ -60,6 +67,56 @@ def test_only_ends_runs_the_first_and_the_last_blocks() -> None:
     with twinstep.replay.options(only_ends=5):
         add_one[(4,)](x, 1000, BLOCK=256, NARROW=False)
     assert x[256:].eq(1).all()
+
+
+@triton.jit
+def mark(x_ptr):
+    width, height = tl.num_programs(0), tl.num_programs(1)
+    at = (tl.program_id(2) * height + tl.program_id(1)) * width + tl.program_id(0)
+    tl.store(x_ptr + at, 1)
+
+
+def test_only_ends_are_those_of_every_axis() -> None:
+    x = torch.zeros(2, 20, 70_000, dtype=torch.int32)
+    with twinstep.replay.options(only_ends=3):
+        mark[(70_000, 20, 2)](x)
+    near = [torch.tensor([min(i, n - 1 - i) < 3 for i in range(n)]) for n in x.shape]
+    want = near[0][:, None, None] & near[1][:, None] & near[2]
+    want[:, :, -1] = True
+    assert torch.equal(x.bool(), want)
+
+
+def test_only_ends_run_all_of_the_last_line_of_a_folded_row() -> None:
+    x = torch.zeros(1, 12, 500, dtype=torch.int32)
+    with twinstep.replay.options(only_ends=2):
+        mark[(500, 12, 1)](x)
+    assert x[0, -1].all()
+    assert x[0, :, -1].all()
+    assert not x[0, 2:-2, 2:-2].any()
+
+
+def test_a_grid_that_no_gpu_takes_is_refused() -> None:
+    x = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ReplayError, match="grid of 1 x 65,536 x 1 blocks, but a GPU takes at most"):
+        mark[(1, 65_536)](x)
+
+
+@triton.jit
+def bump(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, tl.load(x_ptr) + 1)
+
+
+@pytest.mark.parametrize("restored", [[], ["x_ptr"]])
+def test_launches_of_a_tuner_are_marked_unless_it_restores(restored: list[str]) -> None:
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+    tuned = triton.autotune(configs, key=[], restore_value=restored)(bump)
+    x = torch.zeros(1)
+    with twinstep.replay.launches() as log:
+        tuned[(1,)](x)
+        tuned[(1,)](x)
+    marks = [launch.tuning for launch in log]
+    assert marks == ([False] * 4 if restored else [True, True, False, False])
+    assert x.item() == (2 if restored else 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinstep.parity.proof.corpus import (
     harmless_compiled,
+    harmless_launches,
     harmless_library,
     harmless_torch,
     wrong_adam_dtype,
@@ -45,7 +46,7 @@ WRONG = (
     wrong_triton,
     wrong_upstream,
 )
-HARMLESS = (harmless_torch, harmless_library, harmless_compiled)
+HARMLESS = (harmless_torch, harmless_library, harmless_compiled, harmless_launches)
 
 
 def corpus() -> tuple[Entry, ...]:

@@ -18,7 +18,10 @@ from twinstep.parity.proof.corpus.calls import (
     CastCopyCall,
     FlattenCall,
     GlobalNormCall,
+    LambCall,
+    SgdCall,
     Tensors,
+    UnscaleCall,
     skipped,
 )
 from twinstep.parity.proof.corpus.entry import Variant
@@ -234,6 +237,71 @@ def norm_summed_in_fp32(call: GlobalNormCall) -> None:
         return square_root(float(torch.stack([torch.zeros(()), *parts]).sum()))
 
     gradients.global_norm(call, norm)
+
+
+@harmless(SHELF, "global_norm", dtypes=("bf16", "fp32"))
+def norm_scaled_by_the_largest(call: GlobalNormCall) -> None:
+    """Every element is divided by the largest magnitude before it is squared."""
+
+    def norm(grads: Tensors) -> float:
+        flat = torch.cat([torch.zeros(1), *[fp32(g).reshape(-1) for g in grads]])
+        top = flat.abs().max()
+        usable = bool(torch.isfinite(top)) and bool(top)
+        return float(top * (flat / top).norm()) if usable else float(top)
+
+    gradients.global_norm(call, norm)
+
+
+@harmless(SHELF, "unscale", dtypes=(*MASTERS, "mixed"))
+def zeros_made_positive(call: UnscaleCall) -> None:
+    """A zero has no sign any more."""
+    gradients.unscale(call)
+    for g in call.grads:
+        g.add_(0.0)
+
+
+@harmless(SHELF, "sgd_step", dtypes=MASTERS)
+def selected_by_the_overflow_flag(call: SgdCall) -> None:
+    """The step is always computed, and torch.where keeps the old values on an overflow."""
+    taken = replace(
+        call,
+        params=[t.clone() for t in call.params],
+        momentums=[t.clone() for t in call.momentums],
+        copies=[t.clone() for t in call.copies],
+        steps=[t.clone() for t in call.steps],
+        found_inf=torch.zeros_like(call.found_inf),
+    )
+    sgd.step(taken)
+    for name in ("params", "momentums", "copies", "steps"):
+        for old, new in zip(getattr(call, name), getattr(taken, name), strict=True):
+            old.copy_(torch.where(call.found_inf != 0, old, new))
+
+
+@harmless(SHELF, "lamb_step", dtypes=STEP)
+def lamb_in_float64(call: LambCall) -> None:
+    """Everything in float64, where no norm and no square overflows."""
+    if skipped(call):
+        return
+    for i, p in enumerate(call.params):
+        wide = {n: fp32(getattr(call, n)).double() for n in ("eps", "weight_decay", "factor")}
+        b1, b2 = fp32(call.beta1).double(), fp32(call.beta2).double()
+        c1, c2 = fp32(1.0 - call.beta1).double(), fp32(1.0 - call.beta2).double()
+        g = call.grads[i].double() * wide["factor"]
+        m = b1 * call.exp_avgs[i] + c1 * g
+        v = b2 * call.exp_avg_sqs[i] + c2 * g * g
+        inside = call.eps_inside_sqrt
+        d = (v + wide["eps"]).sqrt() if inside else v.sqrt() + wide["eps"]
+        u = m / d + wide["weight_decay"] * p.double()
+        w, n = p.double().norm(), u.norm()
+        rho = (w / n).clamp(max=call.max_coeff).clamp(min=call.min_coeff)
+        a = lamb.step_size(call, int(call.steps[i]) + 1).double()
+        new = fp32(p.double() - a * torch.where((w != 0) & (n != 0), rho, 1.0) * u)
+        call.exp_avgs[i].copy_(m)
+        call.exp_avg_sqs[i].copy_(v)
+        p.copy_(new)
+        if call.copies:
+            call.copies[i].copy_(new)
+        call.steps[i].add_(1)
 
 
 @harmless(SHELF, "accumulate", arithmetic="exact", dtypes=MASTERS)

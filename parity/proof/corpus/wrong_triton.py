@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from twinstep.parity.proof.corpus import launch_kernels
 from twinstep.parity.proof.corpus import triton_kernels as kernels
-from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall, UnscaleCall
+from twinstep.parity.proof.corpus.calls import AccumulateCall, AdamCall, CastCopyCall, UnscaleCall
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 from twinstep.parity.proof.corpus.triton_kernels import AdamwLaunch, adamw
@@ -132,3 +133,9 @@ def triton_cast_one_too_many(call: CastCopyCall) -> None:
 def triton_cast_truncates(call: CastCopyCall) -> None:
     """The upper half of the word is stored, without rounding."""
     kernels.cast_copy(call, truncate=True)
+
+
+@fault("accumulate", component="accumulation")
+def tuned_on_live_accumulators(call: AccumulateCall) -> None:
+    """Autotuned without restoring: each trial adds the gradients once more."""
+    launch_kernels.accumulate_tuned(call, restores=False)

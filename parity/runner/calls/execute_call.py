@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
@@ -32,15 +33,15 @@ def execute_call(
         CannotJudge: there is not enough memory or time for a large call.
         CannotRun: see `invoke`.
     """
-    if call.races:
-        return _compared(function, memory, seconds)
     if call.captured:
         return call_captured(function, memory, seconds)
     if not call.end:
-        return invoke(function, memory, seconds)
+        with _on_replay(engine, memory, check_races=call.races):
+            return invoke(function, memory, seconds)
     if memory.ends is None:
         grown = large_tensors.LargeTensors(call.case, engine)
-        ended = large_tensors.call_large(function, grown, engine)
+        with _on_replay(engine, grown, only_ends=large_tensors.ENDS):
+            ended = large_tensors.call_large(function, grown, engine)
         if ended.failure:
             return ended
         memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)
@@ -48,13 +49,26 @@ def execute_call(
     return Ended()
 
 
-def _compared(function: Callable[..., object], memory: GuardedMemory, seconds: float) -> Ended:
-    """Call a kernel on replay while every access is compared with those before it."""
+@contextlib.contextmanager
+def _on_replay(
+    engine: Engine,
+    memory: GuardedMemory | large_tensors.LargeTensors,
+    *,
+    check_races: bool = False,
+    only_ends: int | None = None,
+) -> Iterator[None]:
+    """Settings of replay, and every tensor of the call within reach: a table may hold its address.
+
+    Args:
+        engine: where the call runs; nothing is changed on others.
+        memory: holds the tensors.
+        check_races: see `replay.options`.
+        only_ends: see `replay.options`.
+    """
+    if engine.name != "replay":
+        yield
+        return
     from twinstep.replay import allow, options
 
-    names = {
-        span.name if span.control else f"{span.name}[{span.index}]": span.of(memory.block)
-        for span in memory.spans
-    }
-    with allow(**names), options(check_races=True):
-        return invoke(function, memory, seconds)
+    with allow(**memory.named()), options(check_races=check_races, only_ends=only_ends):
+        yield

@@ -62,6 +62,11 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.reads = reads
         self.device = device
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler inside the first call, seconds of its limit."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., object],

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from twinstep.parity.records.errors import CannotRun, KernelTimeout
-from twinstep.parity.runner.calls.places import line_of, place_in, place_of
+from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, KernelTimeout
+from twinstep.parity.runner.calls.places import INSTALLED, OURS, line_of, place_in, place_of
 
 SECONDS = 20.0
 # A kernel that waits gets this many times as much by the clock.
 PATIENCE = 2
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
+
+# Code of ours that runs inside a call, apart from kernels and from what passes calls on.
+INSIDE = tuple(str(OURS / folder) for folder in ("parity/cases", "replay"))
 
 
 class Callee(Protocol):
@@ -113,6 +117,8 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
     """Call a kernel on its memory.
 
     Raises:
+        CannotJudge: the judge asks for more than there is.
+        JudgeFault: the judge or replay itself went wrong.
         CannotRun: for want of an instruction, a device, memory, a module, or a place to write to.
         KeyboardInterrupt: the user's, not one that the kernel raised.
     """
@@ -123,6 +129,8 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
                 torch.cuda.synchronize()
     except KernelTimeout as timeout:
         return Ended(f"hangs: {timeout}", "hang")
+    except CannotJudge:
+        raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and _interruptible():
             raise
@@ -153,7 +161,23 @@ def raised(error: BaseException) -> Ended:
         # Triton prints the source before the error.
         says = _message(error).rpartition(" ... ")[2]
         return Ended(f"does not compile: {says}{line_of(error)}", "compile")
+    if _inside(error):
+        raise JudgeFault("".join(traceback.format_exception(error))) from error
     return Ended(f"raises {type(error).__name__}: {_message(error)}{line_of(error)}")
+
+
+def _inside(error: BaseException) -> bool:
+    """True if the judge's own code raised it: the innermost frame that is no library's is there.
+
+    What replay finds in a kernel is an error of replay's own classes; a function that does not take
+    the arguments of the call fails in the frame that makes it.
+    """
+    if type(error).__module__ == "twinstep.replay.errors":
+        return False
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(INSTALLED):
+            return frame.name != "call" and frame.filename.startswith(INSIDE)
+    return False
 
 
 def unable(error: BaseException) -> str:

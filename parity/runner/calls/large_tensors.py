@@ -1,16 +1,17 @@
 """A call on a tensor of more than 2³¹ elements, of which only both ends are looked at.
 
-On replay the tensor is virtual: addresses without memory, and only the first and last blocks of
-every launch run. On a GPU the memory is real.
+On replay the tensor is virtual: addresses without memory, and only the blocks at
+the ends of every axis of a grid run. On a GPU the memory is real.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
@@ -60,6 +61,12 @@ class LargeTensors:
         ordered = [self.lists[argument.name] for argument in self.case.operation.lists]
         return kernel(*ordered, **self.controls, **self.case.options)
 
+    def named(self) -> dict[str, Tensor]:
+        """All tensors of the call, by the names that messages give them."""
+        lists = self.lists.items()
+        named = {f"{name}[{index}]": t for name, ts in lists for index, t in enumerate(ts)}
+        return {**named, **self.controls}
+
     def end(self, memory: GuardedMemory, last: bool) -> Tensor:
         """The bytes of guarded memory, had it held what the first, or last, elements hold now."""
         after = memory.before.clone()
@@ -93,26 +100,43 @@ def _on_gpu(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
     return [*copies[:-1], grown]
 
 
-@contextlib.contextmanager
-def _only_ends(engine: Engine) -> Iterator[None]:
-    if engine.name != "replay":
-        yield
-        return
-    from twinstep.replay import options
+class _PiecesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets torch take views of large tensors, and refuses to touch all of one."""
 
-    with options(only_ends=ENDS):
-        yield
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would import its compiler inside the first call, seconds of its limit."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if not func.is_view:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor) and value.numel() >= 2**31:
+                    raise CannotJudge(
+                        f"the kernel calls {func} on all of {value.numel()} elements, which exist "
+                        "on replay only where they are touched"
+                    )
+        return func(*args, **(kwargs or {}))
 
 
 def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> Ended:
     """Call the kernel.
 
     Raises:
-        CannotJudge: on replay a program walks over the whole tensor.
+        CannotJudge: on replay a program, or torch, walks over the whole tensor; on a GPU the kernel
+            needs more memory than there is beside it.
     """
-    with _only_ends(engine):
-        ended = invoke(function, large, SECONDS if engine.name == "replay" else 60.0)
-    if engine.name == "replay" and ended.fatal == "hang":
+    if engine.name != "replay":
+        return invoke(function, large, 60.0)
+    with _PiecesOnly():  # type: ignore[no-untyped-call]
+        ended = invoke(function, large, SECONDS)
+    if ended.fatal == "hang":
         raise CannotJudge(
             f"a program walks over all of {large.numel} elements, which takes replay too long"
         )

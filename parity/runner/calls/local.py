@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,6 +76,7 @@ class LocalCaller:
             foreign=lift is not None and lift.foreign,
             changed=(*memory.changed, *changed),
             keeps=keeps,
+            remark=tuning_remark(log),
         )
 
 
@@ -105,6 +107,13 @@ def instruction_error_on(engine: Engine, log: list[Launch]) -> InstructionError:
     if engine.name == "replay":
         return instruction_error_of(log) if log else CPU
     return {"cpu": CPU, "interpret": IEEE}.get(engine.name, UNKNOWN)
+
+
+def tuning_remark(log: list[Launch]) -> str:
+    """Remark on launches that an autotuner made on the arguments of the call; empty without any."""
+    tuned = Counter(launch.kernel for launch in log if launch.tuning)
+    counts = ", ".join(f"{name} {count} times" for name, count in tuned.items())
+    return f"; the tuner ran {counts} on these arguments: give restore_value" if tuned else ""
 
 
 def _approximate(log: list[Launch]) -> Iterator[str]:

@@ -35,6 +35,7 @@ class Made:
         changed: sentences on what is different in the process after the call.
         keeps: tensors, bytes of tensors, threads and processes that there are after a guarded call
             and were not before, by name.
+        remark: what may be the cause of wrong results; empty if nothing is known.
     """
 
     memory: GuardedMemory
@@ -48,6 +49,7 @@ class Made:
     foreign: bool = False
     changed: tuple[str, ...] = ()
     keeps: Mapping[str, int] = field(default_factory=dict)
+    remark: str = ""
 
 
 class Caller(Protocol):

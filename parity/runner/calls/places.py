@@ -10,10 +10,8 @@ from pathlib import Path
 from types import FrameType
 
 OURS = Path(__file__).resolve().parents[3]
-LIBRARIES = (
-    *(str(OURS / folder) for folder in ("parity", "replay")),
-    *{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")},
-)
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+LIBRARIES = (*INSTALLED, *(str(OURS / folder) for folder in ("parity", "replay")))
 
 
 def is_library(file: str) -> bool:

@@ -1,0 +1,55 @@
+"""Compiled kernels that are right, launched in the ways that users launch them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from twinstep.parity.proof.corpus import launch_kernels as kernels
+from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
+    CastCopyCall,
+    GlobalNormCall,
+    SgdCall,
+)
+from twinstep.parity.proof.corpus.entry import Variant
+from twinstep.parity.proof.corpus.shelf import harmless
+
+SHELF: list[Variant] = []
+MASTERS = ("bf16", "fp16", "fp32")
+launched = partial(harmless, SHELF, engines=("cuda", "replay"))
+
+
+@launched("accumulate", arithmetic="exact")
+def triton_table_of_addresses(call: AccumulateCall) -> None:
+    """One grid of blocks and tensors; the addresses of the list lie in a table."""
+    kernels.accumulate_by_table(call)
+
+
+@launched("accumulate", arithmetic="exact")
+def triton_folded_grid(call: AccumulateCall) -> None:
+    """One row of two-dimensional blocks, folded at 65,535."""
+    kernels.accumulate_folded(call)
+
+
+@launched("accumulate", arithmetic="exact")
+def triton_tuned_and_restored(call: AccumulateCall) -> None:
+    """Autotuned; the tuner restores what its trials write."""
+    kernels.accumulate_tuned(call, restores=True)
+
+
+@launched("cast_copy", arithmetic="exact", dtypes=MASTERS)
+def triton_striding_programs(call: CastCopyCall) -> None:
+    """Eight programs walk over the tensor."""
+    kernels.cast_striding(call)
+
+
+@launched("sgd_step", dtypes=MASTERS)
+def triton_controls_on_the_device(call: SgdCall) -> None:
+    """The device reads every control; products and sums by fma."""
+    kernels.sgd_on_the_device(call)
+
+
+@launched("global_norm", dtypes=MASTERS)
+def triton_partial_sums_kept(call: GlobalNormCall) -> None:
+    """Partial sums in float64, in scratch memory that is kept from call to call."""
+    kernels.norm_by_parts(call)
