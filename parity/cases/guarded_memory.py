@@ -7,8 +7,9 @@ after the last, into alignment gaps, into read-only inputs and into a neighbour.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -119,6 +120,7 @@ class GuardedMemory:
         graph: the call captured as a CUDA graph on this memory.
         ends: the bytes that a large call left at its first and at its last elements.
         changed: sentences on what the last call did to its arguments besides writing to them.
+        made: tensors that guarded calls in this memory have made and not let go.
         number: of the same memory in another process, where the kernel works.
     """
 
@@ -129,6 +131,7 @@ class GuardedMemory:
     graph: torch.cuda.CUDAGraph | None = None
     ends: tuple[Tensor, Tensor] | None = None
     changed: tuple[str, ...] = ()
+    made: list[weakref.ref[Tensor]] = field(default_factory=list)
     number: int = -1
 
     @classmethod
@@ -148,7 +151,7 @@ class GuardedMemory:
             )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        return GuardedMemory(case, spans, self.block, before, self.graph, self.ends)
+        return replace(self, case=case, spans=spans, before=before, changed=())
 
     def refill(self) -> None:
         """Put the bytes from before the call back, at the same addresses."""

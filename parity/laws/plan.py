@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,8 +72,7 @@ class Outcome:
         refused: the exception with which the call was refused; empty if it was made.
         formulas: specification and lifted formula of what was written, if the call was lifted.
         changed: sentences on what is different in the process after the call.
-        keeps: number of tensors, bytes, threads and processes that the call left, if it was
-            guarded.
+        keeps: after a guarded call, number of tensors, bytes, threads and processes that are left.
         remark: what may be the cause of a violation in this call; empty if nothing is known.
     """
 
@@ -272,10 +272,11 @@ class Leaves:
         for call, outcome in enumerate(outcomes):
             if outcome.changed:
                 return Finding(says=f"the kernel {outcome.changed[0]}", call=call)
-        last = [outcome.keeps for outcome in outcomes[self.settled :]]
-        for name, more in last[-1].items() if last else ():
-            if all(kept[name] > 0 for kept in last):
-                says = f"the kernel leaves {more} {name} more behind with every call"
+        last = [outcome.keeps for outcome in outcomes[self.settled - 1 :]]
+        for name in last[0] if last else ():
+            more = [after[name] - before[name] for before, after in pairwise(last)]
+            if min(more) > 0:
+                says = f"the kernel leaves {more[-1]} {name} more behind with every call"
                 return Finding(says=says, call=len(outcomes) - 1)
         return None
 

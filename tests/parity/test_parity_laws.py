@@ -211,7 +211,7 @@ def test_law_rejects(law: str, operation: str, function: Callable[..., object], 
     [
         (raising, "raises ValueError: no such grid"),
         (hanging, "hangs: no return after 0.2 s of work"),
-        (waiting, "hangs: no return after 2 s, most of them waiting"),
+        (waiting, "hangs: no return after 0.4 s of waiting"),
         (returning, "returns list, but should write in place"),
     ],
 )
@@ -257,15 +257,15 @@ def test_the_same_cases_are_drawn_in_every_run_and_others_with_a_seed() -> None:
     assert sizes[0] == sizes[1] != sizes[2]
 
 
-def test_a_reference_that_raises_fails_the_cell_and_says_so() -> None:
+def test_a_reference_that_raises_is_not_the_kernels_fault() -> None:
     def refusing(accumulators: Tensors, grads: Tensors) -> tuple[Tensors]:
         raise ValueError("no such window")
 
     row = kernel_of("accumulate", accumulate)
     broken = replace(row, operation=replace(row.operation, reference=refusing))
     cell = judged(broken, "value")
-    assert cell.status is Status.FAILED
-    assert "its reference raises ValueError: no such window" in cell.failure
+    assert cell.status is Status.CANNOT_JUDGE
+    assert "its reference raises ValueError: no such window" in cell.reason
 
 
 def test_a_kernel_that_always_raises_shrinks_to_a_case_that_the_reference_accepts() -> None:

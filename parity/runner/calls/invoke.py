@@ -79,8 +79,9 @@ class Spent:
         """What was spent, in words, if it is more than a call may take; else empty."""
         waited = self.clock - self.work - self.queued
         if self.work >= seconds:
-            return f"{self.work:.0f} s of work"
-        return f"{waited:.0f} s of waiting" if waited >= PATIENCE * seconds else ""
+            return f"{seconds:g} s of work"
+        patience = PATIENCE * seconds
+        return f"{patience:g} s of waiting" if waited >= patience else ""
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from twinstep.parity.runner.calls.execute_call import execute_call
 from twinstep.parity.runner.calls.host_sync import watched
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Made
-from twinstep.parity.runner.calls.process_state import LeftBehind, ProcessState
+from twinstep.parity.runner.calls.process_state import NewTensors, ProcessState, left_behind
 
 if TYPE_CHECKING:
     from twinstep.replay.launch.record import Launch
@@ -55,14 +55,16 @@ class LocalCaller:
         else:
             memory = reuse.renewed(call.case)
         state = ProcessState() if self.guard or call.guarded else None
-        left = LeftBehind() if call.guarded else None
+        new = NewTensors() if call.guarded else None
         with (
             recorded_launches(self.engine) as log,
             watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
         ):
             ended = execute_call(call, self.function, memory, self.engine, self.seconds)
-        keeps = {} if left is None else left.count()
+        if new is not None:
+            memory.made += new.found()
+        keeps = left_behind(memory.made) if call.guarded else {}
         changed = tuple(state.changes()) if state is not None else ()
         return Made(
             memory=memory,

@@ -33,8 +33,8 @@ class Made:
             lifted.
         foreign: whether that formula used numbers that the host had computed.
         changed: sentences on what is different in the process after the call.
-        keeps: tensors, bytes of tensors, threads and processes that there are after a guarded call
-            and were not before, by name.
+        keeps: after a guarded call, the tensors that calls in this memory have made and not let go,
+            their bytes, the process's threads and its processes, by name.
         remark: what may be the cause of wrong results; empty if nothing is known.
     """
 

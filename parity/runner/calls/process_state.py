@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import operator
 import os
 import pickle
 import random
@@ -12,7 +11,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -150,34 +150,35 @@ class ProcessState:
                 part.restore(before)
 
 
-@dataclass
-class LeftBehind:
-    """What a call leaves in the process: tensors, the bytes of their storages, threads, processes.
+class NewTensors:
+    """Tensors that a call makes and does not let go.
 
     Objects that exist before the call are set aside, so that only new ones are looked at.
     """
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         gc.freeze()
-        self._before = self._running()
 
-    def count(self) -> dict[str, int]:
-        """What there is more than before, by name; to be called once."""
+    def found(self) -> list[weakref.ref[Tensor]]:
+        """References to those that are alive, which do not keep them so; to be called once."""
         if any(issubclass(type(value), Tensor) for value in gc.get_objects()):
             gc.collect()
-        storages: dict[int, int] = {}
-        tensors = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
-        for tensor in tensors:
-            if tensor.layout is torch.strided:
-                storage = tensor.untyped_storage()
-                storages[storage._cdata] = storage.nbytes()
+        found = [weakref.ref(x) for x in gc.get_objects() if issubclass(type(x), Tensor)]
         gc.unfreeze()
-        threads, processes = map(operator.sub, self._running(), self._before)
-        left = {"tensors": len(tensors), "bytes": sum(storages.values())}
-        return {**left, "threads": threads, "processes": processes}
+        return found
 
-    def _running(self) -> tuple[int, int]:
-        return len(threading.enumerate()), len(child_processes())
+
+def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
+    """Tensors alive of some that calls have made, their bytes, threads and processes."""
+    alive = [tensor for one in made if (tensor := one()) is not None]
+    storages = [x.untyped_storage() for x in alive if x.layout is torch.strided]
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    return {
+        "tensors": len(alive),
+        "bytes": sum(sizes.values()),
+        "threads": len(threading.enumerate()),
+        "processes": len(child_processes()),
+    }
 
 
 Function = tuple[object, object]
