@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinstep.replay.dtypes import Array
-from twinstep.replay.errors import Deadlock, UnknownInstruction
+from twinstep.replay.errors import Deadlock
 from twinstep.replay.machine.lanes import Batch
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.warp import ballot_bits
@@ -37,11 +37,6 @@ class Waiting:
         operands = list(instruction.operands)
         if "red" in instruction.parts:
             operands = operands[1:-1]
-        if not all(isinstance(o, Imm) for o in operands):
-            raise UnknownInstruction(
-                f"Barrier number of `{instruction.text}` in kernel {self.batch.kernel} is not a "
-                f"constant, {instruction.place}."
-            )
         numbers = [int(o.value) for o in operands if isinstance(o, Imm)]
         count = numbers[1] if len(numbers) > 1 else self.batch.threads
         return (numbers[0] if numbers else 0), count

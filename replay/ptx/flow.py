@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinstep.replay.errors import UnknownInstruction
-from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
+from twinstep.replay.isa.limits import construct_of
+from twinstep.replay.ptx.syntax import (
+    Instruction,
+    Kernel,
+    Mem,
+    Operand,
+    Reg,
+    Symbol,
+    Vec,
+    refusal,
+)
 
 EXIT = 1 << 30
 """The program counter of a thread that has finished."""
+
+CARRY = "%CC"
+"""The carry flag, as a register."""
 
 BRANCHES = frozenset({"bra", "brx", "ret", "exit"})
 WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix"})
@@ -86,7 +98,7 @@ def defined(instruction: Instruction) -> list[str]:
 
 
 def _defined(instruction: Instruction) -> list[str]:
-    extra = ["%CC"] if uses_carry(instruction)[1] else []
+    extra = [CARRY] if uses_carry(instruction)[1] else []
     if family(instruction) in WRITE_NOTHING and "red" not in instruction.parts:
         return extra
     if not instruction.operands or isinstance(instruction.operands[0], Mem):
@@ -108,11 +120,11 @@ def _used(instruction: Instruction) -> list[str]:
     operands = instruction.operands
     names = [instruction.guard.name] if instruction.guard else []
     written = defined(instruction)
-    rest = operands[1:] if set(written) - {"%CC"} or _sinks(instruction) else operands
+    rest = operands[1:] if set(written) - {CARRY} or _sinks(instruction) else operands
     for operand in rest:
         names.extend(registers_in(operand))
     if uses_carry(instruction)[0]:
-        names.append("%CC")
+        names.append(CARRY)
     return names + (written if instruction.guard else [])
 
 
@@ -148,14 +160,27 @@ def build(kernel: Kernel) -> list[Block]:
 
 
 def branch_labels(kernel: Kernel, instruction: Instruction) -> list[str]:
-    """Labels that a branch may go to."""
+    """Labels that a branch may go to; of `ret`, the end of the function where it was put in line.
+
+    Raises:
+        UnknownInstruction: where there is no such label.
+    """
     head = family(instruction)
-    if head not in ("bra", "brx"):
+    if head not in ("bra", "brx", "ret") or (head == "ret" and not instruction.operands):
         return []
-    label = instruction.operands[-1]
-    if not isinstance(label, Symbol | Reg):
-        raise UnknownInstruction(f"Branch target of `{instruction.text}` is not a label.")
-    return kernel.targets[label.name] if head == "brx" else [label.name]
+    label = instruction.operands[-1] if instruction.operands else None
+    names = [label.name] if isinstance(label, Symbol | Reg) else []
+    if head == "brx":
+        names = kernel.targets.get(names[0], []) if names else []
+    if not names or not all(name in kernel.labels for name in names):
+        raise refusal(
+            f"Target of {instruction.opcode} is no label of replay's",
+            construct_of(instruction.opcode),
+            kernel.name,
+            instruction.place,
+            instruction.text,
+        )
+    return names
 
 
 def _successors(
@@ -167,7 +192,7 @@ def _successors(
         return [after]
     head = family(branch)
     taken = [number[kernel.labels[name]] for name in branch_labels(kernel, branch)]
-    if head in ("ret", "exit"):
+    if head == "exit" or not taken:
         taken = [EXIT]
     return taken + ([after] if branch.guard else [])
 

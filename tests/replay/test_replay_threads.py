@@ -334,7 +334,7 @@ def test_a_trap_names_the_first_thread() -> None:
 
 
 def test_an_unknown_instruction_is_named_with_kernel_and_line() -> None:
-    with pytest.raises(UnknownInstruction, match=r"wgmma.*Kernel k, kernel\.py:33"):
+    with pytest.raises(UnknownInstruction, match=r"wgmma.*kernel k, kernel\.py:33"):
         run(".loc 1 33 0\nwgmma.fence.sync.aligned;")
 
 
