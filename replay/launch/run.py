@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from twinstep.replay.checks.races import BatchChecks, History
-from twinstep.replay.dtypes import NUMPY, Array, raw, width
+from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.launch.options import OPTIONS, TRANSLATION, Labelled, Options, reachable
 from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
@@ -24,7 +24,7 @@ from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.flow import family
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
-from twinstep.replay.ptx.syntax import Instruction, Mem
+from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
 from twinstep.replay.translate.program import translate
 
 LANES = 16384
@@ -48,7 +48,11 @@ def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
 
 
 def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
-    """Parameter bytes from values in order of declaration."""
+    """Parameter bytes from values in order of declaration.
+
+    Raises:
+        ReplayError: a value is not of its parameter's kind, or does not fit; nothing is converted.
+    """
     params = program.kernel.params
     if len(values) != len(params):
         raise ReplayError(
@@ -57,17 +61,33 @@ def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
     data = bytearray(program.layout.param_size)
     for (variable, kind), value in zip(params, values, strict=True):
         start = program.layout.params[variable.name]
-        if isinstance(value, bytes):
-            encoded = value
-        elif isinstance(value, float):
-            encoded = np.array(
-                value, NUMPY[kind] if kind[0] == "f" else f"f{width(kind)}"
-            ).tobytes()
-        else:
-            mask = (1 << (8 * width(kind))) - 1
-            encoded = np.array(value & mask, NUMPY[raw(kind)]).tobytes()
-        data[start : start + len(encoded)] = encoded
+        try:
+            data[start : start + variable.size] = _encoded(variable, kind, value)
+        except ValueError as error:
+            raise ReplayError(
+                f"Parameter {variable.name} of kernel {program.kernel.name} {error}."
+            ) from None
     return bytes(data)
+
+
+def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes:
+    """The bytes of one parameter."""
+    size = variable.size
+    if isinstance(value, bytes):
+        if len(value) != size:
+            raise ValueError(f"has {size} bytes, got {len(value)}")
+        return value
+    if size != width(kind):
+        raise ValueError(f"is a structure of {size} bytes, got {value!r}: pass bytes")
+    if isinstance(value, float):
+        if kind not in ("f32", "f64", "b32", "b64"):
+            raise ValueError(f"is of type .{kind}, got {value!r}: pass an int, or bytes")
+        return np.array(value, f"f{size}").tobytes()
+    if kind[0] == "f":
+        raise ValueError(f"is of type .{kind}, got the integer {value}: pass {float(value)}")
+    if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
+        raise ValueError(f"has {size} bytes, into which {value} does not fit")
+    return (int(value) % (1 << (8 * size))).to_bytes(size, "little")
 
 
 @dataclass
