@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.machine.program import Program
+from twinstep.replay.machine.watchdog import PATIENCE
 
 Labelled = tuple[str, torch.Tensor]
 Provider = Callable[[], Iterable[torch.Tensor]]
@@ -28,7 +30,9 @@ class Options:
         seed: Of the shuffle.
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of the grid, or None for all.
-        max_steps: Steps after which a batch is taken to be stuck.
+        max_steps: Steps that a batch may make.
+        patience: Seconds of processor time that a batch may take without getting on: without
+            finishing a thread or touching other memory (see `machine.watchdog`).
         after_batch: Called whenever some blocks have run.
     """
 
@@ -38,7 +42,8 @@ class Options:
     seed: int = 0
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
-    max_steps: int = 50_000_000
+    max_steps: float = math.inf
+    patience: float = PATIENCE
     after_batch: Callable[[], None] | None = None
 
 
@@ -62,7 +67,8 @@ def options(
     seed: int = 0,
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
-    max_steps: int = 50_000_000,
+    max_steps: float = math.inf,
+    patience: float = PATIENCE,
     after_batch: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Run the launches of this thread inside the context with other `Options`.
@@ -77,6 +83,7 @@ def options(
         only_blocks: See `Options`.
         only_ends: See `Options`.
         max_steps: See `Options`.
+        patience: See `Options`.
         after_batch: See `Options`.
     """
     if order not in ("natural", "permuted"):
@@ -84,7 +91,17 @@ def options(
     chosen = None if only_blocks is None else tuple(only_blocks)
     unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
     token = OPTIONS.set(
-        Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps, after_batch)
+        Options(
+            check_races=check_races,
+            unwritten=unwritten,
+            order=order,
+            seed=seed,
+            only_blocks=chosen,
+            only_ends=only_ends,
+            max_steps=max_steps,
+            patience=patience,
+            after_batch=after_batch,
+        )
     )
     try:
         yield

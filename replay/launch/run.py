@@ -215,7 +215,8 @@ def _run_batch(
     batch.pointers = partial(_pointers, program, request.params)
     if memory is not None:
         batch.checks = BatchChecks(memory, batch)
-    execution = Execution(program, batch, request.settings.max_steps)
+    settings = request.settings
+    execution = Execution(program, batch, settings.max_steps, settings.patience)
     execution.run()
     _count(launch, program, execution, batch)
 

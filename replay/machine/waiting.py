@@ -96,7 +96,11 @@ class Waiting:
         return (self.program.undefined[slot] if value is None else value).view(np.uint32)
 
     def deadlock(self, counters: Array) -> Deadlock:
-        """The error that says where everybody stands."""
+        """The error with the places of all threads of a block."""
+        return Deadlock(f"kernel {self.batch.kernel}, {self.standing(counters)}; nobody can go on.")
+
+    def standing(self, counters: Array) -> str:
+        """The places of the threads of the first block that has not finished."""
         row = int(np.argmax((counters != EXIT).any(axis=1)))
         places = []
         for pc in np.unique(counters[row]):
@@ -107,9 +111,6 @@ class Waiting:
                 continue
             instruction = self.program.blocks[int(pc)].code[0]
             place = instruction.place
-            places.append(f"{who} wait at {place} `{instruction.text}`")
-        return Deadlock(
-            f"kernel {self.batch.kernel}, block {self.batch.block_place(row)}: "
-            + "; ".join(places)
-            + "; nobody can go on."
-        )
+            stand = "wait" if self.program.blocks[int(pc)].waits else "are"
+            places.append(f"{who} {stand} at {place} `{instruction.text}`")
+        return f"block {self.batch.block_place(row)}: " + "; ".join(places)
