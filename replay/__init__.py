@@ -23,6 +23,7 @@ from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 from twinstep.replay.errors import (
     CannotReplay,
     Deadlock,
+    InvalidArithmetic,
     KernelTrap,
     LimitReached,
     Misaligned,
@@ -51,6 +52,7 @@ __all__ = [
     "CannotReplay",
     "CudaKernel",
     "Deadlock",
+    "InvalidArithmetic",
     "KernelTrap",
     "Launch",
     "LimitReached",

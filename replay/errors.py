@@ -35,6 +35,10 @@ class UninitialisedRead(ReplayError):
     """A read of bytes that were never written."""
 
 
+class InvalidArithmetic(ReplayError):
+    """A division of an integer by zero, or a NaN made of numbers."""
+
+
 class KernelTrap(ReplayError):
     """The kernel itself stopped: `trap` or a failed device assertion."""
 

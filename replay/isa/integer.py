@@ -198,7 +198,7 @@ def _product24(parts: tuple[str, ...]) -> Operation:
 
     def multiply(a: Array, b: Array) -> Array:
         full = ((a << drop) >> drop).astype(np.int64) * ((b << drop) >> drop).astype(np.int64)
-        return (full >> shift).astype(NUMPY[kind])
+        return np.asarray((full >> shift).astype(NUMPY[kind]))
 
     if parts[0] == "mul24":
         return Operation(multiply, (kind, kind), (kind,))

@@ -25,6 +25,8 @@ class Options:
 
     Attributes:
         check_races: Report two threads that touch the same bytes, one writing, without order.
+        check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
+            `shadow64.lift.lifting`).
         unwritten: Bytes that were never written; reading one is an error.
         order: "natural", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
@@ -37,6 +39,7 @@ class Options:
     """
 
     check_races: bool = False
+    check_arithmetic: bool = False
     unwritten: Unwritten | None = None
     order: str = "natural"
     seed: int = 0
@@ -62,6 +65,7 @@ TRANSLATION: ContextVar[Callable[[Program], Program] | None] = ContextVar(
 def options(
     *,
     check_races: bool = False,
+    check_arithmetic: bool = False,
     uninitialised: Iterable[torch.Tensor] | None = None,
     order: str = "natural",
     seed: int = 0,
@@ -75,6 +79,7 @@ def options(
 
     Args:
         check_races: See `Options`.
+        check_arithmetic: See `Options`.
         uninitialised: Tensors of which no byte has been written yet: reading a byte before a
             launch inside this context has written it is an error, in shared memory too (which an
             empty list checks alone).
@@ -93,6 +98,7 @@ def options(
     token = OPTIONS.set(
         Options(
             check_races=check_races,
+            check_arithmetic=check_arithmetic,
             unwritten=unwritten,
             order=order,
             seed=seed,

@@ -25,6 +25,7 @@ from twinstep.replay.ptx.flow import family
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
 from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
+from twinstep.replay.translate.checked import checked
 from twinstep.replay.translate.program import translate
 
 LANES = 16384
@@ -117,6 +118,8 @@ def run(request: Request) -> Launch:
         request = replace(request, settings=settings)
         if (retranslated := TRANSLATION.get()) is not None:
             request = replace(request, program=retranslated(request.program))
+        elif settings.check_arithmetic:
+            request = replace(request, program=checked(request.program))
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         regions = Regions(_known(request), _constants(request.program))
         history = _history(settings, request.program)
