@@ -32,7 +32,7 @@ class Clocks:
 
     def atomic(self, blocks: Array, addresses: Array, parts: tuple[str, ...]) -> None:
         """Blocks touch addresses atomically, in this order."""
-        if not (self.fenced or _ORDERING & set(parts)):
+        if not (self.fenced or _ORDERING & set(parts)) or "cta" in parts:
             return
         for block, address in zip(blocks.tolist(), addresses.tolist(), strict=True):
             known = self.known.setdefault(block, {})

@@ -9,10 +9,10 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
   semantics or the kernel has a fence.
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
-race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another. Two
-things that compilers do with replicated threads are not reported: a store of the value that is
-already there, and a read of global memory that another thread of the block writes, by a thread
-that stores nothing any more.
+race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
+for those of scope `.cta` between blocks. Two things that compilers do with replicated threads are
+not reported within a block: a store of the value that is already there, and a read of global memory
+that another thread writes, by a thread that stores nothing any more.
 """
 
 from __future__ import annotations
@@ -32,13 +32,23 @@ NOBODY = -1
 STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
 
 
-def strong(site: MemoryOp) -> bool:
-    """True if other threads may touch the same word meanwhile, as long as they are strong too."""
-    return site.kind == "atomic" or not STRONG.isdisjoint(site.instruction.parts)
+def strong(site: MemoryOp, blocks: bool) -> bool:
+    """True if other threads may touch the same word meanwhile, as long as they are strong too.
+
+    Args:
+        site: An access.
+        blocks: Whether the other thread is of another block, which the scope `.cta` leaves out.
+    """
+    parts = site.instruction.parts
+    if blocks and "cta" in parts:
+        return False
+    return site.kind == "atomic" or not STRONG.isdisjoint(parts)
 
 
 class Trace:
     """The last accesses of each word of one memory: a write and two reads per word.
+
+    A store of the value that is already there is `silent`, and of interest to other blocks alone.
 
     An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
     number of the access).
@@ -46,6 +56,7 @@ class Trace:
 
     def __init__(self, size: int) -> None:
         self.write = np.full((size, 5), NOBODY, np.int64)
+        self.silent = np.full((size, 5), NOBODY, np.int64)
         self.atomic = np.zeros(size, np.bool_)
         self.reads = np.full((2, size, 5), NOBODY, np.int64)
 
@@ -256,7 +267,12 @@ class BatchChecks:
         atomic = site.kind == "atomic"
         earlier = trace.write[access.place]
         plain = ~(trace.atomic[access.place] & atomic)
-        self._compare(site, lanes, access, earlier, plain & access.changed, flat)
+        silent = trace.silent[access.place]
+        if "cta" in site.instruction.parts:
+            plain |= self._foreign(earlier, access)
+        wanted = plain & (access.changed | self._foreign(earlier, access))
+        self._compare(site, lanes, access, earlier, wanted, flat)
+        self._compare(site, lanes, access, silent, self._foreign(silent, access), flat)
         if site.kind == "read":
             first = trace.reads[0][access.place]
             new = first[:, 0] != access.event[:, 0]
@@ -264,12 +280,20 @@ class BatchChecks:
             trace.reads[0][access.place] = access.event
             return
         for reads in trace.reads:
-            self._compare(site, lanes, access, reads[access.place], access.changed, flat)
+            before = reads[access.place]
+            wanted = access.changed | self._foreign(before, access)
+            self._compare(site, lanes, access, before, wanted, flat)
         if access.value is not None:
             self._compare_within(site, lanes, access, flat)
         kept = access.changed
+        trace.silent[access.place[~kept]] = access.event[~kept]
         trace.write[access.place[kept]] = access.event[kept]
         trace.atomic[access.place[kept]] = atomic
+
+    def _foreign(self, earlier: Array, access: Access) -> Array:
+        """Flags of the words whose earlier event is another block's."""
+        threads = self.batch.threads
+        return np.asarray(earlier[:, 0] // threads != access.event[:, 0] // threads)
 
     def _compare(
         self,
@@ -291,7 +315,8 @@ class BatchChecks:
         for index in np.flatnonzero(suspect & ~ordered):
             one, two = earlier[index], now[index]
             other = self.memory.sites[int(one[4])]
-            if (strong(site) and strong(other)) or self._ordered(one, two):
+            blocks = one[0] // threads != two[0] // threads
+            if (strong(site, blocks) and strong(other, blocks)) or self._ordered(one, two):
                 continue
             said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
             read = one if other.kind == "read" else two
@@ -325,11 +350,15 @@ class BatchChecks:
         return bool(earlier[2] <= self.met[row, own // 32, other])
 
     def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
-        """Raise if two threads of this very instruction store different values to one word."""
+        """Raise if two blocks, or two values, are stored to one word by this very instruction."""
         assert access.value is not None
         order = np.argsort(access.place, kind="stable")
         place, value = access.place[order], access.value[order]
-        clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
+        block = access.event[order, 0] // self.batch.threads
+        differ = value[1:] != value[:-1]
+        if not strong(site, blocks=True):
+            differ |= block[1:] != block[:-1]
+        clash = (place[1:] == place[:-1]) & differ
         if clash.any():
             index = int(np.argmax(clash))
             lane, event = access.lane[order[index + 1]], access.event[order[index]]

@@ -28,8 +28,9 @@ class Options:
         check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
             `shadow64.lift.lifting`).
         unwritten: Bytes that were never written; reading one is an error.
-        order: "natural", or "permuted" to run blocks in a shuffled order.
+        order: "natural", "backwards", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
+        together: How many blocks run together, one batch after the other; 0 to choose.
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of the grid, or None for all.
         max_steps: Steps that a batch may make.
@@ -43,6 +44,7 @@ class Options:
     unwritten: Unwritten | None = None
     order: str = "natural"
     seed: int = 0
+    together: int = 0
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
     max_steps: float = math.inf
@@ -69,6 +71,7 @@ def options(
     uninitialised: Iterable[torch.Tensor] | None = None,
     order: str = "natural",
     seed: int = 0,
+    together: int = 0,
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
     max_steps: float = math.inf,
@@ -85,14 +88,15 @@ def options(
             empty list checks alone).
         order: See `Options`.
         seed: See `Options`.
+        together: See `Options`.
         only_blocks: See `Options`.
         only_ends: See `Options`.
         max_steps: See `Options`.
         patience: See `Options`.
         after_batch: See `Options`.
     """
-    if order not in ("natural", "permuted"):
-        raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
+    if order not in (known := ("natural", "backwards", "permuted")):
+        raise ValueError(f"order is {order!r}, but should be one of {', '.join(known)}.")
     chosen = None if only_blocks is None else tuple(only_blocks)
     unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
     token = OPTIONS.set(
@@ -102,6 +106,7 @@ def options(
             unwritten=unwritten,
             order=order,
             seed=seed,
+            together=together,
             only_blocks=chosen,
             only_ends=only_ends,
             max_steps=max_steps,

@@ -21,7 +21,7 @@ from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
 from twinstep.replay.machine.program import Program
-from twinstep.replay.ptx.flow import family
+from twinstep.replay.ptx.flow import family, waits_for_blocks
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
 from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
@@ -30,6 +30,10 @@ from twinstep.replay.translate.program import translate
 
 LANES = 16384
 """Threads per batch: large enough to hide NumPy's overhead, small enough for the cache."""
+
+PROCESSORS = 132
+"""Multiprocessors of the reported target. So many blocks, one on each, run together at least where
+a kernel waits for other blocks; that is what persistent kernels and grid barriers count on."""
 
 SHARED_LIMIT = 64 << 20
 """Bytes of shared memory that one batch may take."""
@@ -148,7 +152,8 @@ def _constants(program: Program) -> list[tuple[str, int, int, object]]:
 def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
-    fenced = any(family(i) in ("membar", "fence") for i in program.kernel.code)
+    fences = (i for i in program.kernel.code if family(i) in ("membar", "fence"))
+    fenced = any("cta" not in fence.parts for fence in fences)
     return History(settings.check_races, settings.unwritten, fenced, _word(program))
 
 
@@ -170,10 +175,12 @@ def _batches(request: Request) -> Iterator[Array]:
     """Linear block indices, batch by batch."""
     settings, grid = request.settings, request.grid
     threads = request.block[0] * request.block[1] * request.block[2]
-    per_batch = max(1, LANES // threads)
+    per_batch = settings.together or max(1, LANES // threads)
     shared = _shared_size(request)
-    if shared:
+    if shared and not settings.together:
         per_batch = max(1, min(per_batch, SHARED_LIMIT // shared))
+    if not settings.together and waits_for_blocks(request.program.blocks):
+        per_batch = max(per_batch, PROCESSORS)
     count = grid[0] * grid[1] * grid[2]
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
@@ -182,6 +189,8 @@ def _batches(request: Request) -> Iterator[Array]:
         chosen = np.union1d(np.arange(ends), np.arange(count - ends, count))
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
+    elif settings.order == "backwards":
+        chosen = np.arange(count)[::-1]
     else:
         for start in range(0, count, per_batch):
             yield np.arange(start, min(start + per_batch, count))

@@ -73,6 +73,21 @@ def waits_for(instruction: Instruction) -> str:
     return "warp" if parts[0] in WARP_SYNC and "sync" in parts else ""
 
 
+def waits_for_blocks(blocks: list[Block]) -> bool:
+    """True if a loop holds an atomic or a strong load: it may wait for another block's store."""
+    for block in blocks:
+        for target in block.targets:
+            loop = blocks[target : block.index + 1] if target <= block.index else []
+            if any(_listens(instruction) for part in loop for instruction in part.code):
+                return True
+    return False
+
+
+def _listens(instruction: Instruction) -> bool:
+    strong = not {"volatile", "relaxed", "acquire", "mmio"}.isdisjoint(instruction.parts)
+    return family(instruction) == "atom" or (family(instruction) == "ld" and strong)
+
+
 def registers_in(operand: Operand) -> list[str]:
     """Names of all registers in an operand."""
     if isinstance(operand, Reg):

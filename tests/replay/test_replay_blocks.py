@@ -1,0 +1,123 @@
+"""Blocks that meet in global memory: batches, orders, scopes of atomics, stores of equal values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from twinstep.replay import Deadlock, Race, options, run_ptx
+
+pytestmark = pytest.mark.usefixtures("replay")
+
+
+@triton.jit
+def grid_barrier(count_ptr, x_ptr, out_ptr, programs, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + pid * BLOCK + at, pid + at)
+    tl.debug_barrier()
+    tl.atomic_add(count_ptr, 1)
+    while tl.atomic_add(count_ptr, 0) != programs:
+        pass
+    other = (pid + 1) % programs
+    tl.store(out_ptr + pid * BLOCK + at, tl.load(x_ptr + other * BLOCK + at))
+
+
+@triton.jit
+def clear_and_set(flag_ptr, out_ptr, last):
+    tl.store(flag_ptr, 0)
+    if tl.program_id(0) == last:
+        tl.store(flag_ptr, 1)
+
+
+@triton.jit
+def all_set(flag_ptr):
+    tl.store(flag_ptr, 1)
+
+
+@triton.jit
+def lock_of_scope(lock_ptr, total_ptr, SCOPE: tl.constexpr):
+    while tl.atomic_cas(lock_ptr, 0, 1, scope=SCOPE) == 1:
+        pass
+    tl.store(total_ptr, tl.load(total_ptr) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock_ptr, 0, scope=SCOPE)
+
+
+def words(count: int = 1) -> torch.Tensor:
+    """Zeros, int32."""
+    return torch.zeros(count, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("num_warps", [4, 8, 32])
+def test_a_barrier_of_one_block_on_each_multiprocessor_is_passed(num_warps: int) -> None:
+    x, out = words(132 * 256), words(132 * 256)
+    grid_barrier[(132,)](words(), x, out, 132, BLOCK=256, num_warps=num_warps)
+    want = (torch.arange(1, 133) % 132)[:, None] + torch.arange(256)
+    assert torch.equal(out.reshape(132, 256), want.int())
+
+
+def test_more_blocks_than_run_together_cannot_wait_for_one_another() -> None:
+    x, out = words(6 * 256), words(6 * 256)
+    with options(patience=2, together=5), pytest.raises(Deadlock):
+        grid_barrier[(6,)](words(), x, out, 6, BLOCK=256)
+    with options(together=6):
+        grid_barrier[(6,)](words(), x, out, 6, BLOCK=256)
+
+
+@pytest.mark.parametrize("order", ["natural", "backwards", "permuted"])
+@pytest.mark.parametrize("together", [1, 3])
+def test_what_depends_on_the_order_of_blocks_shows_in_small_batches(
+    order: str, together: int
+) -> None:
+    flag = words()
+    with options(order=order, together=together, seed=3):
+        clear_and_set[(12,)](flag, words(), 11)
+    last = {"natural": True, "backwards": together == 12, "permuted": False}[order]
+    assert flag.item() == int(last)
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="natural, backwards, permuted"), options(order="upside"):
+        pass
+
+
+def test_blocks_that_store_the_same_value_race() -> None:
+    for flag in (words(), words() + 1):
+        with options(check_races=True), pytest.raises(Race, match=r"block \(0, 0, 0\).*\(1, 0, 0"):
+            all_set[(2,)](flag)
+        with options(check_races=True):
+            all_set[(1,)](flag)
+    with options(check_races=True), pytest.raises(Race, match="write of 4 bytes of flag_ptr"):
+        clear_and_set[(512,)](words(), words(), 3)
+
+
+@pytest.mark.parametrize("scope", ["gpu", "sys", "cta"])
+def test_a_lock_between_blocks_needs_a_scope_that_reaches_them(scope: str) -> None:
+    lock, total = words(), words()
+    with options(check_races=True):
+        if scope != "cta":
+            lock_of_scope[(4,)](lock, total, SCOPE=scope)
+            assert total.item() == 4
+            return
+        with pytest.raises(Race, match="atomic of 4 bytes of lock_ptr without order after a"):
+            lock_of_scope[(4,)](lock, total, SCOPE=scope)
+
+
+def test_a_fence_within_a_block_orders_no_blocks() -> None:
+    text = """.version 8.7
+    .target sm_90
+    .address_size 64
+    .visible .entry k(.param .u64 x, .param .u64 flag) {
+    .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<5>;
+    ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [flag]; mov.u32 %r0, %ctaid.x;
+    setp.ne.u32 %p1, %r0, 0; @%p1 bra READ;
+    st.global.u32 [%rd0], 7; membar.SCOPE; atom.global.relaxed.gpu.exch.b32 %r1, [%rd1], 1; ret;
+    READ: atom.global.relaxed.gpu.add.u32 %r1, [%rd1], 0; setp.eq.u32 %p2, %r1, 0; @%p2 bra READ;
+    membar.SCOPE; ld.global.u32 %r2, [%rd0]; ret; }"""
+    with options(check_races=True):
+        run_ptx(text.replace("SCOPE", "gl"), "k", (2,), (1,), [words(), words()])
+        with pytest.raises(Race, match="read of 4 bytes of argument 0"):
+            run_ptx(text.replace("SCOPE", "cta"), "k", (2,), (1,), [words(), words()])
