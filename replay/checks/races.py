@@ -340,7 +340,8 @@ class BatchChecks:
         before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
         if before == after:
             return self._met(earlier, int(now[0]))
-        return self.memory.clocks.ordered(before, int(earlier[3]), after)
+        thread = int(earlier[0]) % self.batch.threads
+        return self.memory.clocks.ordered(before, thread, earlier, after)
 
     def _met(self, earlier: Array, thread: int) -> bool:
         """True if a thread has met the warp of an earlier event of its block since then."""
@@ -377,5 +378,15 @@ class BatchChecks:
 
     def _synchronise(self, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array) -> None:
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
+        known: dict[tuple[int, int], Array] = {}
+        releases = []
+        for row, thread in zip(rows.tolist(), threads.tolist(), strict=True):
+            own = thread // 32
+            if (row, own) not in known:
+                # Epochs up to `met` count as met; a barrier of its own warp has begun another.
+                known[row, own] = self.met[row, own] + 1
+                known[row, own][own] = self.warp_epoch[row, own]
+            releases.append((thread, int(self.block_epoch[row]), known[row, own]))
         parts = site.instruction.parts
-        self.memory.clocks.atomic(self.batch.blocks[rows], addresses, parts)
+        self.memory.clocks.atomic(self.batch.blocks[rows], releases, addresses, parts)

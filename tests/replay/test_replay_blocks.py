@@ -46,6 +46,17 @@ def lock_of_scope(lock_ptr, total_ptr, SCOPE: tl.constexpr):
     tl.atomic_xchg(lock_ptr, 0, scope=SCOPE)
 
 
+@triton.jit
+def lock_of_many(lock_ptr, total_ptr, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    tl.store(total_ptr + at, tl.load(total_ptr + at) + 1)  # inside
+    if BARRIER:
+        tl.debug_barrier()
+    tl.atomic_xchg(lock_ptr, 0)
+
+
 def words(count: int = 1) -> torch.Tensor:
     """Zeros, int32."""
     return torch.zeros(count, dtype=torch.int32)
@@ -121,3 +132,61 @@ def test_a_fence_within_a_block_orders_no_blocks() -> None:
         run_ptx(text.replace("SCOPE", "gl"), "k", (2,), (1,), [words(), words()])
         with pytest.raises(Race, match="read of 4 bytes of argument 0"):
             run_ptx(text.replace("SCOPE", "cta"), "k", (2,), (1,), [words(), words()])
+
+
+@pytest.mark.parametrize("blocks", [2, 9])
+def test_a_release_orders_other_threads_only_after_a_barrier(blocks: int) -> None:
+    """Every thread stores, one exchanges: without a barrier that may come before the others store."""
+    total = words(128)
+    with options(check_races=True):
+        lock_of_many[(blocks,)](words(), total, BLOCK=128, BARRIER=True)
+        assert total.tolist() == [blocks] * 128
+        with pytest.raises(Race, match="total_ptr without order after a write") as caught:
+            lock_of_many[(blocks,)](words(), words(128), BLOCK=128, BARRIER=False)
+    with open(__file__) as source:
+        line = next(i for i, text in enumerate(source, 1) if "# inside" in text)
+    assert f"after a write at {__file__}:{line}" in str(caught.value)
+
+
+HANDED = """.version 8.7
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 flag) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<5>;
+ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [flag]; mov.u32 %r0, %ctaid.x; mov.u32 %r3, %tid.x;
+mul.wide.u32 %rd2, %r3, 4; add.u64 %rd0, %rd0, %rd2; setp.eq.u32 %p3, %r3, 0;
+setp.ne.u32 %p1, %r0, 0; @%p1 bra READ;
+st.global.u32 [%rd0], 7; BARRIER
+@%p3 atom.global.release.gpu.exch.b32 %r1, [%rd1], 1; ret;
+READ: ld.acquire.gpu.global.u32 %r1, [%rd1];
+atom.global.acquire.gpu.add.u32 %r1, [%rd1], 0; setp.eq.u32 %p2, %r1, 0; @%p2 bra READ;
+bar.sync 0; ld.global.u32 %r2, [%rd0]; ret; }"""
+
+
+@pytest.mark.parametrize(
+    ("barrier", "threads", "right"),
+    [
+        ("", 1, True),
+        ("", 32, False),
+        ("", 64, False),
+        ("bar.warp.sync -1;", 32, True),
+        ("bar.warp.sync -1;", 64, False),
+        ("bar.sync 0;", 64, True),
+        ("bar.sync 1, 64;", 64, True),
+        ("bar.sync 1, 64;", 96, None),
+    ],
+)
+def test_each_kind_of_barrier_before_a_release_orders_whom_it_joins(
+    barrier: str, threads: int, right: bool | None
+) -> None:
+    text, shape = HANDED.replace("BARRIER", barrier), [words(threads), words()]
+    if right is None:  # the third warp stores, and meets neither of the others
+        text = text.replace(
+            "bar.sync 1, 64;", "setp.ge.u32 %p4, %r3, 64; @%p4 ret; bar.sync 1, 64;"
+        )
+    with options(check_races=True):
+        if right:
+            run_ptx(text, "k", (2,), (threads,), shape)
+            return
+        with pytest.raises(Race, match="read of 4 bytes of argument 0 without order after a write"):
+            run_ptx(text, "k", (2,), (threads,), shape)
