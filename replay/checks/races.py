@@ -12,7 +12,7 @@ Unordered accesses of one word, at least one of them a plain write that changes 
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
 for those of scope `.cta` between blocks. Two things that compilers do with replicated threads are
 not reported within a block: a store of the value that is already there, and a read of global memory
-that another thread writes, by a thread that stores nothing any more.
+that another thread writes, by a thread that stores nothing that derives from it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array, stretched
 from twinstep.replay.errors import Race, UninitialisedRead
 from twinstep.replay.machine.lanes import ActiveLanes, Batch, Lanes, MemoryOp
+from twinstep.replay.ptx.flow import influenced
+from twinstep.replay.ptx.syntax import Instruction
 
 NOBODY = -1
 STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
@@ -90,18 +92,33 @@ class History:
         unwritten: Bytes that were never written.
         fenced: Whether the kernel has fences.
         word: Bytes of a word, which no access divides; 1 is always right, more is faster.
+        code: The instructions of the kernel.
     """
 
     def __init__(
-        self, races: bool, unwritten: Unwritten | None, fenced: bool, word: int = 1
+        self,
+        races: bool,
+        unwritten: Unwritten | None,
+        fenced: bool,
+        word: int,
+        code: list[Instruction],
     ) -> None:
         self.races = races
+        self.code = code
+        self.influence: dict[int, frozenset[int] | None] = {}
         self.word = word
         self.unwritten = unwritten
         self.traces: dict[int, Trace] = {}
         self.clocks = Clocks(fenced)
         self.sites: list[MemoryOp] = []
         """The site of each access."""
+
+    def feeds(self, load: Instruction, store: int) -> bool:
+        """True if what a load reads may reach the store of this `id`."""
+        if id(load) not in self.influence:
+            self.influence[id(load)] = influenced(self.code, load)
+        reached = self.influence[id(load)]
+        return reached is None or store in reached
 
     def number(self, site: MemoryOp) -> int:
         """A number for an access that is made now, to be kept in traces."""
@@ -122,10 +139,10 @@ class BatchChecks:
         """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
         self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
-        self.stored: dict[int, int] = {}
-        """The last store of each thread."""
-        self.idle: dict[int, str] = {}
-        """The race that a thread takes part in as soon as it stores something."""
+        self.stored: dict[int, dict[int, int]] = {}
+        """The last access of each thread by each instruction that stores."""
+        self.idle: dict[int, list[tuple[str, Instruction]]] = {}
+        """Races that a thread takes part in as soon as it stores what derives from a load."""
 
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
         """These threads have met: within their warps, or `some` or all warps of their blocks."""
@@ -263,7 +280,7 @@ class BatchChecks:
         self, site: MemoryOp, lanes: Lanes, access: Access, trace: Trace, flat: Array
     ) -> None:
         if site.kind != "read":
-            self._stores(access)
+            self._stores(site, access)
         atomic = site.kind == "atomic"
         earlier = trace.write[access.place]
         plain = ~(trace.atomic[access.place] & atomic)
@@ -321,19 +338,29 @@ class BatchChecks:
             said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
             read = one if other.kind == "read" else two
             within = one[0] // threads == two[0] // threads and site.space == "global"
-            done = self.stored.get(int(read[0]), NOBODY) < read[4]
-            if within and done and "read" in (site.kind, other.kind):
-                self.idle.setdefault(int(read[0]), said)
-                continue
+            if within and "read" in (site.kind, other.kind):
+                load = self.memory.sites[int(read[4])].instruction
+                if not self._used(int(read[0]), int(read[4]), load):
+                    waiting = self.idle.setdefault(int(read[0]), [])
+                    if all(load is not known for _, known in waiting):
+                        waiting.append((said, load))
+                    continue
             raise Race(said)
 
-    def _stores(self, access: Access) -> None:
-        """Note who stores; raise if it has read what another thread of its block wrote."""
-        threads = np.unique(access.event[:, 0]).tolist()
-        self.stored.update(dict.fromkeys(threads, int(access.event[0, 4])))
-        late = self.idle.keys() & threads
-        if late:
-            raise Race(self.idle[min(late)])
+    def _used(self, thread: int, read: int, load: Instruction) -> bool:
+        """True if a thread has stored since an access what may derive from it."""
+        stores = self.stored.get(thread, {}).items()
+        return any(number > read and self.memory.feeds(load, store) for store, number in stores)
+
+    def _stores(self, site: MemoryOp, access: Access) -> None:
+        """Note who stores; raise if that derives from what another thread of its block wrote."""
+        threads, store = np.unique(access.event[:, 0]).tolist(), id(site.instruction)
+        for thread in threads:
+            self.stored.setdefault(thread, {})[store] = int(access.event[0, 4])
+        for thread in sorted(self.idle.keys() & threads):
+            for said, load in self.idle[thread]:
+                if self.memory.feeds(load, store):
+                    raise Race(said)
 
     def _ordered(self, earlier: Array, now: Array) -> bool:
         """True if threads have met, or blocks have synchronised, since an earlier event."""

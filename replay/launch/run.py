@@ -154,7 +154,8 @@ def _history(settings: Options, program: Program) -> History | None:
         return None
     fences = (i for i in program.kernel.code if family(i) in ("membar", "fence"))
     fenced = any("cta" not in fence.parts for fence in fences)
-    return History(settings.check_races, settings.unwritten, fenced, _word(program))
+    code = program.kernel.code
+    return History(settings.check_races, settings.unwritten, fenced, _word(program), code)
 
 
 def _word(program: Program) -> int:

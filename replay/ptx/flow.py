@@ -83,6 +83,32 @@ def waits_for_blocks(blocks: list[Block]) -> bool:
     return False
 
 
+def influenced(code: list[Instruction], load: Instruction) -> frozenset[int] | None:
+    """The `id` of each instruction that what a load reads may reach through registers.
+
+    Returns:
+        None where that may be any: it decides a branch, or goes through memory of the thread's own.
+    """
+    tainted = set(defined(load))
+    if family(load) not in ("ld", "ldu") or not tainted:
+        return None
+    before = -1
+    while before != len(tainted):
+        before = len(tainted)
+        for instruction in code:
+            if not tainted.isdisjoint(used(instruction)):
+                tainted.update(defined(instruction))
+    reached = [i for i in code if not tainted.isdisjoint(used(i))]
+    if any(family(instruction) in BRANCHES or _keeps(instruction) for instruction in reached):
+        return None
+    return frozenset(map(id, reached))
+
+
+def _keeps(instruction: Instruction) -> bool:
+    """True if an instruction may store to local memory."""
+    return family(instruction) == "st" and {"global", "shared"}.isdisjoint(instruction.parts)
+
+
 def _listens(instruction: Instruction) -> bool:
     strong = not {"volatile", "relaxed", "acquire", "mmio"}.isdisjoint(instruction.parts)
     return family(instruction) == "atom" or (family(instruction) == "ld" and strong)

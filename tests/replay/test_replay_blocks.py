@@ -136,7 +136,7 @@ def test_a_fence_within_a_block_orders_no_blocks() -> None:
 
 @pytest.mark.parametrize("blocks", [2, 9])
 def test_a_release_orders_other_threads_only_after_a_barrier(blocks: int) -> None:
-    """Every thread stores, one exchanges: without a barrier that may come before the others store."""
+    """Every thread stores and one exchanges, perhaps before the others have stored."""
     total = words(128)
     with options(check_races=True):
         lock_of_many[(blocks,)](words(), total, BLOCK=128, BARRIER=True)
@@ -190,3 +190,62 @@ def test_each_kind_of_barrier_before_a_release_orders_whom_it_joins(
             return
         with pytest.raises(Race, match="read of 4 bytes of argument 0 without order after a write"):
             run_ptx(text, "k", (2,), (threads,), shape)
+
+
+@triton.jit
+def in_place_then_more(x_ptr, y_ptr, out_ptr, N: tl.constexpr, M: tl.constexpr):
+    """Fewer elements of x than threads: some threads compute what others store."""
+    at, more = tl.arange(0, N), tl.arange(0, M)
+    x = tl.load(x_ptr + at)
+    tl.store(x_ptr + at, x + 1)
+    tl.store(out_ptr + more, tl.load(y_ptr + more))
+
+
+def test_a_read_that_nothing_depends_on_is_no_race_though_the_thread_stores() -> None:
+    x, y, out = words(32), torch.arange(512, dtype=torch.int32), words(512)
+    with options(check_races=True):
+        in_place_then_more[(1,)](x, y, out, N=32, M=512)
+    assert torch.equal(out, y)
+    assert x.tolist() == [1] * 32
+
+
+DEPENDS = """.version 8.7
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 out) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<5>;
+ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [out]; mov.u32 %r0, %tid.x;
+mul.wide.u32 %rd2, %r0, 4; add.u64 %rd1, %rd1, %rd2; setp.eq.u32 %p1, %r0, 0;
+ld.global.u32 %r1, [%rd0]; mov.u32 %r2, 5;
+@%p1 st.global.u32 [%rd0], 9;
+AFTER
+ret; }"""
+
+
+@pytest.mark.parametrize(
+    ("after", "right"),
+    [
+        ("", True),
+        ("st.global.u32 [%rd1], %r2;", True),
+        ("st.global.u32 [%rd1], %r1;", False),
+        ("add.u32 %r3, %r1, %r0; xor.b32 %r4, %r3, 1; st.global.u32 [%rd1], %r4;", False),
+        ("st.global.u32 [%rd1], %r2; st.global.u32 [%rd1], %r1;", False),
+        ("setp.eq.u32 %p2, %r1, 3; @%p2 st.global.u32 [%rd1], %r2;", True),
+        ("setp.ne.u32 %p2, %r1, 3; @%p2 st.global.u32 [%rd1], %r2;", False),
+        ("setp.eq.u32 %p2, %r1, 3; @%p2 bra END; st.global.u32 [%rd1], %r2; END:", False),
+        (".local .b32 own; st.local.u32 [own], %r1; ld.local.u32 %r2, [own];"
+         "st.global.u32 [%rd1], %r2;", False),
+        ("and.b32 %r3, %r1, 0; cvt.u64.u32 %rd3, %r3; add.u64 %rd1, %rd1, %rd3;"
+         "st.global.u32 [%rd1], %r2;", False),
+    ],
+)  # fmt: skip
+def test_a_read_races_if_a_value_an_address_a_guard_or_a_path_depends_on_it(
+    after: str, right: bool
+) -> None:
+    """A guarded store that no thread makes is none."""
+    with options(check_races=True):
+        if right:
+            run_ptx(DEPENDS.replace("AFTER", after), "k", (1,), (64,), [words(), words(64)])
+            return
+        with pytest.raises(Race, match="write of 4 bytes of argument 0 without order after a read"):
+            run_ptx(DEPENDS.replace("AFTER", after), "k", (1,), (64,), [words(), words(64)])
