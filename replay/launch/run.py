@@ -12,7 +12,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from twinstep.replay.checks.races import BatchChecks, History
+from twinstep.replay.checks.history import History
+from twinstep.replay.checks.races import BatchChecks
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.launch.options import OPTIONS, TRANSLATION, Labelled, Options, reachable

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import thread_time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from twinstep.replay.dtypes import Array
 from twinstep.replay.errors import LimitReached, NoProgress
-from twinstep.replay.machine.lanes import ActiveLanes, Checks, Lanes, MemoryOp
+from twinstep.replay.machine.lanes import ActiveLanes, Batch, Checks, Lanes, MemoryOp
 from twinstep.replay.machine.program import Program
+from twinstep.replay.machine.waiting import Waiting
 from twinstep.replay.ptx.flow import BRANCHES, EXIT, defined, family, used, waits_for
 from twinstep.replay.ptx.syntax import Mem
-
-if TYPE_CHECKING:
-    from twinstep.replay.machine.execute import Execution
 
 PATIENCE = 20.0
 """Seconds of processor time without a sign that a batch gets on, unless options say otherwise."""
@@ -34,6 +32,20 @@ EVERY = 16
 
 KNOWN = 1 << 20
 """Accesses that are remembered; more of them are signs that a batch gets on."""
+
+
+class Running(Protocol):
+    """The part of `Execution` that is watched."""
+
+    program: Program
+    batch: Batch
+    waiting: Waiting
+    steps: int
+    overdue: bool
+
+    @property
+    def turn(self) -> int:
+        """The position in the order in which paths take turns."""
 
 
 @dataclass
@@ -57,7 +69,7 @@ class Watchdog:
         patience: Seconds without a sign that it gets on.
     """
 
-    def __init__(self, execution: Execution, patience: float) -> None:
+    def __init__(self, execution: Running, patience: float) -> None:
         self.execution = execution
         self.patience = patience
         self.since = thread_time()
@@ -125,7 +137,7 @@ class Watchdog:
 class _Watch:
     """Everything that changes while a batch is watched; takes the place of its checks."""
 
-    def __init__(self, execution: Execution, known: set[tuple[int, int]], warm: float) -> None:
+    def __init__(self, execution: Running, known: set[tuple[int, int]], warm: float) -> None:
         self.execution = execution
         self.known = known
         self.warm = warm

@@ -8,9 +8,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from twinstep.replay.dtypes import NUMPY, width
 from twinstep.replay.errors import CannotReplay, UnknownInstruction
 from twinstep.replay.isa.limits import construct_of
+from twinstep.replay.ptx.declarations import (
+    integer,
+    module_variables,
+    parameter,
+    parameters,
+    variable_of,
+)
 from twinstep.replay.ptx.syntax import (
     Imm,
     Instruction,
@@ -21,7 +27,6 @@ from twinstep.replay.ptx.syntax import (
     Operand,
     Reg,
     Symbol,
-    Variable,
     Vec,
     refusal,
 )
@@ -31,16 +36,6 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"(?:\s+"([^"]*)")?', re.M)
 _ROUTINE = re.compile(r"\.(entry|func)\b([^{;]*)([{;])")
 _HEADER = re.compile(r"\s*(?:\(([^)]*)\))?\s*([\w$%]+)\s*(?:\(([^)]*)\))?(.*)", re.S)
 _CLUSTER = re.compile(r"\.reqnctapercluster\s+([\d\s,]+)")
-_PARAMETER = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\b(?:\s*\.[a-z]+(?:\s+\d+)?)*\s+)?"
-    r"([\w$%]+)\s*(?:\[(\d+)\])?"
-)
-_VARIABLE = re.compile(
-    r"\.(shared|local|global|const)\s+((?:\.\w+\s+(?:\d+\s+)?)*)([\w$]+)\s*((?:\[\d*\])*)\s*"
-    r"(?:=\s*(\{.*?\}|[^;]+))?$",
-    re.S,
-)
-_NUMBER = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|-?(?:0[xX][0-9a-fA-F]+|\d+)U?")
 _BRACKET = re.compile(r"[{\[(]")
 _NAME = r"[%$_a-zA-Z][\w$%.]*"
 
@@ -70,7 +65,7 @@ def parse(text: str) -> Module:
     target = re.search(r"\.target\s+([^\n]+)", text)
     module.version = version[1] if version else ""
     module.target = target[1].strip() if target else ""
-    module.variables += _module_variables("".join(outside))
+    module.variables += module_variables("".join(outside))
     return module
 
 
@@ -108,8 +103,8 @@ def _routine(module: Module, files: dict[int, str], match: re.Match[str], body: 
             raise refusal(
                 f"Header of .{match[1]} cannot be read", match[1], name, f"PTX line {line}"
             )
-        kernel.params = _parameters(header[3] or "", kernel, line)
-        kernel.results = _parameters(header[1] or "", kernel, line)
+        kernel.params = parameters(header[3] or "", kernel, line)
+        kernel.results = parameters(header[1] or "", kernel, line)
         _no_cluster(header[4], kernel, line)
         _Body(kernel, files).read(body, _line(match.string, match.end()))
     except CannotReplay as error:
@@ -125,80 +120,6 @@ def _no_cluster(directives: str, kernel: Kernel, line: int) -> None:
         raise refusal(
             "A cluster of several blocks", "cluster", kernel.name, place, found[0].strip()
         )
-
-
-def _parameters(text: str, kernel: Kernel, line: int) -> list[tuple[Variable, str]]:
-    params: list[tuple[Variable, str]] = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        variable, kind = _parameter(item, kernel, line)
-        params.append((variable, kind))
-    return params
-
-
-def _parameter(text: str, kernel: Kernel, line: int) -> tuple[Variable, str]:
-    """One `.param` declaration and its type; an array is aligned as it says."""
-    match = _PARAMETER.fullmatch(text)
-    if not match or match[2] not in NUMPY or match[2] == "pred":
-        kinds = re.findall(r"\.(\w+)", text)
-        construct = next((c for k in kinds if (c := construct_of(k)) != k), ".param")
-        raise refusal(
-            "This kind of parameter",
-            construct,
-            kernel.name,
-            f"PTX line {line}",
-            " ".join(text.split()),
-        )
-    align, kind, name, count = match.groups()
-    size = width(kind)
-    return Variable(name, "param", size * int(count or 1), int(align or size)), kind
-
-
-def _module_variables(text: str) -> list[Variable]:
-    text = re.sub(r"\.section\s+\S+\s*\{.*?\}", "", text, flags=re.S)
-    found = []
-    for statement in text.split(";"):
-        match = re.search(r"\.(?:shared|global|const)\b.*", statement, re.S)
-        if match and (variable := variable_of(match[0].strip())):
-            found.append(variable)
-    return found
-
-
-def variable_of(statement: str) -> Variable | None:
-    """Read one variable declaration (without its semicolon).
-
-    Returns:
-        None if it is none, or holds what cannot be read (a type, the address of another variable):
-        then the instruction that uses it is refused.
-    """
-    match = _VARIABLE.search(statement)
-    if not match:
-        return None
-    space, attributes, name, dimensions, initial = match.groups()
-    kind = next((a for a in re.findall(r"\.(\w+)", attributes) if a in NUMPY), "")
-    if not kind:
-        return None
-    align = re.search(r"\.align\s+(\d+)", attributes)
-    vector = re.search(r"\.v([248])\b", attributes)
-    size = width(kind) * (int(vector[1]) if vector else 1)
-    count = 1
-    for extent in re.findall(r"\[(\d*)\]", dimensions):
-        count *= int(extent or 0)
-    data = b""
-    if initial:
-        numbers = re.findall(r"0[fFdD][0-9a-fA-F]+|-?\w+", initial)
-        if not all(map(_NUMBER.fullmatch, numbers)):
-            return None
-        data = b"".join(
-            (_number(n) & ((1 << (8 * width(kind))) - 1)).to_bytes(width(kind), "little")
-            for n in numbers
-        )
-        if len(data) > count * size:
-            return None
-    return Variable(name, space, count * size, int(align[1]) if align else size, data)
-
-
-def _number(text: str) -> int:
-    return int(text[2:], 16) if text[:2].lower() in ("0f", "0d") else _integer(text)
 
 
 class _Body:
@@ -296,7 +217,7 @@ class _Body:
             names = re.findall(r"[\w$]+", text.split(None, 1)[1])
             self.kernel.targets[pending[-1]] = names
         elif text.startswith(".param"):
-            variable, _ = _parameter(text, self.kernel, self.line)
+            variable, _ = parameter(text, self.kernel, self.line)
             unique = self._declare(variable.name)
             self.kernel.arguments[unique] = replace(variable, name=unique)
         elif text.startswith("."):
@@ -360,12 +281,12 @@ class _Body:
         if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
             return Imm(int(text[2:], 16), "f64")
         if re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?", text):
-            return Imm(_integer(text))
+            return Imm(integer(text))
         if re.fullmatch(r"-?\d*\.\d+([eE][-+]?\d+)?|-?\d+\.\d*([eE][-+]?\d+)?", text):
             return Imm(float(text))
         if match := re.fullmatch(rf"({_NAME})\s*([-+])\s*(\w+)", text):
             sign = 1 if match[2] == "+" else -1
-            return Symbol(self._register(match[1]), sign * _integer(match[3]))
+            return Symbol(self._register(match[1]), sign * integer(match[3]))
         name = self._register(_name(text))
         if name == "_" or name in self.kernel.registers or text.startswith("%"):
             return Reg(name)
@@ -375,7 +296,7 @@ class _Body:
         match = re.fullmatch(rf"({_NAME})?\s*(?:([-+])?\s*([-+]?\w+))?", text)
         if not match:
             raise ValueError(f"no address: {text}")
-        offset = _integer(match[3]) if match[3] else 0
+        offset = integer(match[3]) if match[3] else 0
         if match[2] == "-":
             offset = -offset
         base = self._operand(match[1]) if match[1] else None
@@ -392,15 +313,6 @@ def _name(text: str) -> str:
     if not re.fullmatch(_NAME, text):
         raise ValueError(f"no name: {text}")
     return text
-
-
-def _integer(text: str) -> int:
-    text = text.rstrip("U")
-    negative = text.startswith("-")
-    digits = text.lstrip("+-")
-    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-    value = int(digits, 8) if octal else int(digits, 0)
-    return -value if negative else value
 
 
 def _split(text: str) -> list[str]:
