@@ -21,14 +21,19 @@ if __name__ != "twinstep.replay":
 
 from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 from twinstep.replay.errors import (
+    CannotReplay,
     Deadlock,
+    InvalidArithmetic,
     KernelTrap,
+    LimitReached,
     Misaligned,
+    NoProgress,
     OutOfBounds,
     Race,
     ReplayError,
     UninitialisedRead,
     UnknownInstruction,
+    UnsupportedArgument,
     UnsupportedTriton,
 )
 from twinstep.replay.launch.options import Options, allow, options, register_buffer_provider
@@ -44,11 +49,15 @@ from twinstep.replay.launch.virtual import (
 from twinstep.replay.triton.driver import activate, active, deactivate
 
 __all__ = [
+    "CannotReplay",
     "CudaKernel",
     "Deadlock",
+    "InvalidArithmetic",
     "KernelTrap",
     "Launch",
+    "LimitReached",
     "Misaligned",
+    "NoProgress",
     "Options",
     "OutOfBounds",
     "Race",
@@ -56,6 +65,7 @@ __all__ = [
     "Traffic",
     "UninitialisedRead",
     "UnknownInstruction",
+    "UnsupportedArgument",
     "UnsupportedTriton",
     "activate",
     "active",

@@ -9,93 +9,24 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
   semantics or the kernel has a fence.
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
-race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another. Two
-things that compilers do with replicated threads are not reported: a store of the value that is
-already there, and a read of global memory that another thread of the block writes, by a thread
-that stores nothing any more.
+race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
+for those of scope `.cta` between blocks. Two things that compilers do with replicated threads are
+not reported within a block: a store of the value that is already there, and a read of global memory
+that another thread writes, by a thread that stores nothing that derives from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
-from twinstep.replay.checks.clocks import Clocks
+from twinstep.replay.checks.history import NOBODY, Access, History, Trace, strong
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array, stretched
 from twinstep.replay.errors import Race, UninitialisedRead
 from twinstep.replay.machine.lanes import ActiveLanes, Batch, Lanes, MemoryOp
-
-NOBODY = -1
-STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
-
-
-def strong(site: MemoryOp) -> bool:
-    """True if other threads may touch the same word meanwhile, as long as they are strong too."""
-    return site.kind == "atomic" or not STRONG.isdisjoint(site.instruction.parts)
-
-
-class Trace:
-    """The last accesses of each word of one memory: a write and two reads per word.
-
-    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
-    number of the access).
-    """
-
-    def __init__(self, size: int) -> None:
-        self.write = np.full((size, 5), NOBODY, np.int64)
-        self.atomic = np.zeros(size, np.bool_)
-        self.reads = np.full((2, size, 5), NOBODY, np.int64)
-
-
-@dataclass
-class Access:
-    """One instruction's accesses, word by word.
-
-    Attributes:
-        place: Position of each word in its trace.
-        lane: Which accessing thread the word belongs to.
-        event: One row per word, as in `Trace`.
-        changed: For a write, which words get another value; else all true.
-        value: For a write, the new words.
-        label: The tensor, for messages; empty for shared memory.
-    """
-
-    place: Array
-    lane: Array
-    event: Array
-    changed: Array
-    value: Array | None
-    label: str = ""
-
-
-class History:
-    """The accesses of the global memory of one launch.
-
-    Args:
-        races: Whether races are looked for.
-        unwritten: Bytes that were never written.
-        fenced: Whether the kernel has fences.
-        word: Bytes of a word, which no access divides; 1 is always right, more is faster.
-    """
-
-    def __init__(
-        self, races: bool, unwritten: Unwritten | None, fenced: bool, word: int = 1
-    ) -> None:
-        self.races = races
-        self.word = word
-        self.unwritten = unwritten
-        self.traces: dict[int, Trace] = {}
-        self.clocks = Clocks(fenced)
-        self.sites: list[MemoryOp] = []
-        """The site of each access."""
-
-    def number(self, site: MemoryOp) -> int:
-        """A number for an access that is made now, to be kept in traces."""
-        self.sites.append(site)
-        return len(self.sites) - 1
+from twinstep.replay.ptx.syntax import Instruction
 
 
 class BatchChecks:
@@ -111,10 +42,10 @@ class BatchChecks:
         """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
         self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
-        self.stored: dict[int, int] = {}
-        """The last store of each thread."""
-        self.idle: dict[int, str] = {}
-        """The race that a thread takes part in as soon as it stores something."""
+        self.stored: dict[int, dict[int, int]] = {}
+        """The last access of each thread by each instruction that stores."""
+        self.idle: dict[int, list[tuple[str, Instruction]]] = {}
+        """Races that a thread takes part in as soon as it stores what derives from a load."""
 
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
         """These threads have met: within their warps, or `some` or all warps of their blocks."""
@@ -252,11 +183,16 @@ class BatchChecks:
         self, site: MemoryOp, lanes: Lanes, access: Access, trace: Trace, flat: Array
     ) -> None:
         if site.kind != "read":
-            self._stores(access)
+            self._stores(site, access)
         atomic = site.kind == "atomic"
         earlier = trace.write[access.place]
         plain = ~(trace.atomic[access.place] & atomic)
-        self._compare(site, lanes, access, earlier, plain & access.changed, flat)
+        silent = trace.silent[access.place]
+        if "cta" in site.instruction.parts:
+            plain |= self._foreign(earlier, access)
+        wanted = plain & (access.changed | self._foreign(earlier, access))
+        self._compare(site, lanes, access, earlier, wanted, flat)
+        self._compare(site, lanes, access, silent, self._foreign(silent, access), flat)
         if site.kind == "read":
             first = trace.reads[0][access.place]
             new = first[:, 0] != access.event[:, 0]
@@ -264,12 +200,20 @@ class BatchChecks:
             trace.reads[0][access.place] = access.event
             return
         for reads in trace.reads:
-            self._compare(site, lanes, access, reads[access.place], access.changed, flat)
+            before = reads[access.place]
+            wanted = access.changed | self._foreign(before, access)
+            self._compare(site, lanes, access, before, wanted, flat)
         if access.value is not None:
             self._compare_within(site, lanes, access, flat)
         kept = access.changed
+        trace.silent[access.place[~kept]] = access.event[~kept]
         trace.write[access.place[kept]] = access.event[kept]
         trace.atomic[access.place[kept]] = atomic
+
+    def _foreign(self, earlier: Array, access: Access) -> Array:
+        """Flags of the words whose earlier event is another block's."""
+        threads = self.batch.threads
+        return np.asarray(earlier[:, 0] // threads != access.event[:, 0] // threads)
 
     def _compare(
         self,
@@ -291,31 +235,43 @@ class BatchChecks:
         for index in np.flatnonzero(suspect & ~ordered):
             one, two = earlier[index], now[index]
             other = self.memory.sites[int(one[4])]
-            if (strong(site) and strong(other)) or self._ordered(one, two):
+            blocks = one[0] // threads != two[0] // threads
+            if (strong(site, blocks) and strong(other, blocks)) or self._ordered(one, two):
                 continue
             said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
             read = one if other.kind == "read" else two
             within = one[0] // threads == two[0] // threads and site.space == "global"
-            done = self.stored.get(int(read[0]), NOBODY) < read[4]
-            if within and done and "read" in (site.kind, other.kind):
-                self.idle.setdefault(int(read[0]), said)
-                continue
+            if within and "read" in (site.kind, other.kind):
+                load = self.memory.sites[int(read[4])].instruction
+                if not self._used(int(read[0]), int(read[4]), load):
+                    waiting = self.idle.setdefault(int(read[0]), [])
+                    if all(load is not known for _, known in waiting):
+                        waiting.append((said, load))
+                    continue
             raise Race(said)
 
-    def _stores(self, access: Access) -> None:
-        """Note who stores; raise if it has read what another thread of its block wrote."""
-        threads = np.unique(access.event[:, 0]).tolist()
-        self.stored.update(dict.fromkeys(threads, int(access.event[0, 4])))
-        late = self.idle.keys() & threads
-        if late:
-            raise Race(self.idle[min(late)])
+    def _used(self, thread: int, read: int, load: Instruction) -> bool:
+        """True if a thread has stored since an access what may derive from it."""
+        stores = self.stored.get(thread, {}).items()
+        return any(number > read and self.memory.feeds(load, store) for store, number in stores)
+
+    def _stores(self, site: MemoryOp, access: Access) -> None:
+        """Note who stores; raise if that derives from what another thread of its block wrote."""
+        threads, store = np.unique(access.event[:, 0]).tolist(), id(site.instruction)
+        for thread in threads:
+            self.stored.setdefault(thread, {})[store] = int(access.event[0, 4])
+        for thread in sorted(self.idle.keys() & threads):
+            for said, load in self.idle[thread]:
+                if self.memory.feeds(load, store):
+                    raise Race(said)
 
     def _ordered(self, earlier: Array, now: Array) -> bool:
         """True if threads have met, or blocks have synchronised, since an earlier event."""
         before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
         if before == after:
             return self._met(earlier, int(now[0]))
-        return self.memory.clocks.ordered(before, int(earlier[3]), after)
+        thread = int(earlier[0]) % self.batch.threads
+        return self.memory.clocks.ordered(before, thread, earlier, after)
 
     def _met(self, earlier: Array, thread: int) -> bool:
         """True if a thread has met the warp of an earlier event of its block since then."""
@@ -325,11 +281,15 @@ class BatchChecks:
         return bool(earlier[2] <= self.met[row, own // 32, other])
 
     def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
-        """Raise if two threads of this very instruction store different values to one word."""
+        """Raise if two blocks, or two values, are stored to one word by this very instruction."""
         assert access.value is not None
         order = np.argsort(access.place, kind="stable")
         place, value = access.place[order], access.value[order]
-        clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
+        block = access.event[order, 0] // self.batch.threads
+        differ = value[1:] != value[:-1]
+        if not strong(site, blocks=True):
+            differ |= block[1:] != block[:-1]
+        clash = (place[1:] == place[:-1]) & differ
         if clash.any():
             index = int(np.argmax(clash))
             lane, event = access.lane[order[index + 1]], access.event[order[index]]
@@ -348,5 +308,15 @@ class BatchChecks:
 
     def _synchronise(self, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array) -> None:
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
+        known: dict[tuple[int, int], Array] = {}
+        releases = []
+        for row, thread in zip(rows.tolist(), threads.tolist(), strict=True):
+            own = thread // 32
+            if (row, own) not in known:
+                # Epochs up to `met` count as met; a barrier of its own warp has begun another.
+                known[row, own] = self.met[row, own] + 1
+                known[row, own][own] = self.warp_epoch[row, own]
+            releases.append((thread, int(self.block_epoch[row]), known[row, own]))
         parts = site.instruction.parts
-        self.memory.clocks.atomic(self.batch.blocks[rows], addresses, parts)
+        self.memory.clocks.atomic(self.batch.blocks[rows], releases, addresses, parts)

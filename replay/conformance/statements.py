@@ -57,7 +57,7 @@ def operand_types(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (kind, kind, *boolean), results
     if family == "prmt":
         return ("u32",) * 3, ("u32",)
-    if family == "dp4a":
+    if family in ("dp4a", "dp2a"):
         return ("u32",) * 3, ("u32",)
     if family in ("popc", "clz", "bfind"):
         return (kind,), ("u32",)
@@ -92,9 +92,9 @@ def _is_mixed(parts: list[str]) -> bool:
 
 
 def _count(family: str) -> int:
-    if family in ("fma", "mad", "sad", "lop3", "shf"):
+    if family in ("fma", "mad", "mad24", "sad", "lop3", "shf"):
         return 3
-    binary = "add sub mul div rem min max copysign and or xor bmsk szext"
+    binary = "add sub mul mul24 div rem min max copysign and or xor bmsk szext"
     return 2 if family in binary.split() else 1
 
 

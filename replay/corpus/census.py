@@ -12,19 +12,12 @@ from functools import cache
 
 from twinstep.replay.corpus.store import ROOT, Corpus, Entry, read
 from twinstep.replay.isa.forms import without_hints
+from twinstep.replay.isa.limits import markdown
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.syntax import Kernel
 
 PAGE = ROOT / "docs/reference/replay-instructions.md"
 TARGETS = (80, 90, 100)
-_REFUSED = (
-    ("mma, ldmatrix with .b8, wgmma, tcgen05", "tensor cores: `tl.dot` on every target"),
-    ("cp.async.bulk, mbarrier, fence.proxy", "the tensor memory accelerator and its barriers"),
-    ("barrier.cluster, mapa, multimem", "clusters of more than one block"),
-    ("cvt to and from 8-bit floats", "e4m3x2, e5m2x2"),
-    ("bar.arrive, mul24, dp2a, tex, sust", "not met in any kernel so far"),
-    ("%clock, %globaltimer", "time, which replay has none of"),
-)
 
 
 @dataclass
@@ -85,7 +78,7 @@ def page() -> str:
         marks += ["x" if target in use.targets else "" for target in TARGETS]
         lines.append(f"| `{opcode}` | {len(use.cases)} | {' | '.join(marks)} |".replace("  ", " "))
     lines += ["", "## Refused", "", "With one sentence that names opcode, kernel and line:", ""]
-    lines += [f"- {names}: {why}" for names, why in _REFUSED]
+    lines += [markdown()]
     return "\n".join(lines) + "\n"
 
 

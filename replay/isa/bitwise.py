@@ -243,16 +243,19 @@ def _select_by_sign(parts: tuple[str, ...]) -> Operation:
 
 
 def _dot(parts: tuple[str, ...]) -> Operation:
-    ka, kb = parts[1], parts[2]
+    """dp4a: four products of bytes; dp2a: two of 16-bit numbers and the low or high bytes."""
+    bits, count = (8, 4) if parts[0] == "dp4a" else (16, 2)
+    ka, kb = parts[-2:]
+    first = 2 if parts[1] == "hi" else 0
 
-    def lane(x: Array, index: int, kind: str) -> Array:
-        byte = ((x >> np.uint32(8 * index)) & np.uint32(0xFF)).astype(np.uint8)
-        return byte.view(np.int8 if kind[0] == "s" else np.uint8).astype(np.int32)
+    def lane(x: Array, index: int, kind: str, width: int) -> Array:
+        part = (x >> np.uint32(width * index)).astype(f"u{width // 8}")
+        return part.view(f"{'i' if kind[0] == 's' else 'u'}{width // 8}").astype(np.int32)
 
     def function(a: Array, b: Array, c: Array) -> Array:
         total = c.view(np.int32)
-        for index in range(4):
-            total = total + lane(a, index, ka) * lane(b, index, kb)
+        for index in range(count):
+            total = total + lane(a, index, ka, bits) * lane(b, first + index, kb, 8)
         return total.view(np.uint32)
 
     return Operation(function, ("u32",) * 3, ("u32",))
@@ -279,4 +282,5 @@ FORMS: Table = {
     f"slct: | {_MOVED} s32": _select_by_sign,
     f"slct: ?ftz | {_MOVED} f32": _select_by_sign,
     "dp4a: | u32,s32 u32,s32": _dot,
+    "dp2a: lo,hi | u32,s32 u32,s32": _dot,
 }

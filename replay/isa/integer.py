@@ -191,6 +191,21 @@ def _wide_multiply_add(parts: tuple[str, ...]) -> Operation:
     return Operation(lambda a, b, c: multiply(a, b) + c, (kind, kind, result), (result,))
 
 
+def _product24(parts: tuple[str, ...]) -> Operation:
+    """mul24 and mad24: bits 0 to 31 or 16 to 47 of the product of the low 24 bits, plus c."""
+    kind = parts[-1]
+    drop, shift = NUMPY[kind].type(8), np.int64(16 if parts[1] == "hi" else 0)
+
+    def multiply(a: Array, b: Array) -> Array:
+        full = ((a << drop) >> drop).astype(np.int64) * ((b << drop) >> drop).astype(np.int64)
+        return np.asarray((full >> shift).astype(NUMPY[kind]))
+
+    if parts[0] == "mul24":
+        return Operation(multiply, (kind, kind), (kind,))
+    add = _saturating_sum(("add",)).function if "sat" in parts else np.add
+    return Operation(lambda a, b, c: add(multiply(a, b), c), (kind,) * 3, (kind,))
+
+
 def _quotient(parts: tuple[str, ...]) -> Operation:
     kind = parts[-1]
     function = quotient(kind) if parts[0] == "div" else remainder(kind)
@@ -231,6 +246,8 @@ FORMS: Table = {
     "mul: wide | u16,s16,u32,s32": _wide_product,
     "mad: lo,hi | $int": _multiply_add,
     "mad: wide | u16,s16,u32,s32": _wide_multiply_add,
+    "mul24 mad24: lo,hi | u32,s32": _product24,
+    "mad24: hi sat | s32": _product24,
     "div rem: | $int": _quotient,
     "min max: | $int": _extremum,
     "min max: relu | s32": _extremum,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import torch
 
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.machine.program import Program
+from twinstep.replay.machine.watchdog import PATIENCE
 
 Labelled = tuple[str, torch.Tensor]
 Provider = Callable[[], Iterable[torch.Tensor]]
@@ -23,22 +25,30 @@ class Options:
 
     Attributes:
         check_races: Report two threads that touch the same bytes, one writing, without order.
+        check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
+            `shadow64.lift.lifting`).
         unwritten: Bytes that were never written; reading one is an error.
-        order: "natural", or "permuted" to run blocks in a shuffled order.
+        order: "natural", "backwards", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
+        together: How many blocks run together, one batch after the other; 0 to choose.
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of every axis of the grid, or None for all.
-        max_steps: Steps after which a batch is taken to be stuck.
+        max_steps: Steps that a batch may make.
+        patience: Seconds of processor time that a batch may take without getting on: without
+            finishing a thread or touching other memory (see `machine.watchdog`).
         after_batch: Called whenever some blocks have run.
     """
 
     check_races: bool = False
+    check_arithmetic: bool = False
     unwritten: Unwritten | None = None
     order: str = "natural"
     seed: int = 0
+    together: int = 0
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
-    max_steps: int = 50_000_000
+    max_steps: float = math.inf
+    patience: float = PATIENCE
     after_batch: Callable[[], None] | None = None
 
 
@@ -59,34 +69,52 @@ TUNING: ContextVar[bool] = ContextVar("replay tuning", default=False)
 def options(
     *,
     check_races: bool = False,
+    check_arithmetic: bool = False,
     uninitialised: Iterable[torch.Tensor] | None = None,
     order: str = "natural",
     seed: int = 0,
+    together: int = 0,
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
-    max_steps: int = 50_000_000,
+    max_steps: float = math.inf,
+    patience: float = PATIENCE,
     after_batch: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Run the launches of this thread inside the context with other `Options`.
 
     Args:
         check_races: See `Options`.
+        check_arithmetic: See `Options`.
         uninitialised: Tensors of which no byte has been written yet: reading a byte before a
             launch inside this context has written it is an error, in shared memory too (which an
             empty list checks alone).
         order: See `Options`.
         seed: See `Options`.
+        together: See `Options`.
         only_blocks: See `Options`.
         only_ends: See `Options`.
         max_steps: See `Options`.
+        patience: See `Options`.
         after_batch: See `Options`.
     """
-    if order not in ("natural", "permuted"):
-        raise ValueError(f'order is {order!r}, but should be "natural" or "permuted".')
+    if order not in (known := ("natural", "backwards", "permuted")):
+        raise ValueError(f"order is {order!r}, but should be one of {', '.join(known)}.")
     chosen = None if only_blocks is None else tuple(only_blocks)
     unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
     token = OPTIONS.set(
-        Options(check_races, unwritten, order, seed, chosen, only_ends, max_steps, after_batch)
+        Options(
+            check_races=check_races,
+            check_arithmetic=check_arithmetic,
+            unwritten=unwritten,
+            order=order,
+            seed=seed,
+            together=together,
+            only_blocks=chosen,
+            only_ends=only_ends,
+            max_steps=max_steps,
+            patience=patience,
+            after_batch=after_batch,
+        )
     )
     try:
         yield

@@ -12,8 +12,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from twinstep.replay.checks.races import BatchChecks, History
-from twinstep.replay.dtypes import NUMPY, Array, raw, width
+from twinstep.replay.checks.history import History
+from twinstep.replay.checks.races import BatchChecks
+from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.launch.options import (
     OPTIONS,
@@ -28,10 +29,11 @@ from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
 from twinstep.replay.machine.program import Program
-from twinstep.replay.ptx.flow import family
+from twinstep.replay.ptx.flow import family, waits_for_blocks
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
-from twinstep.replay.ptx.syntax import Instruction, Mem
+from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
+from twinstep.replay.translate.checked import checked
 from twinstep.replay.translate.program import translate
 
 LANES = 16384
@@ -39,6 +41,9 @@ LANES = 16384
 
 PLANE = 65_535
 """Most blocks of a grid along y and z; launchers fold longer rows of blocks into lines of it."""
+PROCESSORS = 132
+"""Multiprocessors of the reported target. So many blocks, one on each, run together at least where
+a kernel waits for other blocks; that is what persistent kernels and grid barriers count on."""
 
 SHARED_LIMIT = 64 << 20
 """Bytes of shared memory that one batch may take."""
@@ -58,7 +63,11 @@ def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
 
 
 def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
-    """Parameter bytes from values in order of declaration."""
+    """Parameter bytes from values in order of declaration.
+
+    Raises:
+        ReplayError: a value is not of its parameter's kind, or does not fit; nothing is converted.
+    """
     params = program.kernel.params
     if len(values) != len(params):
         raise ReplayError(
@@ -67,17 +76,33 @@ def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
     data = bytearray(program.layout.param_size)
     for (variable, kind), value in zip(params, values, strict=True):
         start = program.layout.params[variable.name]
-        if isinstance(value, bytes):
-            encoded = value
-        elif isinstance(value, float):
-            encoded = np.array(
-                value, NUMPY[kind] if kind[0] == "f" else f"f{width(kind)}"
-            ).tobytes()
-        else:
-            mask = (1 << (8 * width(kind))) - 1
-            encoded = np.array(value & mask, NUMPY[raw(kind)]).tobytes()
-        data[start : start + len(encoded)] = encoded
+        try:
+            data[start : start + variable.size] = _encoded(variable, kind, value)
+        except ValueError as error:
+            raise ReplayError(
+                f"Parameter {variable.name} of kernel {program.kernel.name} {error}."
+            ) from None
     return bytes(data)
+
+
+def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes:
+    """The bytes of one parameter."""
+    size = variable.size
+    if isinstance(value, bytes):
+        if len(value) != size:
+            raise ValueError(f"has {size} bytes, got {len(value)}")
+        return value
+    if size != width(kind):
+        raise ValueError(f"is a structure of {size} bytes, got {value!r}: pass bytes")
+    if isinstance(value, float):
+        if kind not in ("f32", "f64", "b32", "b64"):
+            raise ValueError(f"is of type .{kind}, got {value!r}: pass an int, or bytes")
+        return np.array(value, f"f{size}").tobytes()
+    if kind[0] == "f":
+        raise ValueError(f"is of type .{kind}, got the integer {value}: pass {float(value)}")
+    if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
+        raise ValueError(f"has {size} bytes, into which {value} does not fit")
+    return (int(value) % (1 << (8 * size))).to_bytes(size, "little")
 
 
 @dataclass
@@ -113,6 +138,8 @@ def run(request: Request) -> Launch:
         request = replace(request, settings=settings)
         if (retranslated := TRANSLATION.get()) is not None:
             request = replace(request, program=retranslated(request.program))
+        elif settings.check_arithmetic:
+            request = replace(request, program=checked(request.program))
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         launch.tuning = TUNING.get()
         regions = Regions(_known(request), _constants(request.program))
@@ -142,8 +169,10 @@ def _constants(program: Program) -> list[tuple[str, int, int, object]]:
 def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
-    fenced = any(family(i) in ("membar", "fence") for i in program.kernel.code)
-    return History(settings.check_races, settings.unwritten, fenced, _word(program))
+    fences = (i for i in program.kernel.code if family(i) in ("membar", "fence"))
+    fenced = any("cta" not in fence.parts for fence in fences)
+    code = program.kernel.code
+    return History(settings.check_races, settings.unwritten, fenced, _word(program), code)
 
 
 def _word(program: Program) -> int:
@@ -164,10 +193,12 @@ def _batches(request: Request) -> Iterator[Array]:
     """Linear block indices, batch by batch."""
     settings, grid = request.settings, request.grid
     threads = request.block[0] * request.block[1] * request.block[2]
-    per_batch = max(1, LANES // threads)
+    per_batch = settings.together or max(1, LANES // threads)
     shared = _shared_size(request)
-    if shared:
+    if shared and not settings.together:
         per_batch = max(1, min(per_batch, SHARED_LIMIT // shared))
+    if not settings.together and waits_for_blocks(request.program.blocks):
+        per_batch = max(per_batch, PROCESSORS)
     count = grid[0] * grid[1] * grid[2]
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
@@ -175,6 +206,8 @@ def _batches(request: Request) -> Iterator[Array]:
         chosen = _near_ends(grid, settings.only_ends)
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
+    elif settings.order == "backwards":
+        chosen = np.arange(count)[::-1]
     else:
         for start in range(0, count, per_batch):
             yield np.arange(start, min(start + per_batch, count))
@@ -228,7 +261,8 @@ def _run_batch(
     batch.pointers = partial(_pointers, program, request.params)
     if memory is not None:
         batch.checks = BatchChecks(memory, batch)
-    execution = Execution(program, batch, request.settings.max_steps)
+    settings = request.settings
+    execution = Execution(program, batch, settings.max_steps, settings.patience)
     execution.run()
     _count(launch, program, execution, batch)
 

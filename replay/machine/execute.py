@@ -8,15 +8,17 @@ the highest counter is given a turn, so that a loop which waits for another thre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from twinstep.replay.dtypes import Array
-from twinstep.replay.errors import Deadlock
+from twinstep.replay.errors import CannotReplay, LimitReached, ReplayError
 from twinstep.replay.machine.lanes import Batch, Lanes
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.waiting import Waiting
+from twinstep.replay.machine.watchdog import EVERY, Watchdog
 from twinstep.replay.ptx.flow import EXIT, Block, family
 
 FAIR_TURN = 128
@@ -35,14 +37,19 @@ class Execution:
         runs: Per block of code, the number of threads that executed it (all visits together).
     """
 
-    def __init__(self, program: Program, batch: Batch, max_steps: int) -> None:
+    def __init__(
+        self, program: Program, batch: Batch, max_steps: float, patience: float = math.inf
+    ) -> None:
         self.program = program
         self.batch = batch
         self.everyone = Lanes(batch)
         self.registers: Registers = list(program.undefined)
         self.runs = [0] * len(program.blocks)
         self.steps = 0
+        self.at = 0
         self.max_steps = max_steps
+        self.watchdog = Watchdog(self, patience)
+        self.look_at = EVERY if patience < math.inf else math.inf
         self.turns = 0
         self.overdue = False
         self.waiting = Waiting(program, batch)
@@ -51,7 +58,36 @@ class Execution:
             self.registers[slot] = special(name, self.everyone)
 
     def run(self) -> None:
-        """Run all threads to their end."""
+        """Run all threads to their end.
+
+        Raises:
+            ReplayError: a fault, or a limit of replay; nothing else.
+        """
+        try:
+            self._run()
+        except ReplayError:
+            raise
+        except Exception as error:
+            memory = isinstance(error, MemoryError)
+            raise (LimitReached if memory else CannotReplay)(
+                f"Replay itself fails with {type(error).__name__} ({error}), no fault of the "
+                f"kernel: kernel {self.batch.kernel}, {self.place}.",
+                "memory" if memory else "failure of replay",
+                self.place,
+            ) from error
+
+    @property
+    def place(self) -> str:
+        """The line of the block of code that runs."""
+        code = self.program.blocks[self.at].code
+        return code[0].place if code else "its end"
+
+    @property
+    def turn(self) -> int:
+        """The position in the order in which paths take turns."""
+        return self.turns % FAIR_TURN
+
+    def _run(self) -> None:
         counters: Array | None = None
         pc = 0
         while True:
@@ -64,19 +100,22 @@ class Execution:
 
     def _step(self, pc: int) -> Block:
         self.steps += 1
-        block = self.program.blocks[pc]
+        self.at = pc
         if self.steps > self.max_steps:
-            place = block.code[0].location if block.code else None
-            raise Deadlock(
-                f"kernel {self.batch.kernel} made {self.max_steps} steps without ending; it is at "
-                f"{place or 'an unknown line'}."
+            raise LimitReached(
+                f"Kernel {self.batch.kernel} has made the {self.max_steps} steps that "
+                f"options(max_steps=...) allows, no fault of the kernel: {self.place}.",
+                "steps",
+                self.place,
             )
-        return block
+        return self.program.blocks[pc]
 
     def _together(self, pc: int) -> tuple[Array | None, int]:
         """Run blocks while all threads go the same way."""
         functions = self.program.functions
         while pc != EXIT:
+            if self.steps >= self.look_at:
+                self.look_at = self.watchdog.look(None, pc, self.registers)
             block = self._step(pc)
             self.runs[pc] += self.everyone.size
             outcome = functions[pc](self.registers, self.everyone)
@@ -90,12 +129,15 @@ class Execution:
 
     def _apart(self, counters: Array) -> tuple[Array | None, int]:
         """Run one group of threads until it must wait or others have a lower counter."""
+        if self.steps >= self.look_at:
+            self.look_at = self.watchdog.look(counters, 0, self.registers)
         turn = self.overdue
         pc, mask = self._choose(counters)
         lanes = self._lanes(mask)
         others = counters[~mask]
         # A group whose turn it is out of order runs on, though others are behind it.
         behind = int(others.min()) if others.size and not turn else EXIT
+        alone = not np.count_nonzero(others != EXIT)
         limit = self.steps + FAIR_TURN
         own: Registers = [None] * len(self.registers)
         # What a later block of this turn needs is needed now, or written on the way there.
@@ -117,6 +159,8 @@ class Execution:
                 self.overdue = not turn
                 break
             pc = following
+            if alone and self.steps >= self.look_at:
+                self.look_at = self.watchdog.look(np.where(mask, pc, EXIT), pc, own)
         for slot in dirty.intersection(self.program.live_out[pc]):
             value = own[slot]
             assert value is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinstep.replay.dtypes import Array
-from twinstep.replay.errors import Deadlock, UnknownInstruction
+from twinstep.replay.errors import Deadlock
 from twinstep.replay.machine.lanes import Batch
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.warp import ballot_bits
@@ -37,11 +37,6 @@ class Waiting:
         operands = list(instruction.operands)
         if "red" in instruction.parts:
             operands = operands[1:-1]
-        if not all(isinstance(o, Imm) for o in operands):
-            raise UnknownInstruction(
-                f"Barrier number of `{instruction.text}` in kernel {self.batch.kernel} is not a "
-                f"constant, {instruction.place}."
-            )
         numbers = [int(o.value) for o in operands if isinstance(o, Imm)]
         count = numbers[1] if len(numbers) > 1 else self.batch.threads
         return (numbers[0] if numbers else 0), count
@@ -101,7 +96,11 @@ class Waiting:
         return (self.program.undefined[slot] if value is None else value).view(np.uint32)
 
     def deadlock(self, counters: Array) -> Deadlock:
-        """The error that says where everybody stands."""
+        """The error with the places of all threads of a block."""
+        return Deadlock(f"kernel {self.batch.kernel}, {self.standing(counters)}; nobody can go on.")
+
+    def standing(self, counters: Array) -> str:
+        """The places of the threads of the first block that has not finished."""
         row = int(np.argmax((counters != EXIT).any(axis=1)))
         places = []
         for pc in np.unique(counters[row]):
@@ -112,9 +111,6 @@ class Waiting:
                 continue
             instruction = self.program.blocks[int(pc)].code[0]
             place = instruction.place
-            places.append(f"{who} wait at {place} `{instruction.text}`")
-        return Deadlock(
-            f"kernel {self.batch.kernel}, block {self.batch.block_place(row)}: "
-            + "; ".join(places)
-            + "; nobody can go on."
-        )
+            stand = "wait" if self.program.blocks[int(pc)].waits else "are"
+            places.append(f"{who} {stand} at {place} `{instruction.text}`")
+        return f"block {self.batch.block_place(row)}: " + "; ".join(places)

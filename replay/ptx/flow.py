@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinstep.replay.errors import UnknownInstruction
-from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
+from twinstep.replay.isa.limits import construct_of
+from twinstep.replay.ptx.syntax import (
+    Instruction,
+    Kernel,
+    Mem,
+    Operand,
+    Reg,
+    Symbol,
+    Vec,
+    refusal,
+)
 
 EXIT = 1 << 30
 """The program counter of a thread that has finished."""
+
+CARRY = "%CC"
+"""The carry flag, as a register."""
 
 BRANCHES = frozenset({"bra", "brx", "ret", "exit"})
 WARP_SYNC = frozenset({"shfl", "vote", "match", "redux", "elect", "ldmatrix", "stmatrix"})
@@ -61,6 +73,47 @@ def waits_for(instruction: Instruction) -> str:
     return "warp" if parts[0] in WARP_SYNC and "sync" in parts else ""
 
 
+def waits_for_blocks(blocks: list[Block]) -> bool:
+    """True if a loop holds an atomic or a strong load: it may wait for another block's store."""
+    for block in blocks:
+        for target in block.targets:
+            loop = blocks[target : block.index + 1] if target <= block.index else []
+            if any(_listens(instruction) for part in loop for instruction in part.code):
+                return True
+    return False
+
+
+def influenced(code: list[Instruction], load: Instruction) -> frozenset[int] | None:
+    """The `id` of each instruction that what a load reads may reach through registers.
+
+    Returns:
+        None where that may be any: it decides a branch, or goes through memory of the thread's own.
+    """
+    tainted = set(defined(load))
+    if family(load) not in ("ld", "ldu") or not tainted:
+        return None
+    before = -1
+    while before != len(tainted):
+        before = len(tainted)
+        for instruction in code:
+            if not tainted.isdisjoint(used(instruction)):
+                tainted.update(defined(instruction))
+    reached = [i for i in code if not tainted.isdisjoint(used(i))]
+    if any(family(instruction) in BRANCHES or _keeps(instruction) for instruction in reached):
+        return None
+    return frozenset(map(id, reached))
+
+
+def _keeps(instruction: Instruction) -> bool:
+    """True if an instruction may store to local memory."""
+    return family(instruction) == "st" and {"global", "shared"}.isdisjoint(instruction.parts)
+
+
+def _listens(instruction: Instruction) -> bool:
+    strong = not {"volatile", "relaxed", "acquire", "mmio"}.isdisjoint(instruction.parts)
+    return family(instruction) == "atom" or (family(instruction) == "ld" and strong)
+
+
 def registers_in(operand: Operand) -> list[str]:
     """Names of all registers in an operand."""
     if isinstance(operand, Reg):
@@ -86,7 +139,7 @@ def defined(instruction: Instruction) -> list[str]:
 
 
 def _defined(instruction: Instruction) -> list[str]:
-    extra = ["%CC"] if uses_carry(instruction)[1] else []
+    extra = [CARRY] if uses_carry(instruction)[1] else []
     if family(instruction) in WRITE_NOTHING and "red" not in instruction.parts:
         return extra
     if not instruction.operands or isinstance(instruction.operands[0], Mem):
@@ -108,11 +161,11 @@ def _used(instruction: Instruction) -> list[str]:
     operands = instruction.operands
     names = [instruction.guard.name] if instruction.guard else []
     written = defined(instruction)
-    rest = operands[1:] if set(written) - {"%CC"} or _sinks(instruction) else operands
+    rest = operands[1:] if set(written) - {CARRY} or _sinks(instruction) else operands
     for operand in rest:
         names.extend(registers_in(operand))
     if uses_carry(instruction)[0]:
-        names.append("%CC")
+        names.append(CARRY)
     return names + (written if instruction.guard else [])
 
 
@@ -148,14 +201,27 @@ def build(kernel: Kernel) -> list[Block]:
 
 
 def branch_labels(kernel: Kernel, instruction: Instruction) -> list[str]:
-    """Labels that a branch may go to."""
+    """Labels that a branch may go to; of `ret`, the end of the function where it was put in line.
+
+    Raises:
+        UnknownInstruction: where there is no such label.
+    """
     head = family(instruction)
-    if head not in ("bra", "brx"):
+    if head not in ("bra", "brx", "ret") or (head == "ret" and not instruction.operands):
         return []
-    label = instruction.operands[-1]
-    if not isinstance(label, Symbol | Reg):
-        raise UnknownInstruction(f"Branch target of `{instruction.text}` is not a label.")
-    return kernel.targets[label.name] if head == "brx" else [label.name]
+    label = instruction.operands[-1] if instruction.operands else None
+    names = [label.name] if isinstance(label, Symbol | Reg) else []
+    if head == "brx":
+        names = kernel.targets.get(names[0], []) if names else []
+    if not names or not all(name in kernel.labels for name in names):
+        raise refusal(
+            f"Target of {instruction.opcode} is no label of replay's",
+            construct_of(instruction.opcode),
+            kernel.name,
+            instruction.place,
+            instruction.text,
+        )
+    return names
 
 
 def _successors(
@@ -167,7 +233,7 @@ def _successors(
         return [after]
     head = family(branch)
     taken = [number[kernel.labels[name]] for name in branch_labels(kernel, branch)]
-    if head in ("ret", "exit"):
+    if head == "exit" or not taken:
         taken = [EXIT]
     return taken + ([after] if branch.guard else [])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from twinstep.replay.errors import CannotReplay, UnknownInstruction
+
 
 @dataclass(frozen=True)
 class Location:
@@ -104,10 +106,15 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """An entry: parameters with their byte offsets, register types, variables and code."""
+    """An entry or a device function: parameters with their types, registers, variables, code.
+
+    `arguments` holds the `.param` variables of its body, through which it calls functions.
+    """
 
     name: str
     params: list[tuple[Variable, str]]
+    results: list[tuple[Variable, str]] = field(default_factory=list)
+    arguments: dict[str, Variable] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
@@ -117,9 +124,34 @@ class Kernel:
 
 @dataclass
 class Module:
-    """A PTX file: version, target, module-scope variables, kernels by name."""
+    """A PTX file: version, target, module-scope variables, kernels and device functions by name.
+
+    A kernel or function that cannot be read is in `refused`, with the reason.
+    """
 
     version: str
     target: str
     variables: list[Variable]
     kernels: dict[str, Kernel]
+    functions: dict[str, Kernel]
+    refused: dict[str, CannotReplay]
+
+
+def refusal(
+    what: str, construct: str, kernel: str, place: str, text: str = ""
+) -> UnknownInstruction:
+    """The error for something in the text of a kernel that replay does not implement.
+
+    Args:
+        what: Beginning of the sentence.
+        construct: See `CannotReplay`.
+        kernel: Name of the kernel or function.
+        place: Source line, else line of PTX.
+        text: The statement.
+    """
+    quoted = f", `{text}`" if text else ""
+    return UnknownInstruction(
+        f"{what}, a limit of replay and no fault of the kernel: kernel {kernel}, {place}{quoted}.",
+        construct,
+        place,
+    )

@@ -242,6 +242,39 @@ def _dot(parts: list[str]) -> Meaning:
     return function
 
 
+def _halves_and_bytes(parts: list[str]) -> Meaning:
+    """dp2a: c plus two products of a's halves with the lower or the upper two bytes of b."""
+    first = {"lo": 0, "hi": 16}[parts[1]]
+
+    def function(a: int, b: int, c: int) -> int:
+        low = integer(a & 0xFFFF, f"{parts[2][0]}16") * integer(
+            b >> first & 0xFF, f"{parts[3][0]}8"
+        )
+        high = integer(a >> 16, f"{parts[2][0]}16") * integer(
+            b >> first + 8 & 0xFF, f"{parts[3][0]}8"
+        )
+        return (c + low + high) % 2**32
+
+    return function
+
+
+def _product24(parts: list[str]) -> Meaning:
+    """mul24, mad24: operands of 24 bits, signed ones in two's complement; 32 bits of 48."""
+    kind = parts[-1]
+
+    def number(x: int) -> int:
+        low = x % 2**24
+        return low - 2**24 if kind == "s32" and low >= 2**23 else low
+
+    def function(a: int, b: int, c: int = 0) -> int:
+        product = number(a) * number(b) % 2**48
+        part = product // 2**16 if parts[1] == "hi" else product % 2**32
+        total = integer(part, kind) + integer(c, kind)
+        return wrapped(clamped(total, kind) if "sat" in parts else total, kind)
+
+    return function
+
+
 _TABLE: dict[str, Callable[[list[str]], Meaning]] = {
     **dict.fromkeys(("add", "sub", "min", "max", "sad", "div", "rem"), _arithmetic),
     **dict.fromkeys(("mul", "mad"), _product),
@@ -255,6 +288,8 @@ _TABLE: dict[str, Callable[[list[str]], Meaning]] = {
     "bfind": _find,
     "setp": _compare,
     "dp4a": _dot,
+    "dp2a": _halves_and_bytes,
+    **dict.fromkeys(("mul24", "mad24"), _product24),
     "bmsk": _mask,
     "szext": _extend,
 }

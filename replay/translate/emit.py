@@ -12,21 +12,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from twinstep.replay.dtypes import NUMPY, Array, raw, undefined, width
-from twinstep.replay.errors import UnknownInstruction
+from twinstep.replay.errors import CannotReplay
 from twinstep.replay.isa.floating import canonical
 from twinstep.replay.machine.program import Layout
-from twinstep.replay.ptx.flow import Block, defined, family, used
+from twinstep.replay.ptx.flow import CARRY, Block, defined, family, used
 from twinstep.replay.ptx.syntax import Imm, Instruction, Kernel, Operand, Reg, Symbol, Vec
 from twinstep.replay.translate.registers import RegisterTypes, unknown
-
-SPECIALS = frozenset(
-    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
-    + [f"%cluster_{name}.{axis}" for name in ("ctaid", "nctaid") for axis in "xyz"]
-    + [f"%{name}.{axis}" for name in ("clusterid", "nclusterid") for axis in "xyz"]
-    + ["%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"]
-    + [f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")]
-)
-"""Special registers that replay provides (all u32)."""
 
 
 class Emitter:
@@ -87,7 +78,14 @@ class Emitter:
         for index, instruction in enumerate(block.code):
             if instruction is block.branch:
                 break
-            self.instruction(instruction)
+            try:
+                self.instruction(instruction)
+            except CannotReplay:
+                raise
+            except Exception as error:
+                detail = f" ({error})" if isinstance(error, ValueError) else ""
+                why = f"Operands of {instruction.opcode} are not those known to replay{detail}"
+                raise unknown(self.kernel, instruction, why) from error
             spent = done.get(index, ())
             if names := [v for n in spent for v in sorted(self.held.pop(n, set()))]:
                 self.line(" = ".join(names) + " = None")
@@ -113,11 +111,7 @@ class Emitter:
     def slot(self, name: str) -> int:
         """The index of a register; special registers are noted."""
         if name not in self.slots:
-            if name not in self.kernel.registers and name != "%CC":
-                if name not in SPECIALS:
-                    raise UnknownInstruction(
-                        f"Register {name} of kernel {self.kernel.name} is unknown to replay."
-                    )
+            if name not in self.kernel.registers and name != CARRY:
                 self.specials.add(name)
             self.slots[name] = len(self.slots)
         return self.slots[name]
@@ -143,7 +137,11 @@ class Emitter:
         return name
 
     def address_of(self, symbol: Symbol) -> int:
-        """The address of a variable within its space (global: the real address)."""
+        """The address of a variable within its space (global: the real address).
+
+        Raises:
+            ValueError: there is no such variable.
+        """
         layout = self.layout
         for table in (layout.shared, layout.local, layout.params):
             if symbol.name in table:
@@ -151,9 +149,7 @@ class Emitter:
         if symbol.name in layout.constants:
             memory = layout.constants[symbol.name][1]
             return -(-memory.ctypes.data // 16) * 16 + symbol.offset
-        raise UnknownInstruction(
-            f"Symbol {symbol.name} of kernel {self.kernel.name} is unknown to replay."
-        )
+        raise ValueError(f"{symbol.name} is unknown")
 
     def source(self, operand: Operand, kind: str) -> str:
         """An expression for an operand in a type."""
@@ -162,7 +158,7 @@ class Emitter:
         if isinstance(operand, Symbol):
             return self.constant(self.address_of(operand), kind)
         if not isinstance(operand, Reg):
-            raise UnknownInstruction(f"Operand {operand} of {self.kernel.name} is not a value.")
+            raise ValueError(f"{operand} is no value")
         if kind == "pred":
             return f"~{self.value(operand.name)}" if operand.negated else self.value(operand.name)
         return self.view(operand.name, kind)
@@ -204,7 +200,7 @@ class Emitter:
     def assign(self, target: Operand, expression: str, kind: str, guard: Reg | None) -> None:
         """Write a result of a type to a register, keeping the old value where the guard fails."""
         if not isinstance(target, Reg):
-            raise UnknownInstruction(f"Operand {target} of {self.kernel.name} is not a register.")
+            raise ValueError(f"{target} is no register")
         if target.name == "_":
             return
         own = self.types.kind(target.name)
@@ -246,14 +242,14 @@ class Emitter:
         targets = self.targets(instruction.operands[0])
         operands: list[Operand] = list(instruction.operands[1:])
         if family(instruction) in ("addc", "subc", "madc"):
-            operands.append(Reg("%CC"))
+            operands.append(Reg(CARRY))
         if "cc" in instruction.parts:
-            targets.append(Reg("%CC"))
+            targets.append(Reg(CARRY))
         kinds = operation.sources
         if operation.variadic:
             kinds = kinds[:1] * len(operands)
         if len(operands) != len(kinds):
-            raise unknown(self.kernel, instruction, f"{instruction.opcode}: wrong operand count.")
+            raise ValueError(f"{len(operands)} sources, not {len(kinds)}")
         if operation.charge:
             self.charges[-1][operation.charge] += 1
             self.charged_at.setdefault(operation.charge, instruction.place)

@@ -105,7 +105,7 @@ def _load_parameter(
 ) -> None:
     place = instruction.operands[1]
     assert isinstance(place, Mem)
-    if isinstance(place.base, Symbol) and place.base.name not in emitter.layout.params:
+    if isinstance(place.base, Symbol) and place.base.name in emitter.kernel.arguments:
         for item in items:  # the result of a call that did nothing
             emitter.assign(item, emitter.constant(0, raw(kind)), raw(kind), instruction.guard)
         return
@@ -133,12 +133,21 @@ def parameter(lanes: Lanes, offset: int, dtype: np.dtype[np.generic]) -> Array:
 def _store(emitter: Emitter, instruction: Instruction) -> None:
     space, kind, count = shape(instruction)
     if space == "param":
+        _store_argument(emitter, instruction)
         return
     base, offset = address_of(emitter, instruction.operands[0], space)
     values = [emitter.bits(v, width(kind)) for v in emitter.targets(instruction.operands[1])]
     site = emitter.named("S", _site(instruction, "write", space, width(kind), count, offset))
     guard = emitter.guard(instruction)
     emitter.line(f"{site}.store(L, {base}, {guard}, ({', '.join(values)},))")
+
+
+def _store_argument(emitter: Emitter, instruction: Instruction) -> None:
+    """An argument of a call that does nothing (see `emit_threads`) is nowhere kept."""
+    place = instruction.operands[0]
+    assert isinstance(place, Mem)
+    if not isinstance(place.base, Symbol) or place.base.name not in emitter.kernel.arguments:
+        raise ValueError("a parameter that no call has")
 
 
 def _window(emitter: Emitter, instruction: Instruction) -> None:

@@ -96,6 +96,8 @@ def _barrier(emitter: Emitter, instruction: Instruction) -> None:
         kind = "u32" if mode == "popc" else "pred"
         emitter.assign(instruction.operands[0], call, kind, instruction.guard)
     rest = instruction.operands[1:-1] if "red" in parts else instruction.operands
+    if "warp" not in parts and not all(isinstance(operand, Imm) for operand in rest):
+        raise unknown(emitter.kernel, instruction, "A barrier whose number is no constant")
     count = int(rest[1].value) if len(rest) > 1 and isinstance(rest[1], Imm) else 0
     emitter.line(f"L.barrier({'warp' in parts}, {count})")
 
@@ -105,11 +107,13 @@ def _trap(emitter: Emitter, instruction: Instruction) -> None:
 
 
 def _call(emitter: Emitter, instruction: Instruction) -> None:
+    if not instruction.operands:
+        return  # the function's code follows
     callee = next((o.name for o in instruction.operands if isinstance(o, Symbol)), "?")
     if callee == "__assertfail":
         _stop(emitter, instruction, "a device assertion failed")
     elif callee != "vprintf":
-        raise unknown(emitter.kernel, instruction, f"Call of {callee} is unknown to replay.")
+        raise unknown(emitter.kernel, instruction, f"Call of {callee} is unknown to replay", "call")
 
 
 def _stop(emitter: Emitter, instruction: Instruction, why: str) -> None:

@@ -11,10 +11,11 @@ from collections import Counter
 
 import numpy as np
 
-from twinstep.replay.errors import UnknownInstruction
+from twinstep.replay.errors import ReplayError
 from twinstep.replay.isa.forms import NO_EFFECT
 from twinstep.replay.machine.program import Layout, Program
 from twinstep.replay.ptx.flow import build, defined
+from twinstep.replay.ptx.inline import inlined
 from twinstep.replay.ptx.syntax import Kernel, Module, Variable
 from twinstep.replay.translate import emit_memory, emit_threads
 from twinstep.replay.translate.emit import Emitter, Handler
@@ -59,11 +60,14 @@ def translate(module: Module, name: str) -> Program:
     """Translate one kernel of a module.
 
     Raises:
-        UnknownInstruction: naming opcode, kernel and source line.
+        CannotReplay: naming opcode, kernel and source line.
+        ReplayError: there is no such kernel.
     """
     if name not in module.kernels:
-        raise UnknownInstruction(f"No kernel {name} in this PTX; it has {sorted(module.kernels)}.")
-    kernel = module.kernels[name]
+        raise ReplayError(f"No kernel {name} in this PTX; it has {sorted(module.kernels)}.")
+    if name in module.refused:
+        raise module.refused[name]
+    kernel = inlined(module, module.kernels[name])
     layout = lay_out(module, kernel)
     return emitted(kernel, layout, Emitter(kernel, RegisterTypes(kernel), layout, HANDLERS))
 

@@ -10,11 +10,19 @@ from __future__ import annotations
 from twinstep.replay.dtypes import NUMPY, raw
 from twinstep.replay.errors import UnknownInstruction
 from twinstep.replay.isa.forms import resolve
+from twinstep.replay.isa.limits import construct_of
 from twinstep.replay.isa.operations import Operation
-from twinstep.replay.ptx.flow import defined, family
-from twinstep.replay.ptx.syntax import Instruction, Kernel, Reg
+from twinstep.replay.ptx.flow import CARRY, defined, family, used
+from twinstep.replay.ptx.syntax import Instruction, Kernel, Reg, refusal
 
-SPECIAL_KINDS = {"%CC": "pred", "%globaltimer": "u64", "%clock64": "u64"}
+SPECIALS = frozenset(
+    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
+    + [f"%cluster_{name}.{axis}" for name in ("ctaid", "nctaid") for axis in "xyz"]
+    + [f"%{name}.{axis}" for name in ("clusterid", "nclusterid") for axis in "xyz"]
+    + ["%laneid", "%warpid", "%nwarpid", "%cluster_ctarank", "%cluster_nctarank", "%smid"]
+    + [f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")]
+)
+"""Special registers that replay provides (all u32)."""
 
 
 def operation_of(kernel: Kernel, instruction: Instruction) -> Operation | None:
@@ -25,11 +33,17 @@ def operation_of(kernel: Kernel, instruction: Instruction) -> Operation | None:
         raise unknown(kernel, instruction) from None
 
 
-def unknown(kernel: Kernel, instruction: Instruction, why: str = "") -> UnknownInstruction:
+def unknown(
+    kernel: Kernel, instruction: Instruction, why: str = "", construct: str = ""
+) -> UnknownInstruction:
     """The error for an instruction that replay does not know."""
-    place = instruction.place
-    reason = why or f"Instruction {instruction.opcode} is unknown to replay."
-    return UnknownInstruction(f"{reason} Kernel {kernel.name}, {place}: `{instruction.text}`.")
+    return refusal(
+        why or f"Instruction {instruction.opcode} is unknown to replay",
+        construct or construct_of(instruction.opcode),
+        kernel.name,
+        instruction.place,
+        instruction.text,
+    )
 
 
 class RegisterTypes:
@@ -37,6 +51,9 @@ class RegisterTypes:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        for instruction in kernel.code:
+            for name in (*used(instruction), *defined(instruction)):
+                self._known(instruction, name)
         self.operations = [operation_of(kernel, i) for i in kernel.code]
         self.by_instruction = {id(i): o for i, o in zip(kernel.code, self.operations, strict=True)}
         self.kinds: dict[str, str] = {}
@@ -49,6 +66,8 @@ class RegisterTypes:
                     self._define(name, kind)
                     if operation.canonical:
                         self.loose.add(name)
+            elif family(instruction) == "mov" and len(instruction.operands) != 2:
+                raise unknown(kernel, instruction, "A mov without source and target")
             elif family(instruction) == "mov" and isinstance(instruction.operands[1], Reg):
                 for name in defined(instruction):
                     moves.append((name, instruction.operands[1].name))
@@ -72,16 +91,18 @@ class RegisterTypes:
             if self.kind(source) != self.kind(target):
                 self._define(target, self.declared(target))
 
+    def _known(self, instruction: Instruction, name: str) -> None:
+        kind = self.kernel.registers.get(name)
+        if kind is None and name not in SPECIALS and name != CARRY:
+            why = f"Register {name} is unknown to replay"
+            raise unknown(self.kernel, instruction, why, construct_of(name))
+        if kind is not None and kind not in NUMPY:
+            why = f"Register {name} has type .{kind}, unknown to replay"
+            raise unknown(self.kernel, instruction, why, construct_of(kind))
+
     def declared(self, name: str) -> str:
         """The unsigned type of a register's declared width."""
-        if name in SPECIAL_KINDS:
-            return SPECIAL_KINDS[name]
-        kind = self.kernel.registers.get(name, "u32")
-        if kind not in NUMPY:
-            raise UnknownInstruction(
-                f"Register {name} of kernel {self.kernel.name} has type .{kind}, unknown to replay."
-            )
-        return raw(kind)
+        return "pred" if name == CARRY else raw(self.kernel.registers.get(name, "u32"))
 
     def _define(self, name: str, kind: str) -> None:
         known = self.kinds.get(name)

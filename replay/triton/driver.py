@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
+from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.launcher import WARP, Launcher
 
 TESTED = ((3, 6), (3, 9))
@@ -74,8 +75,9 @@ class _Utils:
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills, most threads: there is nothing to load."""
-        return 1, 1, 0, 0, 1024
+        """Module, function, registers, words of local memory, most threads: nothing is loaded."""
+        registers, local = resources(kernel, name)
+        return 1, 1, registers, local // 4, 1024
 
     def unload_module(self, module: int) -> None:
         """There is nothing to unload."""

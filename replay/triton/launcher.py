@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -11,7 +13,7 @@ import numpy as np
 import torch
 from triton.runtime.cache import get_cache_manager
 
-from twinstep.replay.errors import ReplayError
+from twinstep.replay.errors import CannotReplay, ReplayError, UnsupportedArgument
 from twinstep.replay.launch.options import Labelled
 from twinstep.replay.launch.run import Request, pack, program_of, run
 from twinstep.replay.machine.program import Program
@@ -54,7 +56,11 @@ class Launcher:
         self.program: Program | None = None
         self.digest = ""
         if metadata.num_ctas != 1:
-            raise ReplayError(f"Kernel {src.name} uses clusters of {metadata.num_ctas} blocks.")
+            raise CannotReplay(
+                f"Kernel {src.name} runs in clusters of {metadata.num_ctas} blocks, a limit of "
+                f"replay and no fault of the kernel.",
+                "cluster",
+            )
 
     def __call__(
         self,
@@ -83,7 +89,7 @@ class Launcher:
         self, program: Program, grid: tuple[int, int, int], args: Sequence[object]
     ) -> None:
         tensors: list[Labelled] = []
-        values: list[int | float] = []
+        values: list[int | bytes] = []
         for (name, kind), value in zip(self.signature.items(), args, strict=True):
             _flatten(name, kind, value, tensors, values)
         scratch = max(self.metadata.global_scratch_size, 0)
@@ -119,29 +125,54 @@ def _ptx(src: Source, metadata: Metadata) -> str:
 
 
 def _flatten(
-    name: str,
-    kind: Signature,
-    value: object,
-    tensors: list[Labelled],
-    values: list[int | float],
+    name: str, kind: Signature, value: object, tensors: list[Labelled], values: list[int | bytes]
 ) -> None:
-    """Append one argument's parameter values; tuples one by one, compile-time ones not at all."""
+    """Append one argument's parameter values; tuples one by one, compile-time ones not at all.
+
+    Raises:
+        UnsupportedArgument: of a kind that replay cannot pass.
+        ReplayError: the value is not of that kind.
+    """
     if isinstance(kind, tuple):
         for index, (inner, item) in enumerate(
             zip(kind, cast(tuple[object, ...], value), strict=True)
         ):
             _flatten(f"{name}[{index}]", inner, item, tensors, values)
-        return
-    if kind == "constexpr":
-        return
-    if kind.startswith(("tensordesc", "nvTmaDesc")):
-        raise ReplayError(f"Argument {name} is a tensor descriptor, which replay does not support.")
-    if kind.startswith("*"):
+    elif kind.startswith("*"):
         values.append(_pointer(name, value, tensors))
-    elif kind[0] in "fb" and kind != "b1":
-        values.append(_float_bits(kind, float(cast(float, value))))
-    else:
-        values.append(int(cast(int, value)))
+    elif kind in ("fp16", "bf16", "fp32", "f32", "fp64"):
+        values.append(_float(name, kind, float(cast(float, value))))
+    elif integer := re.fullmatch(r"([iu])(\d+)", kind):
+        values.append(_integer(name, integer[1] == "i", int(integer[2]), int(cast(int, value))))
+    elif kind != "constexpr":
+        descriptor = kind.startswith(("tensordesc", "nvTmaDesc"))
+        construct = "tensor descriptor" if descriptor else kind
+        raise _unsupported(f"Argument {name} is of kind {kind}", construct)
+
+
+def _float(name: str, kind: str, value: float) -> bytes:
+    """The bytes of a float, as Triton's launcher makes them: to bf16 it cuts the low bits off."""
+    if kind == "fp64":
+        return struct.pack("<d", value)
+    if kind == "fp16":
+        try:
+            return struct.pack("<e", value)
+        except OverflowError:
+            raise ReplayError(f"Argument {name} is {value}, which is too large for fp16.") from None
+    single = np.array(value, np.float32).tobytes()
+    return single[2:] if kind == "bf16" else single
+
+
+def _integer(name: str, signed: bool, bits: int, value: int) -> bytes:
+    """The bytes of an integer, as Triton's launcher makes them: the low ones of 64 bits."""
+    if not (-(2**63) <= value < 2**63 if signed else 0 <= value < 2**64):
+        raise ReplayError(f"Argument {name} is {value}, which Triton does not take for i{bits}.")
+    size = max(bits, 8) // 8
+    return (value % 2**64).to_bytes(8, "little")[:size]
+
+
+def _unsupported(what: str, construct: str) -> UnsupportedArgument:
+    return UnsupportedArgument(f"{what}, a limit of replay and no fault of the kernel.", construct)
 
 
 def _pointer(name: str, value: object, tensors: list[Labelled]) -> int:
@@ -153,7 +184,8 @@ def _pointer(name: str, value: object, tensors: list[Labelled]) -> int:
     if isinstance(value, torch.Tensor):
         base = value
     if not isinstance(base, torch.Tensor):
-        raise ReplayError(f"Argument {name} is a {type(value).__name__}, but should be a tensor.")
+        what = type(value).__name__
+        raise _unsupported(f"Argument {name} is a {what}, where replay takes tensors", what)
     if base.device.type != "cpu":
         raise ReplayError(
             f"Argument {name} is on {base.device}, but replay runs on CPU tensors: move it, or "
@@ -161,12 +193,3 @@ def _pointer(name: str, value: object, tensors: list[Labelled]) -> int:
         )
     tensors.append((name, base))
     return base.data_ptr()
-
-
-def _float_bits(kind: str, value: float) -> int | float:
-    """A float argument as its parameter holds it: bits, rounded once from the Python float."""
-    if kind in ("bf16", "fp16"):
-        dtype = torch.bfloat16 if kind == "bf16" else torch.float16
-        return int(torch.tensor(value, dtype=dtype).view(torch.int16).item()) & 0xFFFF
-    size = 8 if kind in ("fp64", "f64") else 4
-    return int(np.array(value, f"f{size}").view(f"u{size}"))

@@ -1,5 +1,8 @@
 """Replay is switched on and off, refuses some launches, and leaves other drivers alone."""
 
+import re
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from twinstep.replay.isa.forms import pure_families
 from twinstep.replay.ptx.flow import BRANCHES
 from twinstep.replay.translate import emit_memory, emit_threads
 from twinstep.replay.triton import driver
+from twinstep.replay.triton.cubin import resources
 
 
 @triton.jit
@@ -131,3 +135,34 @@ def test_a_virtual_tensor_is_zero_and_writable() -> None:
     x[4_999_999_999] = 1.5
     assert x[4_999_999_999] == 1.5
     assert x[0] == 0
+
+
+@triton.jit
+def hold_many(x_ptr, out_ptr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    x = tl.load(x_ptr + at)
+    tl.store(out_ptr + at, tl.cumsum(tl.exp(x), 0) + tl.sort(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"maxnreg": 32}], ids=["free", "spilling"])
+def test_registers_and_spills_are_those_of_the_binary(
+    replay: None, options: dict[str, int]
+) -> None:
+    kernel = hold_many.warmup(torch.float32, torch.float32, N=2048, grid=(1,), **options)
+    kernel._init_handles()
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = {n: int(v) for n, v in re.findall(r"\b(REG|STACK):(\d+)", text)}
+    assert (kernel.n_regs, kernel.n_spills) == (usage["REG"], usage["STACK"] // 4)
+    assert kernel.n_regs > 0
+    assert bool(kernel.n_spills) == bool(options)
+
+
+def test_a_binary_that_is_none_has_no_registers() -> None:
+    assert resources(b"", "k") == (0, 0)
+    assert resources(b"\x7fELF\x01" + 99 * b"\0", "k") == (0, 0)

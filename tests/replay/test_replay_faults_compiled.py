@@ -50,7 +50,7 @@ def count(counter_ptr, out_ptr, STRONG: tl.constexpr, STORES: tl.constexpr):
     else:
         tl.store(counter_ptr, t + 1)
     if STORES:
-        tl.store(out_ptr + tl.arange(0, 128), t + tl.arange(0, 128))
+        tl.store(out_ptr + 128 * tl.program_id(0) + tl.arange(0, 128), t + tl.arange(0, 128))
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_a_read_races_with_a_write_if_the_reader_stores_afterwards(
     strong: bool, stores: bool, blocks: int
 ) -> None:
     """All threads of a program read a scalar and one writes it: what the others read is unused."""
-    counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+    counter, out = torch.zeros(1, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
     right = strong or not (stores or blocks > 1)
     with twinstep.replay.options(check_races=True):
         if right:

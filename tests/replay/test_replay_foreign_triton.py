@@ -148,7 +148,7 @@ def test_a_dot_product_is_refused_naming_the_instruction(dtype: torch.dtype) -> 
         matrix_product[(1,)](a, b, c, 64, M=64, N=64, DEPTH=32)
     message = str(caught.value)
     assert message.startswith(("Instruction wgmma.", "Instruction mma."))
-    assert "Kernel matrix_product, " in message
+    assert "kernel matrix_product, " in message
     assert f"{__file__}:" in message
     assert "\n" not in message
     assert torch.equal(c, torch.zeros(64, 64))

@@ -1,0 +1,109 @@
+"""Memory of the checks of races: the last accesses of each word, through one launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinstep.replay.checks.clocks import Clocks
+from twinstep.replay.checks.uninitialised import Unwritten
+from twinstep.replay.dtypes import Array
+from twinstep.replay.machine.lanes import MemoryOp
+from twinstep.replay.ptx.flow import influenced
+from twinstep.replay.ptx.syntax import Instruction
+
+NOBODY = -1
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+
+
+def strong(site: MemoryOp, blocks: bool) -> bool:
+    """True if other threads may touch the same word meanwhile, as long as they are strong too.
+
+    Args:
+        site: An access.
+        blocks: Whether the other thread is of another block, which the scope `.cta` leaves out.
+    """
+    parts = site.instruction.parts
+    if blocks and "cta" in parts:
+        return False
+    return site.kind == "atomic" or not STRONG.isdisjoint(parts)
+
+
+class Trace:
+    """The last accesses of each word of one memory: a write and two reads per word.
+
+    A store of the value that is already there is `silent`, and of interest to other blocks alone.
+
+    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
+    number of the access).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.write = np.full((size, 5), NOBODY, np.int64)
+        self.silent = np.full((size, 5), NOBODY, np.int64)
+        self.atomic = np.zeros(size, np.bool_)
+        self.reads = np.full((2, size, 5), NOBODY, np.int64)
+
+
+@dataclass
+class Access:
+    """One instruction's accesses, word by word.
+
+    Attributes:
+        place: Position of each word in its trace.
+        lane: Which accessing thread the word belongs to.
+        event: One row per word, as in `Trace`.
+        changed: For a write, which words get another value; else all true.
+        value: For a write, the new words.
+        label: The tensor, for messages; empty for shared memory.
+    """
+
+    place: Array
+    lane: Array
+    event: Array
+    changed: Array
+    value: Array | None
+    label: str = ""
+
+
+class History:
+    """The accesses of the global memory of one launch.
+
+    Args:
+        races: Whether races are looked for.
+        unwritten: Bytes that were never written.
+        fenced: Whether the kernel has fences.
+        word: Bytes of a word, which no access divides; 1 is always right, more is faster.
+        code: The instructions of the kernel.
+    """
+
+    def __init__(
+        self,
+        races: bool,
+        unwritten: Unwritten | None,
+        fenced: bool,
+        word: int,
+        code: list[Instruction],
+    ) -> None:
+        self.races = races
+        self.code = code
+        self.influence: dict[int, frozenset[int] | None] = {}
+        self.word = word
+        self.unwritten = unwritten
+        self.traces: dict[int, Trace] = {}
+        self.clocks = Clocks(fenced)
+        self.sites: list[MemoryOp] = []
+        """The site of each access."""
+
+    def feeds(self, load: Instruction, store: int) -> bool:
+        """True if what a load reads may reach the store of this `id`."""
+        if id(load) not in self.influence:
+            self.influence[id(load)] = influenced(self.code, load)
+        reached = self.influence[id(load)]
+        return reached is None or store in reached
+
+    def number(self, site: MemoryOp) -> int:
+        """A number for an access that is made now, to be kept in traces."""
+        self.sites.append(site)
+        return len(self.sites) - 1
