@@ -234,7 +234,7 @@ def conclude(
 
 
 def printed(ledger: Ledger) -> dict[str, str]:
-    """What each kernel printed in the first cell in which it did, equal lines as one."""
+    """Output of each kernel in the first cell that has any, equal lines as one."""
     found: dict[str, str] = {}
     for cell in ledger.cells.values():
         if cell.output and cell.key.kernel not in found:

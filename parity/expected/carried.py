@@ -1,4 +1,4 @@
-"""What each element of a bounded tensor carries besides its value."""
+"""Values carried by each element of a bounded tensor besides its own."""
 
 from __future__ import annotations
 

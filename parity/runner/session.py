@@ -11,7 +11,8 @@ from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.call_cache import CallCache
-from twinstep.parity.runner.calls.subject import RemoteCaller, RemoteSide, Subject
+from twinstep.parity.runner.calls.remote import RemoteCaller, RemoteSide
+from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.judge_cell import Effort, fault, judge_cell
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin
@@ -42,7 +43,7 @@ class KernelTask:
 
     @property
     def claimed(self) -> bool:
-        """Whether the kernel claims the dtype combination."""
+        """True if the kernel claims the dtype combination."""
         return self.dtype in self.kernel.dtypes
 
     @property
@@ -67,7 +68,7 @@ class TwinTask:
 
     @property
     def claimed(self) -> bool:
-        """Whether the class claims the dtype."""
+        """True if the class claims the dtype."""
         return self.dtype in self.twin.dtypes
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
@@ -16,7 +17,7 @@ from twinstep.parity.sequences.registry import Twin, twins
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a source holds.
+    """Contents of a source.
 
     Attributes:
         kernels: in order.
@@ -36,8 +37,7 @@ class Opened:
             return remarks([kernel for kernel in self.kernels if kernel.name in names])
         if not names:
             return []
-        found: list[str] = self.subject.ask("interpreted", tuple(names), seconds=60.0)
-        return found
+        return cast(list[str], self.subject.ask("interpreted", tuple(names), seconds=60.0))
 
 
 @dataclass(frozen=True, kw_only=True)

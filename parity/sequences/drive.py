@@ -56,7 +56,7 @@ class Driven(Protocol):
 
     @property
     def built(self) -> bool:
-        """Whether there is a world."""
+        """True once there is a world."""
 
     def carry_out(self, act: Act) -> None:
         """Carry out one action."""
@@ -100,7 +100,7 @@ class Side:
 
     @property
     def built(self) -> bool:
-        """Whether there is a world."""
+        """True once there is a world."""
         return self.world is not None
 
     def carry_out(self, act: Act) -> None:

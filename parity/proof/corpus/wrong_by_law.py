@@ -204,7 +204,7 @@ def random_number_drawn(call: GlobalNormCall) -> None:
     torch.rand(1)
 
 
-@lone("unscale", component="process", law="process_state")
+@lone("unscale", component="process", law="process_state", alone=False)
 def callers_list_reversed(call: UnscaleCall) -> None:
     """The gradients are right, but the caller finds its list in another order."""
     unscale(call)
@@ -212,7 +212,7 @@ def callers_list_reversed(call: UnscaleCall) -> None:
         call.grads.reverse()
 
 
-@adamw(component="process", law="process_state")
+@adamw(component="process", law="process_state", alone=False)
 def every_gradient_kept(call: AdamCall) -> None:
     """A copy of every gradient stays in a list: the memory of a run grows with its steps."""
     step(call)

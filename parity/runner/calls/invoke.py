@@ -76,7 +76,7 @@ class Spent:
         )
 
     def too_much(self, seconds: float) -> str:
-        """What was spent, in words, if it is more than a call may take; else empty."""
+        """Words for more than a call may take; empty if it is not."""
         waited = self.clock - self.work - self.queued
         if self.work >= seconds:
             return f"{seconds:g} s of work"
@@ -176,8 +176,10 @@ def _inside(error: BaseException) -> bool:
     if type(error).__module__ == "twinstep.replay.errors":
         return False
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(INSIDE):
+            return frame.name != "call"
         if not frame.filename.startswith(INSTALLED):
-            return frame.name != "call" and frame.filename.startswith(INSIDE)
+            return False
     return False
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What one call left behind; plain data but for its memory.
+    """Results of one call; plain data but for its memory.
 
     Attributes:
         memory: where it worked, as it was laid out.

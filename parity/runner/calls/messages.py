@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,17 +20,18 @@ from twinstep.parity.runner.load_file import MODULE
 
 HARMLESS = {("builtins", name) for name in ("set", "frozenset", "bytearray", "complex", "slice")}
 Rebuild = tuple[Callable[..., object], tuple[object, ...]]
+Unpacked = tuple[str, Any]
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:
+    def reducer_override(self, value: object) -> Rebuild:
         if isinstance(value, Tensor):
             return _reduced(value.detach().cpu().contiguous())
         if isinstance(value, Operation):
             return operation_named, (value.name, "another process")
         if isinstance(value, type) and value.__module__ == MODULE:
             return _stand_in, (value.__name__,)
-        return NotImplemented
+        return cast(Rebuild, NotImplemented)
 
 
 def _reduced(tensor: Tensor) -> Rebuild:
@@ -57,18 +58,19 @@ def packed(value: object) -> bytes:
     return stream.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
+def unpacked(data: bytes) -> Unpacked:
     """The request or reply that some bytes hold.
 
     Raises:
         pickle.UnpicklingError: it asks for anything but the classes of messages, as a reply that a
             kernel has forged may.
     """
-    return _Unpickler(io.BytesIO(data)).load()
+    kind, value = _Unpickler(io.BytesIO(data)).load()
+    return str(kind), value
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) in HARMLESS:
             return super().find_class(module, name)
         found = super().find_class(module, name) if module.startswith("twinstep.") else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
-OURS = Path(__file__).resolve().parents[3]
+OURS = Path(__file__).parents[3]
 INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 LIBRARIES = (*INSTALLED, *(str(OURS / folder) for folder in ("parity", "replay")))
 

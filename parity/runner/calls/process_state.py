@@ -193,10 +193,11 @@ class Functions:
     def replaced(self) -> list[str]:
         """Names of what is another object, or has other code, by now."""
         now = dict(_functions())
+        gone = (None, None)
         return [
             name
-            for name, (value, code) in self.known.items()
-            if name in now and (now[name][0] is not value or now[name][1] is not code)
+            for name, was in self.known.items()
+            if any(old is not new for old, new in zip(was, now.get(name, gone), strict=True))
         ]
 
 

@@ -8,21 +8,16 @@ import os
 import signal
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.plan import Call
 from twinstep.parity.records.errors import (
     CannotJudge,
     CannotRun,
@@ -30,30 +25,13 @@ from twinstep.parity.records.errors import (
     KernelDied,
     UsageError,
 )
-from twinstep.parity.registry.engines import Engine
-from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.calls.host import Declared, serve
-from twinstep.parity.runner.calls.invoke import SECONDS, Spent
-from twinstep.parity.runner.calls.made import Made
+from twinstep.parity.runner.calls.limits import PRINTED, TICK, Output, Watch, traced
 from twinstep.parity.runner.calls.messages import packed, unpacked
-from twinstep.parity.runner.calls.places import is_library
-from twinstep.parity.runner.calls.processes import descendants, kill_session
+from twinstep.parity.runner.calls.processes import kill_session
 from twinstep.parity.runner.fork_server import fresh_processes
-from twinstep.parity.sequences.contracts import Place
-from twinstep.parity.sequences.drive import Sides
-from twinstep.parity.sequences.observe import Observation
-from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.world import Act
 
-CPU = torch.device("cpu")
-TICK = 0.05
-# The process's own limit comes first; this is for one that swallows it or never reaches Python.
-GRACE = 3.0
 LOAD_SECONDS = 60.0
-MEMORY_SHARE = 0.6
-PROCESSES = 100
-PRINTED = 1 << 24
-SHOWN = 2_000
 
 
 ENDINGS: Mapping[str, type[Exception]] = {
@@ -62,28 +40,6 @@ ENDINGS: Mapping[str, type[Exception]] = {
     "usage": UsageError,
     "fault": JudgeFault,
 }
-
-
-@dataclass
-class Output:
-    """What a process prints: its beginning and its end, and how much it is."""
-
-    first: bytes = b""
-    last: bytes = b""
-    size: int = 0
-
-    def add(self, data: bytes) -> None:
-        """Take more of it."""
-        self.size += len(data)
-        room = SHOWN - len(self.first)
-        self.first += data[:room]
-        self.last = (self.last + data[max(room, 0) :])[-SHOWN:]
-
-    def text(self) -> str:
-        """What is kept of it."""
-        left_out = self.size - len(self.first) - len(self.last)
-        middle = f"\n... {left_out} bytes more ...\n".encode() if left_out else b""
-        return (self.first + middle + self.last).decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -115,7 +71,7 @@ class Subject:
     _dropped: list[int] = field(default_factory=list)
 
     def load(self) -> Declared:
-        """What the file registers.
+        """Registrations of the file.
 
         Raises:
             UsageError: it cannot be imported, or the import does not end.
@@ -123,7 +79,7 @@ class Subject:
         self.close()
         return self._started()[1]
 
-    def ask(self, kind: str, *arguments: object, seconds: float) -> Any:
+    def ask(self, kind: str, *arguments: object, seconds: float) -> object:
         """The reply to a request.
 
         Args:
@@ -151,7 +107,7 @@ class Subject:
         return numbers
 
     def printed(self) -> str:
-        """What the kernels have printed since the last time."""
+        """Output of the kernels since the last time."""
         while self._live is not None and self._drain(self._live):
             pass
         text, self.output = self.output.text(), Output()
@@ -247,72 +203,6 @@ class Subject:
         return KernelDied("exit", f"ends its process with exit code {code}")
 
 
-def traced(output: Output) -> str:
-    """The innermost line of the user's in what `faulthandler` has printed, in brackets."""
-    lines = [line.strip() for line in output.text().splitlines()]
-    frames = [line.split('"') for line in lines if line.startswith('File "')]
-    known = [(parts[1], parts[2].partition("line ")[2].partition(" ")[0]) for parts in frames]
-    users = [place for place in known if not is_library(place[0])]
-    return f" [{users[0][0]}:{users[0][1]}]" if users else ""
-
-
-@dataclass
-class Watch:
-    """Limits of one request: time, memory, processes, and what is printed.
-
-    Attributes:
-        process: its number.
-        seconds: of work that it may take.
-    """
-
-    process: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        self._began = Spent.by(self.process)
-        self._looked = self._began.clock
-        self._room = MEMORY_SHARE * available()
-
-    def look(self, output: Output) -> None:
-        """Compare with the limits, at most every `TICK` seconds.
-
-        Raises:
-            KernelDied: one is exceeded; the process is still there.
-        """
-        now = time.monotonic()
-        if output.size > PRINTED:
-            raise KernelDied("output", f"prints without end: {output.size >> 20} MiB")
-        if now - self._looked < TICK:
-            return
-        self._looked = now
-        spent = Spent.by(self.process).since(self._began).too_much(self.seconds + GRACE)
-        if spent:
-            raise KernelDied("hang", f"hangs: no return after {spent}")
-        size = resident(self.process)
-        if size > self._room:
-            raise KernelDied("memory", f"takes {size / 2**30:.1f} GiB of memory")
-        running = len(descendants(self.process))
-        if running > PROCESSES:
-            raise KernelDied("processes", f"starts processes without end: {running} are running")
-
-
-def resident(process: int) -> int:
-    """Bytes of memory that a process has of its own."""
-    with contextlib.suppress(OSError):
-        rows = Path(f"/proc/{process}/statm").read_text().split()
-        return (int(rows[1]) - int(rows[2])) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def available() -> int:
-    """Bytes of memory that this machine could still give."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 62
-
-
 def forked(functions: Mapping[str, Callable[..., object]]) -> Subject | None:
     """A fork of this process, for kernels and classes that no file registers.
 
@@ -321,88 +211,3 @@ def forked(functions: Mapping[str, Callable[..., object]]) -> Subject | None:
     if "fork" not in multiprocessing.get_all_start_methods() or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     return Subject(functions=functions)
-
-
-@dataclass(frozen=True)
-class RemoteCaller:
-    """Maker of a kernel's calls in its own process.
-
-    Attributes:
-        kernel: by its name.
-        engine: where it runs.
-        subject: the process.
-        seconds: limit of one call.
-    """
-
-    kernel: Kernel
-    engine: Engine
-    subject: Subject
-    seconds: float = SECONDS
-
-    def make(self, call: Call, reuse: GuardedMemory | None) -> Made:
-        """Make a call; see `Caller.make`."""
-        memory = GuardedMemory.of(call.case, CPU)
-        known = -1 if reuse is None else reuse.number
-        request = (self.kernel.name, self.engine.name, call, known, self.seconds)
-        # A large call on a GPU gets more time from its maker.
-        limit = max(self.seconds, 60.0) if call.end else self.seconds
-        try:
-            number, rows = self.subject.ask("call", *request, self.subject.dropped(), seconds=limit)
-        except KernelDied as death:
-            return Made(memory=memory, after=memory.before, failure=str(death), fatal=death.kind)
-        memory.number = number
-        weakref.finalize(memory, self.subject.drop, number, self.subject.generation)
-        made = Made(memory=memory, **rows)
-        if made.fatal == "hang" or any(says.startswith("replaces") for says in made.changed):
-            self.subject.close()
-        return made
-
-
-@dataclass
-class RemoteSide:
-    """A class under judgement, driven in its own process; see `Driven`.
-
-    Attributes:
-        subject: the process.
-        seconds: limit of one action.
-        built: whether there is a world.
-        outcome: of the last action.
-        says: the last error, with its message.
-    """
-
-    subject: Subject
-    seconds: float
-    built: bool = False
-    outcome: dict[str, object] = field(default_factory=dict)
-    says: str = ""
-
-    @classmethod
-    def maker(cls, subject: Subject, engine: Engine, seconds: float) -> Sides:
-        """A function that starts a side anew."""
-
-        def start(twin: Twin, dtype: str, device: str) -> RemoteSide:
-            subject.ask("drive", twin.name, engine.name, dtype, device, seconds=seconds)
-            return cls(subject, seconds)
-
-        return start
-
-    def carry_out(self, act: Act) -> None:
-        """Carry out one action."""
-        reply = self.subject.ask("act", act, seconds=self.seconds)
-        self.built, self.outcome, self.says = reply
-
-    def seen(self, twin: Twin) -> Observation:
-        """All that can be seen now."""
-        found: Observation = self.subject.ask("seen", seconds=self.seconds)
-        return found
-
-    def read(self, place: Place) -> Tensor:
-        """The tensor at a place."""
-        found = self.subject.ask("read", place, seconds=self.seconds)
-        if found is None:
-            raise KeyError(str(place))
-        return cast(Tensor, found)
-
-    def write(self, place: Place, value: Tensor) -> None:
-        """Overwrite the tensor at a place."""
-        self.subject.ask("write", place, value, seconds=self.seconds)

@@ -1,0 +1,111 @@
+"""Calls and actions made in a kernel's own process."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.laws.plan import Call
+from twinstep.parity.records.errors import KernelDied
+from twinstep.parity.registry.engines import Engine
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.calls.invoke import SECONDS
+from twinstep.parity.runner.calls.made import Made
+from twinstep.parity.runner.calls.subject import Subject
+from twinstep.parity.sequences.contracts import Place
+from twinstep.parity.sequences.drive import Sides
+from twinstep.parity.sequences.observe import Observation
+from twinstep.parity.sequences.registry import Twin
+from twinstep.parity.sequences.world import Act
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class RemoteCaller:
+    """Maker of a kernel's calls in its own process.
+
+    Attributes:
+        kernel: by its name.
+        engine: where it runs.
+        subject: the process.
+        seconds: limit of one call.
+    """
+
+    kernel: Kernel
+    engine: Engine
+    subject: Subject
+    seconds: float = SECONDS
+
+    def make(self, call: Call, reuse: GuardedMemory | None) -> Made:
+        """Make a call; see `Caller.make`."""
+        memory = GuardedMemory.of(call.case, CPU)
+        known = -1 if reuse is None else reuse.number
+        request = (self.kernel.name, self.engine.name, call, known, self.seconds)
+        # A large call on a GPU gets more time from its maker.
+        limit = max(self.seconds, 60.0) if call.end else self.seconds
+        try:
+            reply = self.subject.ask("call", *request, self.subject.dropped(), seconds=limit)
+        except KernelDied as death:
+            return Made(memory=memory, after=memory.before, failure=str(death), fatal=death.kind)
+        number, rows = cast(tuple[int, dict[str, Any]], reply)
+        memory.number = number
+        weakref.finalize(memory, self.subject.drop, number, self.subject.generation)
+        made = Made(memory=memory, **rows)
+        if made.fatal == "hang" or any(says.startswith("replaces") for says in made.changed):
+            self.subject.close()
+        return made
+
+
+@dataclass
+class RemoteSide:
+    """A class under judgement, driven in its own process; see `Driven`.
+
+    Attributes:
+        subject: the process.
+        seconds: limit of one action.
+        built: whether there is a world.
+        outcome: of the last action.
+        says: the last error, with its message.
+    """
+
+    subject: Subject
+    seconds: float
+    built: bool = False
+    outcome: dict[str, object] = field(default_factory=dict)
+    says: str = ""
+
+    @classmethod
+    def maker(cls, subject: Subject, engine: Engine, seconds: float) -> Sides:
+        """A function that starts a side anew."""
+
+        def start(twin: Twin, dtype: str, device: str) -> RemoteSide:
+            subject.ask("drive", twin.name, engine.name, dtype, device, seconds=seconds)
+            return cls(subject, seconds)
+
+        return start
+
+    def carry_out(self, act: Act) -> None:
+        """Carry out one action."""
+        reply = self.subject.ask("act", act, seconds=self.seconds)
+        self.built, self.outcome, self.says = cast(tuple[bool, dict[str, object], str], reply)
+
+    def seen(self, twin: Twin) -> Observation:
+        """All that can be seen now."""
+        return cast(Observation, self.subject.ask("seen", seconds=self.seconds))
+
+    def read(self, place: Place) -> Tensor:
+        """The tensor at a place."""
+        found = self.subject.ask("read", place, seconds=self.seconds)
+        if found is None:
+            raise KeyError(str(place))
+        return cast(Tensor, found)
+
+    def write(self, place: Place, value: Tensor) -> None:
+        """Overwrite the tensor at a place."""
+        self.subject.ask("write", place, value, seconds=self.seconds)
