@@ -21,8 +21,9 @@ from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
+from twinstep.parity.report.diagnosis import print_diagnoses
 from twinstep.parity.report.exports import as_json, as_junit, write
-from twinstep.parity.report.table import print_failures, print_table
+from twinstep.parity.report.table import print_table
 from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.interpreter import remarks
@@ -158,7 +159,7 @@ def judge(
         ledger = _with_progress(source, known, chosen, how, outputs)
         ledger = with_twins(ledger, judge_twins(chosen, optimizers, effort))
     seconds = time.perf_counter() - started
-    print_failures(screen, ledger.with_status(Status.FAILED))
+    print_diagnoses(screen, ledger)
     print_table(screen, ledger)
     interpreted = {cell.kernel for cell in ledger.cells if cell.engine == "interpret"}
     for remark in remarks([kernel for kernel in known if kernel.name in interpreted]):

@@ -54,6 +54,10 @@ class Cell:
         shared: how many of the calls other laws of the same row had made already.
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
+        kind: of the violation.
+        wrong: arguments whose values are wrong, or the exception and its place.
+        cause: the known mistake that gives the values.
+        like: the law whose failure on the same dtypes has the same cause.
         repro: path of the stand-alone file.
     """
 
@@ -69,6 +73,10 @@ class Cell:
     shared: int = 0
     sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""
+    kind: str = ""
+    wrong: tuple[str, ...] = ()
+    cause: str = ""
+    like: str = ""
     repro: str = ""
 
     def __post_init__(self) -> None:

@@ -152,20 +152,6 @@ def _reasons(ledger: Ledger) -> dict[str, int]:
     return reasons
 
 
-def print_failures(console: Console, failures: Sequence[Cell], limit: int = 12) -> None:
-    """Print failure texts in full, the first of each kernel first."""
-    first: dict[str, Cell] = {}
-    for cell in failures:
-        first.setdefault(cell.key.kernel, cell)
-    leading = list(first.values())
-    ordered = [*leading, *(cell for cell in failures if cell not in leading)]
-    for cell in ordered[:limit]:
-        console.print(cell.failure, highlight=False, markup=False, soft_wrap=True)
-        console.print()
-    if len(ordered) > limit:
-        console.print(f"... and {len(ordered) - limit} more broken cells; --json lists them all")
-
-
 @contextmanager
 def progress(screen: Console, total: int) -> Iterator[Callable[[str, int], None]]:
     """Show a line on a terminal and nothing elsewhere.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinstep.parity.operations.triton_names import taken_names
@@ -66,7 +66,10 @@ def load_file(path: str) -> Loaded:
             f"{path} registers no kernel; decorate a function with @register(operation) "
             "of twinstep.parity"
         )
-    return Loaded(found, twins, taken_names(vars(module)))
+    source = str(file.resolve())
+    given = [replace(kernel, source=source) for kernel in found]
+    classes = [replace(twin, source=source) for twin in twins]
+    return Loaded(given, classes, taken_names(vars(module)))
 
 
 def _cause(error: BaseException, file: Path) -> str:

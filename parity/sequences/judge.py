@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from twinstep.parity.records.ledger import Cell, Key, Status
+from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
 from twinstep.parity.sequences.drive import Mismatch, refusal, run, sequence
 from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.repro import write_repro
+from twinstep.parity.sequences.report import failure_text, headline, kind_of
+from twinstep.parity.sequences.repro import shown_again, write_repro
 from twinstep.parity.sequences.shrink import shrunk
 from twinstep.parity.sequences.world import Act
 
 LAW = "sequences"
 SEQUENCES = 24
+ELEMENT = re.compile(r"\[\d+\]")
+
+
+class Explained(TypedDict):
+    """Fields of a ledger's cell that a failing sequence fills."""
+
+    failure: str
+    kind: str
+    wrong: tuple[str, ...]
+    repro: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +47,7 @@ class TwinEffort:
     sequences: int = SEQUENCES
     seed: int = 0
     shrink_runs: int = 300
-    repros: str | None = "."
+    repros: str | None = FOLDER
 
 
 def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
@@ -73,7 +87,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
             calls += len(acts) if mismatch is None else mismatch.at + 1
             if mismatch is not None:
                 drawn = f"seed {effort.seed}, sequence {number}, {mismatch.at + 1} actions"
-                failure, repro = _explained(twin, dtype, engine, acts, mismatch, drawn, effort)
+                explained = _explained(twin, dtype, engine, acts, mismatch, drawn, effort)
                 return Cell(
                     key=key,
                     status=Status.FAILED,
@@ -81,8 +95,7 @@ def judge_twin(twin: Twin, dtype: str, engine: Engine, effort: TwinEffort) -> Ce
                     calls=calls,
                     sequences=number + 1,
                     seconds=time.perf_counter() - started,
-                    failure=failure,
-                    repro=repro,
+                    **explained,
                 )
             # Two sides that refuse every construction alike have shown nothing.
             refused = refused and refusal(twin, dtype, acts)
@@ -106,24 +119,23 @@ def _explained(
     drawn_mismatch: Mismatch,
     drawn: str,
     effort: TwinEffort,
-) -> tuple[str, str]:
-    """The failure text and the path of the repro file."""
+) -> Explained:
+    """What the cell has to say: shrunk, and shown again by the repro file."""
 
     def failing(candidate: Sequence[Act]) -> Mismatch | None:
         return run(twin, dtype, str(engine.device), candidate)
 
     acts, mismatch = shrunk(drawn_acts, drawn_mismatch, failing, twin.rules, effort.shrink_runs)
     acts = acts[: mismatch.at + 1]
-    difference = mismatch.difference
-    headline = (
-        f"{twin.reference.__name__}[{twin.name}, {dtype}, {engine.name}] breaks `{LAW}`: "
-        f"{difference.path} differs from the reference after {acts[-1]}"
-    )
-    lines = [headline, f"  got      {difference.got}", f"  want     {difference.want}"]
-    lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(acts)]
-    lines.append(f"  drawn    {drawn}")
-    path = ""
+    first = headline(twin, dtype, engine.name, mismatch, acts[-1])
+    again = path = ""
     if effort.repros is not None:
-        path = write_repro(twin, dtype, acts, mismatch, headline, effort.repros)
-        lines.append(f"  repro    python {path}")
-    return "\n".join(lines), path
+        path = write_repro(twin, dtype, acts, mismatch, first, effort.repros)
+        again = shown_again(path)
+        path = "" if again else path
+    return {
+        "failure": failure_text(first, twin, dtype, acts, mismatch, drawn, again, path),
+        "kind": kind_of(mismatch.difference, acts[-1], twin.rules),
+        "wrong": (ELEMENT.sub("[]", mismatch.difference.path),),
+        "repro": path,
+    }

@@ -64,6 +64,7 @@ class Twin:
         flat: tensors of its state may be views of one buffer.
         engines: where it may run; empty means that the judge finds out.
         place: file and line of the class.
+        source: the file that registers it, where that is known.
     """
 
     name: str
@@ -76,11 +77,12 @@ class Twin:
     flat: bool
     engines: tuple[str, ...]
     place: str
+    source: str = ""
 
     @property
     def file(self) -> Path:
-        """The file that defines the class."""
-        return Path(self.place.rpartition(":")[0])
+        """The file that registers the class, or else the one that defines it."""
+        return Path(self.source or self.place.rpartition(":")[0])
 
 
 _twins: dict[str, Twin] = {}
