@@ -45,8 +45,12 @@ class Evidence:
         return self.with_case(replace(self.case, operation=other))
 
     def with_case(self, case: Case) -> Masks:
-        """Elements that fit the reference on another case, within its bounds."""
-        return self.fits(accepted_outputs(case, "bounded", self.instruction_error))
+        """Elements that fit the reference on another case, within its bounds if it has any."""
+        try:
+            outputs = accepted_outputs(case, "bounded", self.instruction_error)
+        except TypeError:
+            outputs = accepted_outputs(case, "exact")
+        return self.fits(outputs)
 
     def fits(self, outputs: AcceptedOutputs) -> Masks:
         """Elements that lie in these intervals."""
@@ -88,8 +92,8 @@ class Cause:
     def _all(self, evidence: Evidence, asked: Masks) -> bool:
         try:
             masks = self.fits(evidence) or evidence.with_case(evidence.case)
-        except (ArithmeticError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-            return False  # the reference refuses these arguments, or has no bound for them
+        except Exception:
+            return False  # the reference refuses these arguments
         return all(bool((masks[place] | ~mask).all()) for place, mask in asked.items())
 
 
