@@ -215,7 +215,8 @@ def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) ->
     evidence = (
         _evidence(runner, found.case, found.written) if found.case and found.written else None
     )
-    signature = signature_of(law.name, found, evidence, more)
+    likely = [one.cause for one in runner.cache.explained if one.cause is not None]
+    signature = signature_of(law.name, found, evidence, more, likely)
     known = [one for one in runner.cache.explained if one.explains(signature)]
     cause = signature.cause
     failure = replace(

@@ -8,6 +8,7 @@ in an argument whose values are wrong says nothing more.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinstep.parity.causes.evidence import Cause, Evidence, More
@@ -51,7 +52,13 @@ class Signature:
         return bool(self.wrong & other.wrong)
 
 
-def signature_of(law: str, finding: Finding, evidence: Evidence | None, more: More) -> Signature:
+def signature_of(
+    law: str,
+    finding: Finding,
+    evidence: Evidence | None,
+    more: More,
+    likely: Sequence[Cause] = (),
+) -> Signature:
     """The signature of a violation.
 
     Args:
@@ -59,16 +66,18 @@ def signature_of(law: str, finding: Finding, evidence: Evidence | None, more: Mo
         finding: the violation.
         evidence: its call, if that has results.
         more: other calls of the same kernel, which a known cause must explain too.
+        likely: causes of other failures of the kernel; one that gives all that is wrong is taken.
     """
     if evidence is None:
         cause, what = index_cause(finding.failure), frozenset({_what(finding)})
         return Signature(law=law, sort=finding.sort, wrong=what, cause=cause)
     wrong = {name for (name, _), mask in evidence.accepted().items() if not bool(mask.all())}
+    cause = next((one for one in likely if one.gives_wrong(evidence)), None)
     return Signature(
         law=law,
         sort=finding.sort,
         wrong=frozenset(wrong | {finding.name}),
-        cause=known_cause(evidence, more),
+        cause=cause or known_cause(evidence, more),
         evidence=evidence,
     )
 
