@@ -52,7 +52,7 @@ class Rerun:
 
     def shown(self) -> Failure:
         """The failure with a file that fails, or with the word that none does."""
-        written = self._written(self.small)
+        written, partly = self._written(self.small), None
         for shown in (self.small, self.whole):
             written = self._written(shown)
             run = self._run(written, ALONE)
@@ -62,9 +62,18 @@ class Rerun:
                 return written
             if run.broken and self._always(written):
                 return self._written(shown, again="fails at the first call of a process alone")
-        return self._after_others() or self._by_chance() or self._without(written, self._denial())
+            if run.broken:
+                partly = partly or (shown, run)
+        after = self._after_others() or self._by_chance()
+        if after is not None:
+            return after
+        if partly is not None:
+            return self._repeating(*partly)
+        return self._without(written, self._denial())
 
     def _denial(self) -> str:
+        if time.monotonic() > self.deadline:
+            return f"does not fail again alone, as far as {SEARCH:g} s of trying can show"
         return (
             f"does not fail again alone, neither in {MANY} runs nor after the "
             f"{len(self.history)} calls before it"
@@ -102,10 +111,13 @@ class Rerun:
         for shown in (self.small, self.whole):
             run = self._run(self._written(shown), MANY)
             if run.broken:
-                times = -(-SURE * run.runs // run.broken)
-                again = f"fails by chance, in about {run.broken} of {run.runs} runs"
-                return self._written(shown, times=times, again=again)
+                return self._repeating(shown, run)
         return None
+
+    def _repeating(self, shown: Shown, run: Run) -> Failure:
+        times = -(-SURE * run.runs // run.broken)
+        again = f"fails by chance, in about {run.broken} of {run.runs} runs"
+        return self._written(shown, times=times, again=again)
 
     def _after_others(self) -> Failure | None:
         """A file that fails after the shortest tail of the calls before, thinned out."""
