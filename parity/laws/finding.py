@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.ulp import decimal, hex_bits, ulp_distance
+
+MEANINGFUL = 1e100
+# Ends of a call, by the words with which the caller reports them.
+ENDS = (
+    ("raises OutOfBounds", "out of bounds"),
+    ("raises Race", "race"),
+    ("returns", "returns"),
+)
+# Kinds of violations, those first that say most about their cause.
+KINDS = (
+    "exit",
+    "signal",
+    "memory",
+    "processes",
+    "output",
+    "hang",
+    "compile",
+    "out of bounds",
+    "race",
+    "stray write",
+    "raises",
+    "returns",
+    "value",
+    "formula",
+    "skipped step",
+    "dependence",
+    "process state",
+    "host read",
+    "instruction",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +50,7 @@ class Finding:
     Attributes:
         says: what is wrong, in a few words, without the values.
         call: index of the call of the plan it was found in.
+        kind: one of `KINDS`; see `sort`.
         name: of the argument; empty if the call itself failed.
         index: of the tensor in its list.
         place: flat index of the element, -1 if it is none.
@@ -29,10 +62,13 @@ class Finding:
         inputs: the elements of all lists at this place, by name.
         failure: exception and the innermost frames, if the call raised.
         fatal: kind of a failure after which there is no use in going on; empty for any other.
+        case: arguments of that call, which other calls of the plan need not share.
+        written: everything that call wrote, by argument and index.
     """
 
     says: str
     call: int
+    kind: str = ""
     name: str = ""
     index: int = 0
     place: int = -1
@@ -44,6 +80,15 @@ class Finding:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     failure: str = ""
     fatal: str = ""
+    case: Case | None = None
+    written: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def sort(self) -> str:
+        """The kind of violation, one of `KINDS`."""
+        if not self.failure or self.fatal:
+            return self.fatal or self.kind or "instruction"
+        return next((kind for words, kind in ENDS if self.failure.startswith(words)), "raises")
 
     def where(self) -> str:
         """The element, as one would write it in Python."""
@@ -62,8 +107,16 @@ class Finding:
             return "one is NaN"
         if steps == 0 and hex_bits(self.got) != hex_bits(self.want):
             return "the sign of zero"
-        bound = f" = {self.ratio:.3g} x bound" if self.ratio else ""
-        return f"{steps} ULP{bound}"
+        return f"{steps} ULP{self._of_bound()}"
+
+    def _of_bound(self) -> str:
+        if not self.ratio:
+            return ""
+        # Without room on either side a ratio would be a division by zero.
+        tight = self.low is not None and self.high is not None and bool(self.low == self.high)
+        if tight and self.ratio > MEANINGFUL:
+            return ", and the bound is 0"
+        return f" = {self.ratio:.3g} x bound"
 
 
 def shown(value: Tensor) -> str:

@@ -92,6 +92,10 @@ class Outcome:
         """The tensor after the call."""
         return span.of(self.after)
 
+    def results(self) -> dict[tuple[str, int], Tensor]:
+        """Everything the operation writes, after the call."""
+        return {(span.name, span.index): self.got(span) for span, _ in self.written()}
+
     def written(self) -> list[tuple[Span, Accepted]]:
         """Everything the operation writes, with what should be there."""
         names = self.memory.case.operation.writes
@@ -114,7 +118,8 @@ class Values:
             if not bool(wrong.any()):
                 continue
             place = _worst(wrong, accepted.ratio(got))
-            return _finding("differs from the reference", self.call, outcome, span, place, accepted)
+            says = "differs from the reference"
+            return _finding("value", says, self.call, outcome, span, place, accepted)
         return None
 
 
@@ -161,7 +166,7 @@ class Unchanged:
                 place = int(changed[0].item()) // span.value.element_size()
                 accepted = Accepted(value=span.value)
                 says = "changed although the step is skipped"
-                return _finding(says, self.call, outcome, span, place, accepted)
+                return _finding("skipped step", says, self.call, outcome, span, place, accepted)
         return None
 
 
@@ -221,7 +226,7 @@ class Same:
                 at = int(wrong[0].item())
                 where = int(places[at].item())
                 accepted = Accepted(value=_spread(want, places, flat))
-                return _finding(self.says, self.second, two, other, where, accepted)
+                return _finding("dependence", self.says, self.second, two, other, where, accepted)
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
@@ -254,7 +259,8 @@ class NoHostRead:
         if not reads:
             return None
         more = f" and {len(reads) - 1} more" if len(reads) > 1 else ""
-        return Finding(says=f"the host waits for a device value: {reads[0]}{more}", call=self.call)
+        says = f"the host waits for a device value: {reads[0]}{more}"
+        return Finding(says=says, call=self.call, kind="host read")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,13 +277,14 @@ class Leaves:
         """The first change, or what grows with every call."""
         for call, outcome in enumerate(outcomes):
             if outcome.changed:
-                return Finding(says=f"the kernel {outcome.changed[0]}", call=call)
+                says = f"the kernel {outcome.changed[0]}"
+                return Finding(says=says, call=call, kind="process state")
         last = [outcome.keeps for outcome in outcomes[self.settled - 1 :]]
         for name in last[0] if last else ():
             more = [after[name] - before[name] for before, after in pairwise(last)]
             if min(more) > 0:
                 says = f"the kernel leaves {more[-1]} {name} more behind with every call"
-                return Finding(says=says, call=len(outcomes) - 1)
+                return Finding(says=says, call=len(outcomes) - 1, kind="process state")
         return None
 
 
@@ -301,6 +308,7 @@ class Formula:
             return Finding(
                 says="has another formula: without any rounding it differs from the specification",
                 call=self.call,
+                kind="formula",
                 name=row.span.name,
                 index=row.span.index,
                 place=-1 if row.span.control else place,
@@ -310,6 +318,8 @@ class Formula:
                 high=element(exact + room, place),
                 ratio=float(ratio[place].item()),
                 inputs=inputs_at(outcome.memory, row.span, place),
+                case=outcome.memory.case,
+                written=outcome.results(),
             )
         return None
 
@@ -341,13 +351,14 @@ def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
 
 
 def _finding(
-    says: str, call: int, outcome: Outcome, span: Span, place: int, accepted: Accepted
+    kind: str, says: str, call: int, outcome: Outcome, span: Span, place: int, accepted: Accepted
 ) -> Finding:
     got = outcome.got(span)
     ratio = accepted.ratio(got) if accepted.bound is not None else None
     return Finding(
         says=says,
         call=call,
+        kind=kind,
         name=span.name,
         index=span.index,
         place=-1 if span.control else place,
@@ -357,6 +368,8 @@ def _finding(
         high=None if accepted.high is None else element(accepted.high, place),
         ratio=0.0 if ratio is None else float(ratio.reshape(-1)[place].item()),
         inputs=inputs_at(outcome.memory, span, place),
+        case=outcome.memory.case,
+        written=outcome.results(),
     )
 
 
@@ -367,7 +380,8 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
         if span.start <= byte < span.stop:
             place = (byte - span.start) // span.value.element_size()
             says = "is read-only and was written"
-            return _finding(says, call, outcome, span, place, Accepted(value=span.value))
+            accepted = Accepted(value=span.value)
+            return _finding("stray write", says, call, outcome, span, place, accepted)
     before = [span for span in spans if span.stop <= byte]
     near = before[-1] if before else spans[0]
     offset = byte - (near.stop if before else near.start)
@@ -375,8 +389,10 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     return Finding(
         says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
         call=call,
+        kind="stray write",
         name=near.name,
         index=near.index,
         got=outcome.after[byte].to(torch.int64),
         want=outcome.before[byte].to(torch.int64),
+        case=outcome.memory.case,
     )

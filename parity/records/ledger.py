@@ -56,6 +56,10 @@ class Cell:
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
         fatal: kind of a failure after which the kernel was not called again; see `Made`.
+        kind: of the violation.
+        wrong: arguments whose values are wrong, or the exception and its place.
+        cause: the known mistake that gives the values.
+        like: the law whose failure on the same dtypes has the same cause.
         repro: path of the stand-alone file.
         output: what the kernel printed.
     """
@@ -73,6 +77,10 @@ class Cell:
     sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""
     fatal: str = ""
+    kind: str = ""
+    wrong: tuple[str, ...] = ()
+    cause: str = ""
+    like: str = ""
     repro: str = ""
     output: str = ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ class Kernel:
         claims: optional laws it wants to be held to, by what they are for: `strided`,
             `capturable`.
         place: file and line of the function.
+        source: the file that registers it, where that is known; it may have the function from
+            another.
     """
 
     name: str
@@ -70,11 +73,12 @@ class Kernel:
     engines: tuple[str, ...]
     place: str
     claims: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def file(self) -> Path:
-        """The file that defines the function."""
-        return Path(self.place.rpartition(":")[0])
+        """The file that registers the kernel, or else the one that defines the function."""
+        return Path(self.source or self.place.rpartition(":")[0])
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the function."""
@@ -127,6 +131,7 @@ def register(
             engines=tuple(engines),
             claims=tuple(claims),
             place=place,
+            source=sys._getframe(1).f_code.co_filename,
         )
         add_kernel(kernel)
         return function

@@ -217,23 +217,6 @@ def _folded(cell: Cell, reason: str) -> str:
     return reason.removeprefix(f"{cell.key.dtype} ").partition(":")[0]
 
 
-def print_failures(console: Console, ledger: Ledger, limit: int = 12) -> None:
-    """Print failure texts in full, the first of each kernel first."""
-    failures = ledger.with_status(Status.FAILED)
-    if failures:
-        console.print()
-    first: dict[str, Cell] = {}
-    for cell in failures:
-        first.setdefault(cell.key.kernel, cell)
-    leading = list(first.values())
-    ordered = [*leading, *(cell for cell in failures if cell not in leading)]
-    for cell in ordered[:limit]:
-        console.print(cell.failure, highlight=False, markup=False, soft_wrap=True)
-        console.print()
-    if len(ordered) > limit:
-        console.print(f"and {len(ordered) - limit} more broken cells; --json lists them all\n")
-
-
 def last_line(ledger: Ledger, seconds: float) -> str:
     """The verdict, and the command to type next."""
     said = f"{ledger.verdict()} in {seconds:.{0 if seconds >= 10 else 1}f} s"

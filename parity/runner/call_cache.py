@@ -6,6 +6,7 @@ covering; what a call on one of these left behind serves every law that asks for
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from twinstep.parity.cases.case import Case, Recipe
@@ -13,12 +14,22 @@ from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.plan import Call, Outcome
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner.signature import Signature
+
+REMEMBERED = 256
 
 
 @dataclass
 class CallCache:
-    """The covering's cases of one row, and what calls on them left behind."""
+    """The covering's cases of one row, and what calls on them left behind.
 
+    Attributes:
+        made: calls that the kernel was given, the last `REMEMBERED`, in order.
+        explained: signatures of the failures that the row has shown so far.
+    """
+
+    made: deque[Call] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    explained: list[Signature] = field(default_factory=list)
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)
     _outcomes: dict[int, tuple[Outcome, InstructionError]] = field(default_factory=dict)
 
@@ -33,12 +44,17 @@ class CallCache:
 
     def outcome(self, call: Call) -> tuple[Outcome, InstructionError] | None:
         """Outcome of this call when it was made before, and the error of its instructions."""
-        if not call.plain:
-            return None
-        found = self._outcomes.get(id(call.case))
-        return found if found is not None and found[0].memory.case is call.case else None
+        found = self._outcomes.get(id(call.case)) if call.plain else None
+        if found is not None and found[0].memory.case is call.case:
+            return found
+        self.made.append(call)
+        return None
 
     def keep(self, call: Call, outcome: Outcome, instruction_error: InstructionError) -> None:
         """Remember what a call on a case of the covering left behind."""
         if call.plain and any(case is call.case for _, case in self._cases.values()):
             self._outcomes[id(call.case)] = (outcome, instruction_error)
+
+    def outcomes(self) -> list[Outcome]:
+        """Outcomes of calls on cases of the covering."""
+        return [outcome for outcome, _ in self._outcomes.values()]

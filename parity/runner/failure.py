@@ -5,19 +5,44 @@ adamw_step[my_adamw, bf16, replay] breaks `value`: exp_avg_sqs[0][0] differs fro
   want     0.00099999993  0x3a83126e   accepted 0x3a83126c to 0x3a831270
   distance 110 ULP = 36.7 x bound
   inputs   params 0.0  0x00000000   grads 1.0  0x3f80   ...
-  controls lr=0.0037 beta1=0.5 ...   options bias_correction=True
-  case     list of 1 tensor, 1 element (shrunk from 5 tensors, 4097 elements; regime mixture)
-  repro    python repro_8c1f9e.py
+  controls lr=0.0037 beta1=0.5 ...
+  options  bias_correction=True
+  case     1 tensor, 1 element (shrunk from 5 tensors, 4097 elements; list layout, ...)
+  cause    1 - beta is formed in fp32, where it loses digits: it gives all 4097 elements
+  repro    .venv/bin/python parity_repros/repro_my_adamw_value_bf16.py
 """
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.expected.ulp import hex_bits
+from twinstep.parity.expected.ulp import decimal, hex_bits
 from twinstep.parity.laws.finding import Finding, shown
+from twinstep.parity.operations.operation import Role
+from twinstep.parity.records.standalone import command_for
 from twinstep.parity.registry.kernels import Kernel
+
+WIDTH = 100
+FEW = 6
+TIED = "\0"
+
+
+class Recorded(TypedDict):
+    """Fields of a ledger's cell that a failure fills."""
+
+    failure: str
+    kind: str
+    wrong: tuple[str, ...]
+    cause: str
+    like: str
+    repro: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +56,10 @@ class Failure:
         case: the smallest case found.
         original: the case it was found in.
         finding: what is wrong there.
+        wrong: arguments whose values are wrong, or the exception and its place.
+        cause: the known mistake that gives the kernel's values, if there is one.
+        like: the law whose failure, of the same kernel and dtypes, has the same cause.
+        again: how the repro file fails, where that needs a word, or why there is none.
         repro: path of the stand-alone file, or empty.
     """
 
@@ -40,6 +69,10 @@ class Failure:
     case: Case
     original: Case
     finding: Finding
+    wrong: tuple[str, ...] = ()
+    cause: str = ""
+    like: str = ""
+    again: str = ""
     repro: str = ""
 
     def headline(self) -> str:
@@ -54,38 +87,128 @@ class Failure:
         control = named and self.finding.name in self.case.controls
         return f"{self.finding.name} {self.finding.says}" if control else self.finding.says
 
+    @property
+    def called(self) -> Case:
+        """Arguments of the call that is wrong; a law may make others too."""
+        return self.finding.case or self.case
+
+    def record(self) -> Recorded:
+        """Fields of the ledger's cell."""
+        return Recorded(
+            failure=self.text(),
+            kind=self.finding.sort,
+            wrong=self.wrong,
+            cause=self.cause,
+            like=self.like,
+            repro=self.repro,
+        )
+
     def text(self) -> str:
         """The whole failure text."""
-        lines = [self.headline(), *self._values(), *self._inputs(), f"  case     {self._sizes()}"]
+        case = self.called
+        rows = [
+            *self._values(),
+            *self._inputs(),
+            ("controls", _settings({k: f"{v.item():.9g}" for k, v in case.controls.items()})),
+            ("options", _settings({k: str(v) for k, v in case.options.items()})),
+            ("layout", _layout(case)),
+            ("call", f"number {self.finding.call + 1} of the law" * (self.finding.call > 0)),
+            ("case", self._sizes()),
+            ("cause", self.cause),
+            ("again", self.again),
+        ]
+        lines = [self.headline(), *(_line(name, text) for name, text in rows if text)]
         if self.repro:
-            lines.append(f"  repro    python {self.repro}")
+            lines.append(f"  repro    {command_for(self.repro)}")
         return "\n".join(lines)
 
-    def _values(self) -> list[str]:
+    def _values(self) -> list[tuple[str, str]]:
         finding = self.finding
         if finding.got is None or finding.want is None:
             return []
-        want = f"  want     {shown(finding.want)}"
+        want = shown(finding.want)
         if finding.low is not None and finding.high is not None:
             want += f"   accepted {hex_bits(finding.low)} to {hex_bits(finding.high)}"
-        distance = f"  distance {finding.distance()}"
-        return [f"  got      {shown(finding.got)}", want, distance]
+        return [("got", shown(finding.got)), ("want", want), ("distance", finding.distance())]
 
-    def _inputs(self) -> list[str]:
-        case, lines = self.case, []
+    def _inputs(self) -> list[tuple[str, str]]:
+        """Elements at the place that is wrong; whole tensors where no single place decides."""
         if self.finding.inputs:
-            shown_inputs = [f"{name} {shown(x)}" for name, x in self.finding.inputs.items()]
-            lines.append("  inputs   " + "   ".join(shown_inputs))
-        settings = [f"{name}={value.item():.9g}" for name, value in case.controls.items()]
-        settings += [f"{name}={value}" for name, value in case.options.items()]
-        return [*lines, "  controls " + " ".join(settings)] if settings else lines
+            return [
+                ("inputs", "   ".join(f"{n} {shown(x)}" for n, x in self.finding.inputs.items()))
+            ]
+        case, written = self.called, self.called.operation.lists_of(Role.OUTPUT)
+        return [
+            (name, _together([_summary(tensor) for tensor in tensors[:3]]) + _more(tensors))
+            for name, tensors in case.lists.items()
+            if tensors and name not in written
+        ]
 
     def _sizes(self) -> str:
+        if self.case is self.original:
+            return f"{_extent(self.case)} ({self._origin()})"
         return f"{_extent(self.case)} (shrunk from {_extent(self.original)}; {self._origin()})"
 
     def _origin(self) -> str:
         recipe = self.original.recipe
         return f"{recipe.layout} layout, regime {recipe.regime}, seed {recipe.seed}"
+
+
+def _line(name: str, text: str) -> str:
+    """A named line; it goes on below itself where it is long."""
+    filled = textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"  {name:8} ",
+        subsequent_indent=" " * 11,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace(TIED, " ")
+
+
+def _together(phrases: Sequence[str]) -> str:
+    """Phrases side by side; none is broken between two lines."""
+    return "   ".join(phrase.replace(" ", TIED) for phrase in phrases)
+
+
+def _settings(values: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _layout(case: Case) -> str:
+    """What makes tensors lie otherwise than one behind the other, aligned and flat."""
+    said = []
+    for name, tensors in case.lists.items():
+        shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() > 1]
+        moved = [skew for skew in case.skews.get(name, ()) if skew]
+        if shapes and name in case.columns:
+            strides = [(1, shape[0]) for shape in shapes[:2]]
+            said.append(f"{name} {_listed(shapes)} by columns, strides {_listed(strides)}")
+        if moved:
+            said.append(f"{name} {_listed(moved)} elements off alignment")
+    return "; ".join(said)
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values[:2])) + (", ..." if len(values) > 2 else "")
+
+
+def _summary(tensor: Tensor) -> str:
+    """A tensor in one phrase: its elements if they are few, otherwise what stands out."""
+    flat = tensor.reshape(-1)
+    if flat.numel() <= FEW:
+        return "[" + " ".join(decimal(x) for x in flat) + "]"
+    wide = flat.double()
+    finite = wide[torch.isfinite(wide)]
+    peak = f"largest {finite.abs().max().item():.3g}" if finite.numel() else "none finite"
+    wild = flat.numel() - finite.numel()
+    return f"[{flat.numel()} elements, {peak}{f', {wild} not finite' if wild else ''}]"
+
+
+def _more(tensors: Sequence[Tensor]) -> str:
+    count = len(tensors) - 3
+    return f"   and {count} more" if count > 0 else ""
 
 
 def _extent(case: Case) -> str:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import covering_recipes
+from twinstep.parity.causes.evidence import Cause, Evidence
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
+from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
@@ -21,11 +26,14 @@ from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Caller
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
-from twinstep.parity.runner.repro import write_repro
+from twinstep.parity.runner.rerun import rerun
 from twinstep.parity.runner.run_plan import PlanRunner
-from twinstep.parity.runner.shrink import shrunk
+from twinstep.parity.runner.shrink import reference_keeps, shrunk
+from twinstep.parity.runner.signature import signature_of
 
 EXAMPLES = 12
+# Calls that a known cause must explain besides the one that is wrong.
+CONFIRMING = 4
 SCALAR_CASES = {"value": 20}
 
 
@@ -47,7 +55,7 @@ class Effort:
     seed: int | None = None
     call_seconds: float = SECONDS
     shrink_seconds: float = 4.0
-    repros: str | None = "."
+    repros: str | None = FOLDER
     spread: bool = False
 
     def cases(self, law: Law, kernel: Kernel) -> int:
@@ -123,7 +131,7 @@ def judge_cell(
         return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
     except Exception as error:
         return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=fault(error))
-    return Cell(
+    cell = Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,
         calls=runner.calls,
@@ -132,10 +140,8 @@ def judge_cell(
         worst=dict(runner.worst),
         shared=runner.repeated,
         sees=coverage.numbers() | ({"refused calls": runner.refused} if runner.refused else {}),
-        failure="" if failure is None else failure.text(),
-        fatal="" if failure is None else failure.finding.fatal,
-        repro="" if failure is None else failure.repro,
     )
+    return cell if failure is None else replace(cell, **failure.record())
 
 
 def fault(error: Exception) -> str:
@@ -208,27 +214,76 @@ def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recip
 
 
 def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) -> Failure:
-    """Shrink the case, find the violation again, and write the repro file."""
-    kernel = runner.kernel
-
-    def finding_in(case: Case) -> Finding | None:
-        return runner.violation(law.plan(case, kernel.arithmetic))
-
-    case, finding = broken.case, broken.finding
-    if not finding.fatal:
-        case, finding = shrunk(case, finding, finding_in, effort.shrink_seconds)
+    """The failure: shrunk and shown again, unless one of the same row explains it."""
+    kernel, arithmetic, history = runner.kernel, runner.kernel.arithmetic, list(runner.cache.made)
     failure = Failure(
         kernel=kernel,
         engine=runner.engine.name,
         law=law.name,
-        case=case,
+        case=broken.case,
         original=broken.case,
-        finding=finding,
+        finding=broken.finding,
     )
-    # What an instruction may do elsewhere leaves nothing that a repro could compare.
-    if effort.repros is None or not (finding.name or finding.failure or finding.got is not None):
+    if not effort.shrink_seconds:
         return failure
-    plan = law.plan(case, kernel.arithmetic)
+    found = broken.finding
+
+    def more() -> list[Evidence]:
+        return _more_calls(runner, broken.case.combination, effort)
+
+    evidence = (
+        _evidence(runner, found.case, found.written) if found.case and found.written else None
+    )
+    likely = [one.cause for one in runner.cache.explained if one.cause is not None]
+    signature = signature_of(law.name, found, evidence, more, likely)
+    known = [one for one in runner.cache.explained if one.explains(signature)]
+    cause = signature.cause
+    failure = replace(
+        failure, wrong=tuple(sorted(signature.wrong)), cause="" if cause is None else cause.says
+    )
+    if known:
+        return replace(failure, like=known[0].law, cause=failure.cause or _said(known[0].cause))
+    runner.cache.explained.append(signature)
+
+    def finding_in(case: Case) -> Finding | None:
+        finding = runner.violation(law.plan(case, arithmetic))
+        if finding is None or cause is None or finding.case is None:
+            return finding
+        given = cause.gives(_evidence(runner, finding.case, finding.written))
+        return finding if given else None
+
+    def fair(case: Case) -> bool:
+        return reference_keeps(law.plan(case, arithmetic))
+
+    case, finding = broken.case, found
+    if not found.fatal:
+        case, finding = shrunk(case, found, finding_in, effort.shrink_seconds, fair)
+    whole, failure = failure, replace(failure, case=case, finding=finding)
+    # What an instruction may do elsewhere leaves nothing that a repro could compare.
+    if effort.repros is None or finding.sort in ("instruction", "host read", "process state"):
+        return failure
+    plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
     if any(call.end or call.captured or call.races for call in plan.calls):
         return failure
-    return write_repro(failure, plan, effort.repros, runner.instruction_error)
+    found_first, smallest = (whole, first), (failure, plan)
+    return rerun(smallest, found_first, history, effort.repros, runner.instruction_error)
+
+
+def _more_calls(runner: PlanRunner, dtype: str, effort: Effort) -> list[Evidence]:
+    """What calls on the first cases of the covering leave behind."""
+    law = LAWS["value"]
+    recipes = _recipes(runner.kernel, dtype, law, effort)
+    for recipe in recipes[:CONFIRMING] if runner.kernel.operation.lists else recipes:
+        case = runner.cache.case(runner.kernel.operation, dtype, recipe)
+        runner.violation(law.plan(case, runner.kernel.arithmetic))
+    return [_evidence(runner, o.memory.case, o.results()) for o in runner.cache.outcomes()]
+
+
+def _said(cause: Cause | None) -> str:
+    return "" if cause is None else cause.says
+
+
+def _evidence(
+    runner: PlanRunner, case: Case, written: Mapping[tuple[str, int], Tensor]
+) -> Evidence:
+    return Evidence(case, written, runner.kernel.arithmetic, runner.instruction_error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinstep.parity.operations.triton_names import taken_names
@@ -38,9 +38,15 @@ def load_file(path: str) -> Loaded:
     Raises:
         UsageError: see `import_file`.
     """
-    with registrations() as found, borrowed_twins() as twins:
+    with registrations() as found, borrowed_twins() as classes:
         remarks = import_file(path)
-    return Loaded(found, twins, remarks)
+    given = [replace(kernel, source=source_of(path)) for kernel in found]
+    return Loaded(given, [replace(twin, source=source_of(path)) for twin in classes], remarks)
+
+
+def source_of(path: str) -> str:
+    """The file as a stand-alone repro names it."""
+    return str(Path(path).resolve())
 
 
 def import_file(path: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 The file needs torch (and Triton, if the kernel does), the kernel's file, and nothing of ours: the
 guarded memory of every call is in it as hexadecimal bytes, with the bytes that are accepted. It
-exits with 1 while the kernel breaks the law on this case, with 0 when it does not.
+exits with 1 while the kernel breaks the law on this case, with 0 when it does not, with 4 if the
+kernel cannot be loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -33,13 +34,20 @@ from twinstep.parity.laws.plan import (
     Untouched,
     Values,
 )
+from twinstep.parity.records.standalone import repro_path
 from twinstep.parity.runner.failure import Failure
 
 CPU = torch.device("cpu")
 
 
 def write_repro(
-    failure: Failure, plan: Plan, folder: str, instruction_error: InstructionError
+    failure: Failure,
+    plan: Plan,
+    folder: str,
+    instruction_error: InstructionError,
+    *,
+    before: Sequence[Call] = (),
+    times: int = 1,
 ) -> Failure:
     """Write the file into a folder; the failure with its path.
 
@@ -48,28 +56,38 @@ def write_repro(
         plan: calls and checks of its law on its case.
         folder: is created if it does not exist.
         instruction_error: what the kernel's instructions add to its bounds.
+        before: calls that the failure needs.
+        times: how often the calls are made at most, until the law is broken.
     """
-    text = repro_text(failure, plan, instruction_error)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    path = Path(folder) / f"repro_{digest}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    named = replace(failure, repro=str(path))
+    text = repro_text(failure, plan, instruction_error, before=before, times=times)
+    names = (failure.kernel.name, failure.law, failure.case.combination)
+    path = repro_path(folder, *names)
     path.write_text(text)
-    return named
+    return replace(failure, repro=str(path))
 
 
-def repro_text(failure: Failure, plan: Plan, instruction_error: InstructionError) -> str:
+def repro_text(
+    failure: Failure,
+    plan: Plan,
+    instruction_error: InstructionError,
+    *,
+    before: Sequence[Call] = (),
+    times: int = 1,
+) -> str:
     """The file's text."""
     template = resources.files("twinstep.parity.runner").joinpath("repro_template.txt").read_text()
     filled = {
-        "HEADLINE": failure.headline().replace('"""', "'''"),
+        "HEADLINE": failure.headline().replace("\\", "/").replace('"""', "'''"),
+        "AGAIN": f"It {failure.again}." if failure.again else "",
         "KERNEL_FILE": repr(str(failure.kernel.file)),
         "KERNEL": repr(failure.kernel.name),
         "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
         "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(failure.engine),
+        "BEFORE": _lines([_call(replace(call, reuse=None)) for call in before]),
         "CALLS": _lines([_call(call) for call in plan.calls]),
         "CHECKS": _lines(_checks(failure, plan, instruction_error)),
+        "TIMES": repr(times),
     }
     for mark, text in filled.items():
         template = template.replace(f"@{mark}@", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -173,11 +172,9 @@ class FP16Rules(OptimizerRules):
         """The optimizer that a world's recipe stands for, of the side that its class is on."""
         recipe, seed = self.recipe_of(world)
         side, dice = side_of(world.cls), Dice(seed)
-        compat = inspect.signature(world.cls).parameters["compat"].default
-        options = {
-            **world.options,
-            "compat": type(compat)(**cast(dict[str, bool], world.options["compat"])),
-        }
+        compat = import_module("twinstep.contract.compat").Compat
+        policies = cast(dict[str, bool], world.options["compat"])
+        options = {**world.options, "compat": compat(**policies)}
         return world.cls(
             self.inside(side, recipe.inside, groups, dice),
             **self.scaling(side, recipe, dice),

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from twinstep.parity.records.errors import CannotRun
 from twinstep.parity.records.ledger import Cell, Key, Status
+from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
 from twinstep.parity.sequences.drive import Mismatch, Sides, refusal, run, sequence
 from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.repro import write_repro
+from twinstep.parity.sequences.report import failure_text, headline, kind_of
+from twinstep.parity.sequences.repro import shown_again, write_repro
 from twinstep.parity.sequences.shrink import shrunk
 from twinstep.parity.sequences.world import Act
 
 LAW = "sequences"
 SEQUENCES = 24
+ELEMENT = re.compile(r"\[\d+\]")
+
+
+class Explained(TypedDict):
+    """Fields of a ledger's cell that a failing sequence fills."""
+
+    failure: str
+    kind: str
+    wrong: tuple[str, ...]
+    repro: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +48,7 @@ class TwinEffort:
     sequences: int = SEQUENCES
     seed: int = 0
     shrink_runs: int = 300
-    repros: str | None = "."
+    repros: str | None = FOLDER
 
 
 def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
@@ -92,9 +106,7 @@ def judge_twin(
             calls += len(acts) if mismatch is None else mismatch.at + 1
             if mismatch is not None:
                 drawn = f"seed {effort.seed}, sequence {number}, {mismatch.at + 1} actions"
-                failure, repro = _explained(
-                    twin, dtype, engine, acts, mismatch, drawn, effort, sides
-                )
+                explained = _explained(twin, dtype, engine, acts, mismatch, drawn, effort, sides)
                 return Cell(
                     key=key,
                     status=Status.FAILED,
@@ -102,9 +114,8 @@ def judge_twin(
                     calls=calls,
                     sequences=number + 1,
                     seconds=time.perf_counter() - started,
-                    failure=failure,
                     fatal=mismatch.fatal,
-                    repro=repro,
+                    **explained,
                 )
             # Two sides that refuse every construction alike have shown nothing.
             refused = refused and refusal(twin, dtype, acts)
@@ -129,8 +140,8 @@ def _explained(
     drawn: str,
     effort: TwinEffort,
     sides: Sides | None,
-) -> tuple[str, str]:
-    """The failure text and the path of the repro file."""
+) -> Explained:
+    """Fields of the cell: shrunk, and shown again by the repro file."""
 
     def failing(candidate: Sequence[Act]) -> Mismatch | None:
         return run(twin, dtype, str(engine.device), candidate, sides)
@@ -139,16 +150,15 @@ def _explained(
     if not mismatch.fatal:
         acts, mismatch = shrunk(acts, mismatch, failing, twin.rules, effort.shrink_runs)
     acts = acts[: mismatch.at + 1]
-    difference = mismatch.difference
-    headline = (
-        f"{twin.reference.__name__}[{twin.name}, {dtype}, {engine.name}] breaks `{LAW}`: "
-        f"{difference.path} differs from the reference after {acts[-1]}"
-    )
-    lines = [headline, f"  got      {difference.got}", f"  want     {difference.want}"]
-    lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(acts)]
-    lines.append(f"  drawn    {drawn}")
-    path = ""
+    first = headline(twin, dtype, engine.name, mismatch, acts[-1])
+    again = path = ""
     if effort.repros is not None:
-        path = write_repro(twin, dtype, acts, mismatch, headline, effort.repros)
-        lines.append(f"  repro    python {path}")
-    return "\n".join(lines), path
+        path = write_repro(twin, dtype, acts, mismatch, first, effort.repros)
+        again = shown_again(path)
+        path = "" if again else path
+    return {
+        "failure": failure_text(first, twin, dtype, acts, mismatch, drawn, again, path),
+        "kind": kind_of(mismatch.difference, acts[-1], twin.rules),
+        "wrong": (ELEMENT.sub("[]", mismatch.difference.path),),
+        "repro": path,
+    }

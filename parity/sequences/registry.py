@@ -65,6 +65,7 @@ class Twin:
         engines: where it may run; empty means that the judge finds out.
         place: file and line of the class.
         triton: whether it launches Triton kernels, where that was found out in another process.
+        source: the file that registers it, where that is known.
     """
 
     name: str
@@ -78,11 +79,12 @@ class Twin:
     engines: tuple[str, ...]
     place: str
     triton: bool | None = None
+    source: str = ""
 
     @property
     def file(self) -> Path:
-        """The file that defines the class."""
-        return Path(self.place.rpartition(":")[0])
+        """The file that registers the class, or else the one that defines it."""
+        return Path(self.source or self.place.rpartition(":")[0])
 
 
 _twins: dict[str, Twin] = {}

@@ -7,19 +7,21 @@ wrapper also needs the inner optimizer and the scaler, which come from this proj
 
 from __future__ import annotations
 
-import hashlib
 import re
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 
 import torch
 
+from twinstep.parity.records.standalone import Run, repro_path, run_file
 from twinstep.parity.sequences.actions import public_properties
 from twinstep.parity.sequences.drive import Mismatch
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act
 
+SECONDS, RUNS = 60.0, 3
 BASE = ("twinstep.parity.sequences.rules",)
 IMPORT = re.compile(r"^from (twinstep\.parity\.sequences\.\w+) import", re.MULTILINE)
 
@@ -28,11 +30,23 @@ def write_repro(
     twin: Twin, dtype: str, acts: Sequence[Act], mismatch: Mismatch, headline: str, folder: str
 ) -> str:
     """Write the file into a folder, which is created if need be; its path."""
-    text = repro_text(twin, dtype, acts, mismatch, headline)
-    path = Path(folder) / f"repro_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path = repro_path(folder, twin.name, dtype)
+    path.write_text(repro_text(twin, dtype, acts, mismatch, headline))
     return str(path)
+
+
+def shown_again(path: str) -> str:
+    """Run the file; empty if it fails again, otherwise what became of it, and it is removed."""
+    deadline, runs = time.monotonic() + SECONDS, list[Run]()
+    while len(runs) < RUNS and time.monotonic() < deadline:
+        runs.append(run_file(path, deadline - time.monotonic()))
+        if runs[-1].broken:
+            return ""
+        if runs[-1].refused:
+            break
+    Path(path).unlink(missing_ok=True)
+    refused = runs[-1].refused if runs else ""
+    return f"not shown again: {refused}" if refused else "does not fail again alone"
 
 
 def repro_text(

@@ -49,7 +49,7 @@ def test_the_kernel_of_the_tour_with_a_bug_is_rejected(tmp_path: Path) -> None:
     assert truncated != example()
     done = check(tmp_path, truncated)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert list(tmp_path.glob("repro_*.py"))
+    assert list((tmp_path / "parity_repros").glob("repro_*.py"))
 
 
 @pytest.mark.parametrize("page", [p for p in project_files() if p.suffix == ".md"], ids=str)

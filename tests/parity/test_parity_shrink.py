@@ -84,7 +84,8 @@ def test_repro_needs_nothing_of_ours(tmp_path: Path) -> None:
     cell = judged(tmp_path, "value", BUGS["value"])
     text = Path(cell.repro).read_text()
     imports = {line for line in text.splitlines() if line.startswith(("import ", "from "))}
-    names = {"contextlib", "importlib.util", "math", "sys", "types", "torch"}
+    standard = {"contextlib", "importlib.util", "math", "os", "subprocess", "sys", "types"}
+    names = {*standard, "torch"}
     assert imports == {f"import {name}" for name in names}
 
 
@@ -92,7 +93,7 @@ def test_a_finding_in_a_tensor_that_only_another_call_has_does_not_stop_shrinkin
     operation = operation_named("accumulate", "test")
     case = generate(operation, "bf16", Recipe(layout="list", sizes=(40, 3), seed=1))
     beyond = Finding(says="differs", call=1, name="accumulators", index=5, place=0)
-    smallest, finding = shrunk(case, beyond, lambda candidate: beyond, 5.0)
+    smallest, finding = shrunk(case, beyond, lambda candidate: beyond, 5.0, lambda case: True)
     assert finding is beyond
     assert smallest.numel <= 1
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
-from twinstep.parity.report.table import MARKS, last_line, print_failures, print_table
+from twinstep.parity.report.table import MARKS, last_line, print_table
 
 DTYPES = ("fp16", "bf16", "fp32", "fp16-pure", "fp32-to-bf16")
 NAMES = (
@@ -122,17 +122,6 @@ def test_whole_optimizers_have_a_table_of_their_own() -> None:
     row = next(line for line in printed(ledger_of(*cells)).splitlines() if "fast.Adam" in line)
     assert row.split() == ["fast.Adam", "replay", "fp16", "bf16", "2", "4"]
     assert "4 sequences, 6 actions" in printed(ledger_of(*cells), verbose=True)
-
-
-def test_the_first_failure_of_each_kernel_comes_first() -> None:
-    cells = [cell("one", "fp16", law, Status.FAILED) for law in LAWS]
-    cells += [cell("two", "fp16", "value", Status.FAILED)]
-    screen = Console(width=80, file=io.StringIO())
-    print_failures(screen, ledger_of(*cells))
-    assert isinstance(screen.file, io.StringIO)
-    text = screen.file.getvalue()
-    assert text.index("two breaks value") < text.index("one breaks formula")
-    assert f"and {len(cells) - 12} more" in text
 
 
 def test_the_last_line_names_what_to_type() -> None:

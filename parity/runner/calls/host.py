@@ -34,7 +34,7 @@ from twinstep.parity.runner.calls.made import Made
 from twinstep.parity.runner.calls.messages import packed, unpacked
 from twinstep.parity.runner.calls.process_state import Functions, ProcessState
 from twinstep.parity.runner.interpreter import remarks
-from twinstep.parity.runner.load_file import import_file
+from twinstep.parity.runner.load_file import import_file, source_of
 from twinstep.parity.sequences.contracts import Place
 from twinstep.parity.sequences.drive import Side
 from twinstep.parity.sequences.judge import launches_triton
@@ -94,13 +94,13 @@ class _Host:
         house = {row.name for row in HOUSE}
         own = any(row.operation.name not in house for row in known)
         own |= any(RULES.get(row.reference) is not row.rules for row in twins())
-        stubs = [
-            replace(row, function=Elsewhere(_name(row.function), uses_triton(row.function)))
-            for row in known
-        ]
+        source = source_of(self.file)
+        stubs = [replace(row, function=_stub(row), source=source) for row in known]
         if own:
             return Declared(own=True, remarks=tuple(found))
-        classes = tuple(replace(row, triton=launches_triton(row.subject)) for row in twins())
+        classes = tuple(
+            replace(row, triton=launches_triton(row.subject), source=source) for row in twins()
+        )
         return Declared(kernels=tuple(stubs), twins=classes, remarks=tuple(found))
 
     def call(
@@ -167,8 +167,10 @@ class _Host:
         return remarks([row for row in kernels() if row.name in names])
 
 
-def _name(function: Callable[..., object]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def _stub(kernel: Kernel) -> Elsewhere:
+    function = kernel.function
+    name = getattr(function, "__name__", type(function).__name__)
+    return Elsewhere(name, uses_triton(function))
 
 
 def serve(

@@ -1,0 +1,1 @@
+"""Known causes of wrong results, each evaluated on the values of a violation before it is named."""

@@ -1,0 +1,145 @@
+"""Failure texts show what decides: the call that is wrong, its inputs, its layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from twinstep.parity.laws import LAWS
+from twinstep.parity.laws.finding import KINDS, Finding
+from twinstep.parity.records.ledger import Cell, Status
+from twinstep.parity.registry.engines import engine_named
+from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+
+UNSCALE = """
+import torch
+from twinstep.parity import register
+
+calls = 0
+
+@register("unscale", name="mine", dtypes=("fp16",), engines=("cpu",), claims=("strided",))
+def mine(grads, *, inv_scale, found_inf):
+    global calls
+    calls += 1
+    bad = any(not bool(g.isfinite().all()) for g in grads)
+    for g in grads:
+        {body}
+    {flag}
+"""
+RIGHT, FLAG = "g.copy_(g.float() * inv_scale)", "bad and found_inf.fill_(1.0)"
+
+
+def judged(folder: Path, law: str, body: str = RIGHT, flag: str = FLAG) -> Cell:
+    file = folder / "kernel.py"
+    file.write_text(UNSCALE.format(body=body, flag=flag))
+    (kernel,) = load_file(str(file)).kernels
+    effort = Effort(examples=48, repros=None, shrink_seconds=1.0)
+    cell = judge_cell(kernel, "fp16", LAWS[law], engine_named("cpu"), effort)
+    assert cell.status is Status.FAILED
+    return cell
+
+
+def test_a_wrong_flag_is_shown_with_the_gradients_that_decide(tmp_path: Path) -> None:
+    text = judged(tmp_path, "non_finite", flag="bad").failure
+    assert "`non_finite`: found_inf differs" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("  grads"))
+    assert line.split(None, 1)[1] in {"[inf]", "[nan]", "[-inf]"}
+
+
+def test_the_call_that_is_wrong_is_shown_and_not_another_of_the_law(tmp_path: Path) -> None:
+    """The law repeats calls with other values: the fault is in those of the first."""
+    text = judged(tmp_path, "repeat", body=f"{RIGHT} if inv_scale < 2 else g.fill_(3)").failure
+    assert "inv_scale=128" in text
+
+
+def test_strides_are_shown_where_they_decide(tmp_path: Path) -> None:
+    body = f"{RIGHT} if g.is_contiguous() else g.fill_(3)"
+    text = judged(tmp_path, "strided", body=body).failure
+    assert "  layout   grads (" in text
+    assert "by columns, strides (1, " in text
+    assert "number 2 of the law" in text
+
+
+def test_no_line_is_wider_than_it_must_be(tmp_path: Path) -> None:
+    text = judged(tmp_path, "value", body="g.zero_()").failure
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_bound_of_zero_is_no_divisor() -> None:
+    one, two = torch.tensor(1.0), torch.tensor(2.0)
+    tight = Finding(says="", call=0, got=two, want=one, low=one, high=one, ratio=4.49e307)
+    assert tight.distance() == "8388608 ULP, and the bound is 0"
+    wide = Finding(says="", call=0, got=two, want=one, low=one, high=two, ratio=3.0)
+    assert wide.distance() == "8388608 ULP = 3 x bound"
+
+
+def test_every_end_of_a_call_has_a_kind() -> None:
+    for failure, kind in {
+        "hangs: no return": "hang",
+        "raises OutOfBounds: read": "out of bounds",
+        "raises Race: two": "race",
+        "raises CompilationError: x": "compile",
+        "raises ValueError: x": "raises",
+        "returns int": "returns",
+        "it killed its process": "crash",
+    }.items():
+        assert Finding(says="", call=0, failure=failure).sort == kind
+        assert kind in KINDS
+
+
+CLASSES = """
+from twinstep.parity import register_optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+
+@register_optimizer("counter", dtypes=("bf16",))
+class Counter(FusedAdam):
+    def step(self, *given, **named):
+        result = super().step(*given, **named)
+        for state in self.state.values():
+            state["step"] += 1
+        return result
+
+@register_optimizer("attribute missing", dtypes=("bf16",))
+class Bare(FusedAdam):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        del self.defaults
+
+@register_optimizer("dtype", dtypes=("bf16",))
+class Wide(FusedAdam):
+    def step(self, *given, **named):
+        result = super().step(*given, **named)
+        for state in self.state.values():
+            state["exp_avg"] = state["exp_avg"].double()
+        return result
+
+@register_optimizer("refusal missing", dtypes=("bf16",))
+class Lenient(FusedAdam):
+    def add_param_group(self, group):
+        if group.get("lr", 0) >= 0:
+            super().add_param_group(group)
+
+@register_optimizer("return value", reference="FP16Optimizer", arithmetic="exact", dtypes=("bf16",))
+class Passing(FP16Optimizer):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+
+    def set_lr(self, lr):
+        pass
+"""
+
+
+def test_a_failing_class_is_told_by_its_kind_of_fault_and_by_what_was_built(tmp_path: Path) -> None:
+    file = tmp_path / "classes.py"
+    file.write_text(CLASSES)
+    for twin in load_file(str(file)).twins:
+        effort = TwinEffort(sequences=40, shrink_runs=60, repros=None)
+        cell = judge_twin(twin, "bf16", twin_engine(twin), effort)
+        assert cell.kind == twin.name, cell.failure
+        assert f"breaks `sequences` ({twin.name}): " in cell.failure
+        assert "  built    params bfloat16 " in cell.failure
+        assert " lr=" in cell.failure
