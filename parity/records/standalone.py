@@ -10,7 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = "parity_repros"
-BROKEN, CANNOT_LOAD = 1, 4
+# Exit codes of the process in which a subject runs: one that exits by itself uses others.
+KEPT, BROKEN, CANNOT_LOAD = 10, 11, 14
+GUARD = f"""LIMIT = 120
+KEPT, BROKEN, CANNOT_LOAD = {KEPT}, {BROKEN}, {CANNOT_LOAD}
+if __name__ == "__main__" and len(sys.argv) == 1:
+    code = None
+    try:
+        code = subprocess.run([sys.executable, __file__, "here"], timeout=LIMIT).returncode
+    except subprocess.TimeoutExpired:
+        print(f"it hangs: no return after {{LIMIT}} s")
+    if code is not None and code not in (KEPT, BROKEN, CANNOT_LOAD):
+        print("it ends its process:", f"exit code {{code}}" if code >= 0 else f"signal {{-code}}")
+    sys.exit({{KEPT: 0, CANNOT_LOAD: 4}}.get(code, 1))
+"""
 # What file systems or shells may take amiss in a name.
 UNSAFE = re.compile(r"[^\w.-]+")
 COUNTED = re.compile(r"broken in (\d+) of (\d+) runs")
@@ -74,6 +87,6 @@ def run_file(path: str, seconds: float, count: int = 0, hangs: bool = False) -> 
     counted = COUNTED.search(done.stdout)
     if counted:
         return Run(int(counted[1]), int(counted[2]))
-    # A signal ends a subject that kills its process; a file that is itself wrong breaks no law.
-    broken = done.returncode < 0 or (done.returncode == BROKEN and "Traceback" not in done.stderr)
-    return Run(int(broken), 1)
+    # A subject may end its process; a file that is itself wrong breaks no law.
+    wrong = done.returncode == 1 and "Traceback" in done.stderr
+    return Run(int(done.returncode != KEPT and not wrong), 1)

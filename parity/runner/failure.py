@@ -38,6 +38,7 @@ class Recorded(TypedDict):
     """Fields of a ledger's cell that a failure fills."""
 
     failure: str
+    fatal: str
     kind: str
     wrong: tuple[str, ...]
     cause: str
@@ -96,6 +97,7 @@ class Failure:
         """Fields of the ledger's cell."""
         return Recorded(
             failure=self.text(),
+            fatal=self.finding.fatal,
             kind=self.finding.sort,
             wrong=self.wrong,
             cause=self.cause,

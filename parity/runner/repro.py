@@ -34,7 +34,7 @@ from twinstep.parity.laws.plan import (
     Untouched,
     Values,
 )
-from twinstep.parity.records.standalone import repro_path
+from twinstep.parity.records.standalone import GUARD, repro_path
 from twinstep.parity.runner.failure import Failure
 
 CPU = torch.device("cpu")
@@ -77,6 +77,7 @@ def repro_text(
     """The file's text."""
     template = resources.files("twinstep.parity.runner").joinpath("repro_template.txt").read_text()
     filled = {
+        "GUARD": GUARD,
         "HEADLINE": failure.headline().replace("\\", "/").replace('"""', "'''"),
         "AGAIN": f"It {failure.again}." if failure.again else "",
         "KERNEL_FILE": repr(str(failure.kernel.file)),

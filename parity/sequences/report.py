@@ -26,6 +26,8 @@ SHOWN = 6
 
 def kind_of(difference: Difference, act: Act, rules: Rules) -> str:
     """The kind of fault: what of the optimizer differs, and in what way."""
+    if difference.path.endswith("process"):
+        return "process"
     lacking = LACKING.search(difference.got)
     if lacking:
         return f"attribute missing: {lacking[1]}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from twinstep.parity.records.standalone import Run, repro_path, run_file
+from twinstep.parity.records.standalone import GUARD, Run, repro_path, run_file
 from twinstep.parity.sequences.actions import public_properties
 from twinstep.parity.sequences.drive import Mismatch
 from twinstep.parity.sequences.registry import Twin
@@ -67,6 +67,7 @@ def repro_text(
     }
     engine = headline.split("]")[0].split(", ")[-1]
     filled = {
+        "GUARD": GUARD,
         "HEADLINE": headline.replace('"""', "'''").replace("\\", "\\\\"),
         "FILE": repr(str(twin.file)),
         "NAME": repr(twin.name),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,7 +91,7 @@ def _body(name: str, body: str, then: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, Path]]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
     file = tmp_path_factory.mktemp("hostile") / "kernels.py"
     ends = {**FATAL, **RAISES, **UNABLE}
     bodies = [_body(name, body, "") for name, (body, _) in ends.items()]
@@ -105,8 +104,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, P
     selection = Selection(laws=LAWS, dtypes=("bf16",))
     assert opened.subject is not None
     session = Session(selection=selection, effort=effort, subject=opened.subject)
-    yield session.run(opened.kernels), file
+    ledger = session.run(opened.kernels)
     opened.subject.close()
+    return ledger, file
 
 
 def _cells(ledger: Ledger, name: str) -> dict[str, Cell]:
