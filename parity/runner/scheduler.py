@@ -150,7 +150,7 @@ def _judged(
             yield places, cells
             for cell in cells:
                 if cell.fatal == "hang":
-                    hanging[cell.key.kernel] = given_up_after(cell.key)
+                    hanging[cell.key.kernel] = given_up_after(cell.key, everywhere=True)
                     for other, theirs in waiting.items():
                         if tasks[theirs[0]].key.kernel == cell.key.kernel:
                             other.cancel()

@@ -182,9 +182,9 @@ class Session:
         except Exception as error:
             cell = Cell(key=key, status=Status.CANNOT_JUDGE, reason=fault(error))
         if cell.fatal:
-            # A hang costs its whole time again in every cell.
-            scope = "" if cell.fatal == "hang" else key.dtype
-            self._given_up[key.kernel, scope] = given_up_after(key)
+            # A hang costs its whole time again on every dtype.
+            hangs = cell.fatal == "hang"
+            self._given_up[key.kernel, "" if hangs else key.dtype] = given_up_after(key, hangs)
         output = self.subject.printed() if self.subject is not None else ""
         return replace(cell, output=output)
 
@@ -219,6 +219,6 @@ class Session:
         return judge_twin(task.twin, task.dtype, task.engine, effort, sides)
 
 
-def given_up_after(key: Key) -> str:
-    """Reason why the other cells of a kernel are not judged."""
-    return f"not called again after `{key.law}` [{key.dtype}]"
+def given_up_after(key: Key, everywhere: bool = False) -> str:
+    """Reason why the other cells of a row, or of a kernel, are not judged."""
+    return f"not called again after `{key.law}`" + f" [{key.dtype}]" * everywhere

@@ -121,7 +121,7 @@ def test_an_end_of_the_process_is_a_named_failure_found_once(
     assert cells["value"].status is Status.FAILED
     assert f"breaks `value`: the kernel {FATAL[name][1]}" in cells["value"].failure
     assert cells["process_state"].status is Status.CANNOT_JUDGE
-    assert cells["process_state"].reason == "not called again after `value` [bf16]"
+    assert cells["process_state"].reason.startswith("not called again after `value`")
 
 
 @pytest.mark.parametrize("name", ["crashes", "loops", "swallows", "waits"])
