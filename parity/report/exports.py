@@ -58,15 +58,18 @@ def as_junit(ledger: Ledger) -> str:
     for cell in ledger.cells.values():
         by_kernel.setdefault(cell.key.kernel, []).append(cell)
     for kernel, cells in by_kernel.items():
-        failed = sum(cell.status is Status.FAILED for cell in cells)
-        passed = sum(cell.status is Status.PASSED for cell in cells)
+        failed, passed, errors = (
+            sum(cell.status is status for cell in cells)
+            for status in (Status.FAILED, Status.PASSED, Status.CANNOT_JUDGE)
+        )
         suite = ElementTree.SubElement(
             suites,
             "testsuite",
             name=kernel,
             tests=str(len(cells)),
             failures=str(failed),
-            skipped=str(len(cells) - failed - passed),
+            errors=str(errors),
+            skipped=str(len(cells) - failed - passed - errors),
             time=f"{sum(cell.seconds for cell in cells):.3f}",
         )
         for cell in cells:
@@ -92,6 +95,8 @@ def _add_case(suite: ElementTree.Element, cell: Cell) -> None:
     if cell.status is Status.FAILED:
         headline = cell.failure.splitlines()[0]
         ElementTree.SubElement(case, "failure", message=headline).text = cell.failure
+    elif cell.status is Status.CANNOT_JUDGE:
+        ElementTree.SubElement(case, "error", message=f"{cell.status.value}: {cell.reason}")
     elif cell.status is not Status.PASSED:
         ElementTree.SubElement(case, "skipped", message=f"{cell.status.value}: {cell.reason}")
 

@@ -33,7 +33,8 @@ def strong(site: MemoryOp, blocks: bool) -> bool:
 class Trace:
     """The last accesses of each word of one memory: a write and two reads per word.
 
-    A store of the value that is already there is `silent`, and of interest to other blocks alone.
+    A store of the value that is already there is `silent`: it races with another block's store of
+    another value, and with nothing else. Blocks that all raise the same flag do no harm.
 
     An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
     number of the access).

@@ -190,9 +190,10 @@ class BatchChecks:
         silent = trace.silent[access.place]
         if "cta" in site.instruction.parts:
             plain |= self._foreign(earlier, access)
-        wanted = plain & (access.changed | self._foreign(earlier, access))
-        self._compare(site, lanes, access, earlier, wanted, flat)
-        self._compare(site, lanes, access, silent, self._foreign(silent, access), flat)
+        self._compare(site, lanes, access, earlier, plain & access.changed, flat)
+        # Whoever stores what is there already may come late, and undo another value.
+        undone = self._foreign(silent, access) & access.changed & (site.kind != "read")
+        self._compare(site, lanes, access, silent, undone, flat)
         if site.kind == "read":
             first = trace.reads[0][access.place]
             new = first[:, 0] != access.event[:, 0]
@@ -200,9 +201,7 @@ class BatchChecks:
             trace.reads[0][access.place] = access.event
             return
         for reads in trace.reads:
-            before = reads[access.place]
-            wanted = access.changed | self._foreign(before, access)
-            self._compare(site, lanes, access, before, wanted, flat)
+            self._compare(site, lanes, access, reads[access.place], access.changed, flat)
         if access.value is not None:
             self._compare_within(site, lanes, access, flat)
         kept = access.changed

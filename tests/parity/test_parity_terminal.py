@@ -132,7 +132,7 @@ def test_ctrl_c_while_judging_shows_what_is_on_record(jobs: str, tmp_path: Path)
     assert run.stderr is not None
     wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
     out, err = interrupted(run)
-    assert re.search(r"^parity: interrupted: \d+ of 30 cells were judged$", err, re.MULTILINE)
+    assert re.search(r"^parity: interrupted: \d+ of 32 cells were judged$", err, re.MULTILINE)
     assert re.search(r"^slow +cpu ", out, re.MULTILINE)
     assert "30 cells declared" in out
 

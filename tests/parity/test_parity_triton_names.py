@@ -68,4 +68,4 @@ def test_check_says_it_in_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(SOURCE.replace("NAME", "params"))
     assert parity("check", "mine.py", "--quick", "--law", "value") == 1
-    assert "remark: Triton kernel add has an argument named params" in capsys.readouterr().out
+    assert "remark: Triton kernel add has an argument named params" in capsys.readouterr().err

@@ -158,7 +158,8 @@ def raised(error: BaseException) -> Ended:
     reason = unable(error)
     if reason:
         raise CannotRun(reason) from None
-    if type(error).__module__.startswith("triton.compiler"):
+    compiler = type(error).__module__.startswith("triton.compiler")
+    if compiler or "PassManager::run failed" in str(error):
         # Triton prints the source before the error.
         says = _message(error).rpartition(" ... ")[2]
         return Ended(f"does not compile: {says}{line_of(error)}", "compile")
