@@ -192,13 +192,19 @@ def unable(error: BaseException) -> str:
         chain.append(link)
         link = link.__cause__
     for one in chain:
-        limit = getattr(sys.modules.get("twinstep.replay.errors"), "CannotReplay", ())
-        if isinstance(one, limit):
+        if _is_limit(one):
             return f"{one}"
         reason = _lacking(one)
         if reason:
             return f"the kernel {reason}{place_of(error)}"
     return ""
+
+
+def _is_limit(error: BaseException) -> bool:
+    """True for a limit of replay, but for one of the law `formula` alone."""
+    known = sys.modules.get("twinstep.replay.errors")
+    limit, formula = (getattr(known, name, ()) for name in ("CannotReplay", "NotLiftable"))
+    return isinstance(error, limit) and not isinstance(error, formula)
 
 
 def _lacking(error: BaseException) -> str:
