@@ -21,10 +21,14 @@ from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
-from twinstep.parity.report.diagnosis import print_diagnoses
 from twinstep.parity.report.exports import as_json, as_junit, write
 from twinstep.parity.report.progress import JudgedCells, Progress
-from twinstep.parity.report.table import last_line, print_hanging, print_table
+from twinstep.parity.report.table import (
+    last_line,
+    print_diagnoses,
+    print_hanging,
+    print_table,
+)
 from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.report.traffic_count import Count
 from twinstep.parity.runner.fork_server import beside

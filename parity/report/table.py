@@ -20,6 +20,7 @@ from rich.text import Text
 
 from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.runner.diagnosis import diagnoses
 
 MARKS = {
     Status.PASSED: ("ok", "green"),
@@ -215,6 +216,16 @@ def _folded(cell: Cell, reason: str) -> str:
     if cell.status is not Status.SKIPPED:
         return reason
     return reason.removeprefix(f"{cell.key.dtype} ").partition(":")[0]
+
+
+def print_diagnoses(console: Console, ledger: Ledger, limit: int = 12) -> None:
+    """Print one report for each defect."""
+    found = diagnoses(ledger)
+    for diagnosis in found[:limit]:
+        console.print(diagnosis.text(), highlight=False, markup=False, soft_wrap=True)
+        console.print()
+    if len(found) > limit:
+        console.print(f"... and {len(found) - limit} more defects; --json lists every broken cell")
 
 
 def last_line(ledger: Ledger, seconds: float) -> str:

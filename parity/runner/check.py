@@ -10,6 +10,7 @@ from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.calls.subject import forked
+from twinstep.parity.runner.diagnosis import diagnoses
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.sequences.registry import registered_as
@@ -39,8 +40,8 @@ class Verdict:
         return self.passed
 
     def __str__(self) -> str:
-        """The verdict in one sentence, then every failure."""
-        texts = [cell.failure for cell in self.failures()]
+        """The verdict in one sentence, then a report for each defect."""
+        texts = [diagnosis.text() for diagnosis in diagnoses(self.ledger)]
         return "\n\n".join([self.ledger.verdict(), *texts])
 
 

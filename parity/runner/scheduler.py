@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
-from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
+from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.fork_server import fresh_processes
 from twinstep.parity.runner.judge_cell import Effort
@@ -145,8 +145,8 @@ def _judged(
                 orphans.append(places)
                 continue
             except CancelledError:
-                keys = [tasks[place].key for place in places]
-                cells = [_not_called(key, hanging[key.kernel]) for key in keys]
+                reason = hanging[tasks[places[0]].key.kernel]
+                cells = [_not_called(tasks[place], reason) for place in places]
             yield places, cells
             for cell in cells:
                 if cell.fatal == "hang":
@@ -157,8 +157,10 @@ def _judged(
     yield from _again(orphans, tasks, start)
 
 
-def _not_called(key: Key, reason: str) -> Cell:
-    return Cell(key=key, status=Status.CANNOT_JUDGE, reason=reason)
+def _not_called(task: Task, reason: str) -> Cell:
+    status = Status.CANNOT_JUDGE if task.claimed else Status.NOT_CLAIMED
+    said = reason if task.claimed else f"{task.key.kernel} does not claim {task.dtype}"
+    return Cell(key=task.key, status=status, reason=said)
 
 
 def _early(rows: list[list[int]]) -> list[list[int]]:
@@ -189,7 +191,7 @@ def _alone(place: int, task: Task, start: Start) -> Cell:
         except BrokenProcessPool:
             key, (source, *_) = task.key, start
             if source.file is not None or not isinstance(task, KernelTask):
-                return _not_called(key, "the judge's own process ended, not the kernel's")
+                return _not_called(task, "the judge's own process ended, not the kernel's")
             says = f"{key.kernel} [{key.dtype}] breaks `{key.law}`: it killed its process"
             return Cell(key=key, status=Status.FAILED, failure=says)
         return cell

@@ -175,7 +175,7 @@ class Session:
         """Judge one cell; a defect of the judge's own is no verdict on the kernel."""
         key = task.key
         given_up = self._given_up.get((key.kernel, key.dtype), self._given_up.get((key.kernel, "")))
-        if given_up:
+        if given_up and task.claimed:
             return Cell(key=key, status=Status.CANNOT_JUDGE, reason=given_up)
         try:
             cell = self._twin(task) if isinstance(task, TwinTask) else self._kernel(task)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -211,7 +212,8 @@ def _lacking(error: BaseException) -> str:
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, ModuleNotFoundError):
         return f"needs the module {error.name}, which is not installed"
-    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+    # Triton keeps what it compiles below HOME.
+    if isinstance(error, OSError) and (error.errno in UNWRITABLE or "/triton/" in _last(error)):
         return f"cannot write {error.filename or 'a file'}: {error.strerror}"
     memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if memory or "can't allocate memory" in text:
@@ -222,13 +224,17 @@ def _lacking(error: BaseException) -> str:
 
 
 def _asked_for_cuda(error: BaseException) -> bool:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    last = trace.tb_frame.f_code.co_filename if trace is not None else ""
     words = ("NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "CUDA driver")
-    inside = "/torch/cuda/" in last and isinstance(error, AssertionError | RuntimeError)
+    inside = "/torch/cuda/" in _last(error) and isinstance(error, AssertionError | RuntimeError)
     return inside or any(word in str(error) for word in words)
+
+
+def _last(error: BaseException) -> str:
+    """File that raised an exception, unless that is the standard library."""
+    standard = sysconfig.get_path("stdlib") + "/"
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = [f for f in files if "/site-packages/" in f or not f.startswith((standard, "<"))]
+    return (own or [""])[-1]
 
 
 def _message(error: BaseException) -> str:

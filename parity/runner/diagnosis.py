@@ -12,8 +12,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.finding import KINDS
 from twinstep.parity.records.ledger import Cell, Ledger, Status
@@ -80,16 +78,6 @@ def diagnoses(ledger: Ledger) -> list[Diagnosis]:
                 found.append(home)
             home.cells.append(cell)
     return found
-
-
-def print_diagnoses(console: Console, ledger: Ledger, limit: int = 12) -> None:
-    """Print one report for each defect."""
-    found = diagnoses(ledger)
-    for diagnosis in found[:limit]:
-        console.print(diagnosis.text(), highlight=False, markup=False, soft_wrap=True)
-        console.print()
-    if len(found) > limit:
-        console.print(f"... and {len(found) - limit} more defects; --json lists every broken cell")
 
 
 def _row(cell: Cell) -> Row:
