@@ -343,6 +343,9 @@ def run(
         seconds: limit of its time.
         told: called with the output so far, about once a second.
     """
+    # Ctrl-C must not come between the start of the process and our hold of it.
+    late: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _: late.append(number))
     try:
         # A session of its own: what the command has started can be killed with it.
         child = subprocess.Popen(
@@ -354,10 +357,14 @@ def run(
         )
     except OSError as error:
         return 127, str(error)
+    finally:
+        signal.signal(signal.SIGINT, usual)
     started, output = time.monotonic(), b""
     with child:
         assert child.stdout is not None
         try:
+            if late:
+                raise KeyboardInterrupt
             while True:
                 if select.select([child.stdout], [], [], 1.0)[0]:
                     more = os.read(child.stdout.fileno(), 1 << 16)
@@ -370,6 +377,7 @@ def run(
                     return 124, f"no answer within {seconds:g} s"
         except KeyboardInterrupt:
             os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
             raise
     return child.returncode, output.decode(errors="replace")
 

@@ -26,7 +26,7 @@ MANY = 300
 SURE = 7
 LARGEST = 4 << 20
 # Processes that must all end alike before a failure is said to be certain.
-FRESH = 3
+FRESH = 5
 Shown = tuple[Failure, Plan]
 
 

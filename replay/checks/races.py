@@ -280,15 +280,11 @@ class BatchChecks:
         return bool(earlier[2] <= self.met[row, own // 32, other])
 
     def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
-        """Raise if two blocks, or two values, are stored to one word by this very instruction."""
+        """Raise if two values are stored to one word by this very instruction."""
         assert access.value is not None
         order = np.argsort(access.place, kind="stable")
         place, value = access.place[order], access.value[order]
-        block = access.event[order, 0] // self.batch.threads
-        differ = value[1:] != value[:-1]
-        if not strong(site, blocks=True):
-            differ |= block[1:] != block[:-1]
-        clash = (place[1:] == place[:-1]) & differ
+        clash = (place[1:] == place[:-1]) & (value[1:] != value[:-1])
         if clash.any():
             index = int(np.argmax(clash))
             lane, event = access.lane[order[index + 1]], access.event[order[index]]

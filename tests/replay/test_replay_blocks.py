@@ -95,12 +95,10 @@ def test_an_unknown_order_is_refused() -> None:
         pass
 
 
-def test_blocks_that_store_the_same_value_race() -> None:
+def test_blocks_that_store_one_value_do_no_harm_and_those_that_undo_it_race() -> None:
     for flag in (words(), words() + 1):
-        with options(check_races=True), pytest.raises(Race, match=r"block \(0, 0, 0\).*\(1, 0, 0"):
-            all_set[(2,)](flag)
         with options(check_races=True):
-            all_set[(1,)](flag)
+            all_set[(2,)](flag)
     with options(check_races=True), pytest.raises(Race, match="write of 4 bytes of flag_ptr"):
         clear_and_set[(512,)](words(), words(), 3)
 
