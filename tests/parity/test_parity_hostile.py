@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.runner.calls import limits
 from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.session import Session
@@ -169,6 +172,28 @@ def test_the_kernel_after_all_of_them_passes_and_nothing_is_left_running(
     assert ledger.exit_code() == 1
     time.sleep(0.1)
     assert not _sleeping()
+
+
+def test_memory_without_end_is_named_and_what_is_printed_is_shown_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MEMORY_SHARE", 0.05)
+    file = tmp_path / "kernels.py"
+    talks = _body("talks", "print('a word'); right(accumulators, grads)", "")
+    body = "while True: KEPT.append(torch.ones(1 << 24))"
+    file.write_text(HEAD + _body("hoards", body, "") + talks)
+    opened = Source(file=str(file)).open()
+    assert opened.subject is not None
+    effort = Effort(examples=2, repros=None, call_seconds=20.0)
+    selection = Selection(laws=("value", "repeat"), dtypes=("bf16",))
+    session = Session(selection=selection, effort=effort, subject=opened.subject)
+    ledger = session.run(opened.kernels)
+    opened.subject.close()
+    assert "the kernel takes " in _cells(ledger, "hoards")["value"].failure
+    assert "GiB of memory" in _cells(ledger, "hoards")["value"].failure
+    shown = printed(ledger)
+    assert list(shown) == ["talks"]
+    assert re.fullmatch(r"a word  \(\d+ times\)", shown["talks"])
 
 
 def _sleeping() -> list[int]:
