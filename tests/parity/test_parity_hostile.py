@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
+from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from pathlib import Path
 
 import pytest
 
 from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
-from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.errors import KernelTimeout, UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.calls import limits
+from twinstep.parity.runner.calls import invoke, limits
 from twinstep.parity.runner.calls.processes import descendants
+from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.runner.source import Source
@@ -55,8 +59,15 @@ RAISES = {
     "recurses": ("recurses(accumulators, grads)", "raises RecursionError"),
     "interrupts": ("raise KeyboardInterrupt", "raises KeyboardInterrupt"),
 }
+# Seconds that only processes of this test run sleep.
+ASLEEP = 100_000 + os.getpid()
 LEAVES = {
     "torch_rng": ("torch.rand(1)", "changes torch's random numbers"),
+    # Not in the six calls of the law itself, but in the first one of all.
+    "once": (
+        "if not hasattr(once, 'done'): once.done = random.random()",
+        "changes Python's random numbers",
+    ),
     "numpy_rng": ("numpy.random.rand()", "changes NumPy's random numbers"),
     "python_rng": ("random.random()", "changes Python's random numbers"),
     "dtype": ("torch.set_default_dtype(torch.float64)", "changes the default dtype"),
@@ -74,7 +85,10 @@ LEAVES = {
         "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
         "1 threads more behind with every call",
     ),
-    "process": ("subprocess.Popen(['sleep', '1000'])", "1 processes more behind with every call"),
+    "process": (
+        f"subprocess.Popen(['sleep', '{ASLEEP}'])",
+        "1 processes more behind with every call",
+    ),
     "patches": (
         "import twinstep.parity.laws.plan as p; p.Values.violation = lambda self, o: None",
         "replaces twinstep.parity.laws.plan.Values.violation",
@@ -103,7 +117,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
     bodies.append(_body("honest", "right(accumulators, grads)", ""))
     file.write_text(HEAD + "\n".join(bodies))
     opened = Source(file=str(file)).open()
-    effort = Effort(examples=2, repros=None, call_seconds=1.0)
+    effort = Effort(examples=2, repros=None, call_seconds=1.0, shrink_seconds=0.5)
     selection = Selection(laws=LAWS, dtypes=("bf16",))
     assert opened.subject is not None
     session = Session(selection=selection, effort=effort, subject=opened.subject)
@@ -196,11 +210,42 @@ def test_memory_without_end_is_named_and_what_is_printed_is_shown_once(
     assert re.fullmatch(r"a word  \(\d+ times\)", shown["talks"])
 
 
+def test_who_waits_for_the_reader_of_the_output_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(invoke, "STDOUT", writer)
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(1 << 16))
+    with invoke.time_limit(0.05):
+        time.sleep(0.3)
+    os.read(reader, 1 << 16)
+    with pytest.raises(KernelTimeout, match="of waiting"), invoke.time_limit(0.05):
+        time.sleep(0.3)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_closed_process_is_never_killed_again() -> None:
+    """Its number may be another's by then."""
+    subject = Subject()
+    subject.load()
+    (at,) = _at_our_end()
+    subject.close()
+    assert at not in _at_our_end()
+
+
+def _at_our_end() -> set[object]:
+    return {key for key, one in _finalizer_registry.items() if "kill_session" in repr(one)}
+
+
 def _sleeping() -> list[int]:
     found = []
     for number in descendants(1):
         words = Path(f"/proc/{number}/cmdline")
-        if words.exists() and words.read_bytes() == b"sleep\x001000\x00":
+        if words.exists() and words.read_bytes() == f"sleep\0{ASLEEP}\0".encode():
             found.append(number)
     return found
 

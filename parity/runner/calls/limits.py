@@ -70,8 +70,12 @@ class Watch:
         self._looked = self._began.clock
         self._room = MEMORY_SHARE * available()
 
-    def look(self, output: Output) -> None:
+    def look(self, output: Output, printing: bool) -> None:
         """Compare with the limits, at most every `TICK` seconds.
+
+        Args:
+            output: of the process so far.
+            printing: there was some of it a moment ago: such a process waits for its reader.
 
         Raises:
             KernelDied: one is exceeded; the process is still there.
@@ -79,7 +83,7 @@ class Watch:
         now = time.monotonic()
         if output.size > PRINTED:
             raise KernelDied("output", f"prints without end: {output.size >> 20} MiB")
-        if now - self._looked < TICK:
+        if printing or now - self._looked < TICK:
             return
         self._looked = now
         spent = Spent.by(self.process).since(self._began).too_much(self.seconds + GRACE)

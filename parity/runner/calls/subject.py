@@ -44,12 +44,13 @@ ENDINGS: Mapping[str, type[Exception]] = {
 
 @dataclass(frozen=True)
 class _Live:
-    """A running process, its number, and the ends of its pipes."""
+    """A running process, its number, the ends of its pipes, and what kills it at our own end."""
 
     process: BaseProcess
     number: int
     judge: Connection
     prints: Connection
+    finalizer: Finalize
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Subject:
         """End the process and everything that it has started."""
         live, self._live = self._live, None
         if live is not None:
+            # Later the number may be another process's.
+            live.finalizer.cancel()
             kill_session(live.number)
             live.process.join()
             live.judge.close()
@@ -134,11 +137,11 @@ class Subject:
             process.start()
         theirs.close()
         printed.close()
-        self._live = live = _Live(process, process.pid, judge, prints)
+        # At the end of this process it would otherwise be waited for.
+        finalizer = Finalize(self, kill_session, (process.pid,), exitpriority=10)
+        self._live = live = _Live(process, process.pid, judge, prints, finalizer)
         self.generation += 1
         self._dropped = []
-        # At the end of this process it would otherwise be waited for.
-        Finalize(self, kill_session, (live.number,), exitpriority=10)
         try:
             return live, self._reply(live, "load", (), LOAD_SECONDS)
         except KernelDied as death:
@@ -159,8 +162,8 @@ class Subject:
         watch = Watch(live.number, seconds)
         try:
             live.judge.send_bytes(packed((kind, arguments)))
-            while not live.judge.poll(0.0 if self._drain(live) else TICK):
-                watch.look(self.output)
+            while not live.judge.poll(0.0 if (printing := self._drain(live)) else TICK):
+                watch.look(self.output, printing)
             ending, value = unpacked(live.judge.recv_bytes())
         except (EOFError, OSError):
             raise self._ended(live, None) from None
