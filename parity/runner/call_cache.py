@@ -26,10 +26,12 @@ class CallCache:
     Attributes:
         made: calls that the kernel was given, the last `REMEMBERED`, in order.
         explained: signatures of the failures that the row has shown so far.
+        changed: cases whose calls changed the state of their process, and a sentence on how.
     """
 
     made: deque[Call] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     explained: list[Signature] = field(default_factory=list)
+    changed: list[tuple[Case, str]] = field(default_factory=list)
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)
     _outcomes: dict[int, tuple[Outcome, InstructionError]] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from twinstep.parity.causes.evidence import Cause, Evidence
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
+from twinstep.parity.laws.process_state import PROCESS_STATE
 from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.records.standalone import FOLDER
@@ -124,13 +125,13 @@ def judge_cell(
     coverage = Coverage(kernel.operation)
     try:
         broken = _search(runner, dtype, law, effort, coverage)
-        failure = None if broken is None else _explained(runner, law, broken, effort)
     except (CannotRun, ReferenceFault) as cause:
         return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=str(cause))
     except CannotJudge as cause:
         return Cell(key=key, status=Status.SKIPPED, calls=runner.calls, reason=str(cause))
     except Exception as error:
         return Cell(key=key, status=Status.CANNOT_JUDGE, calls=runner.calls, reason=fault(error))
+    failure = None if broken is None else _explained(runner, law, broken, effort)
     cell = Cell(
         key=key,
         status=Status.PASSED if failure is None else Status.FAILED,
@@ -173,6 +174,11 @@ def _search(
                 if finding is not None:
                     raise _Broken(case, finding)
                 search.see(case, runner.scores)
+        if law is PROCESS_STATE and runner.cache.changed:
+            # The calls of every law are looked at; what they changed has been put back.
+            case, says = runner.cache.changed[0]
+            found = Finding(says=f"the kernel {says}", call=0, kind="process state")
+            raise _Broken(case, found)
         if law.name == "value":
             _search_on(runner, law, search, effort.cases(law, kernel) // 2)
     except _Broken as broken:
@@ -215,17 +221,26 @@ def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recip
 
 def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) -> Failure:
     """The failure: shrunk and shown again, unless one of the same row explains it."""
-    kernel, arithmetic, history = runner.kernel, runner.kernel.arithmetic, list(runner.cache.made)
     failure = Failure(
-        kernel=kernel,
+        kernel=runner.kernel,
         engine=runner.engine.name,
         law=law.name,
         case=broken.case,
         original=broken.case,
         finding=broken.finding,
     )
-    if not effort.shrink_seconds:
-        return failure
+    try:
+        return _smaller(runner, law, broken, effort, failure) if effort.shrink_seconds else failure
+    except Exception as error:
+        # Nothing on the way to a better report may make less than a failure of it.
+        return replace(failure, again=f"not shown again: {type(error).__name__}: {error}")
+
+
+def _smaller(
+    runner: PlanRunner, law: Law, broken: _Broken, effort: Effort, failure: Failure
+) -> Failure:
+    """The failure with its cause, the smallest case that shows it, and a file that was run."""
+    arithmetic, history = runner.kernel.arithmetic, list(runner.cache.made)
     found = broken.finding
 
     def more() -> list[Evidence]:

@@ -99,6 +99,7 @@ class PlanRunner:
         call = plan.calls[number]
         reuse = None if call.reuse is None else outcomes[call.reuse].memory
         made = self._caller.make(call, reuse)
+        self.cache.changed += [(call.case, says) for says in made.changed]
         if call.lifted:
             refusal(made.failure)
         memory, failure = made.memory, made.failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 
 import pytest
@@ -66,6 +66,19 @@ def broken(*args: object) -> None:
     raise KeyError("planted")
 
 
+def kernel_of(function: Callable[..., None]) -> Kernel:
+    return Kernel(
+        name="right",
+        operation=operation_named("accumulate", "test"),
+        function=function,
+        arithmetic="exact",
+        dtypes=("fp32",),
+        layouts=("flat",),
+        engines=("cpu",),
+        place=f"{__file__}:1",
+    )
+
+
 def test_an_error_of_the_kernel_is_reported_with_its_place() -> None:
     failure = invoke(broken, memory()).failure
     assert failure.startswith("raises KeyError: 'planted' [")
@@ -101,22 +114,28 @@ def test_an_instruction_that_replay_lacks_is_not_the_kernels() -> None:
 
 
 def test_an_error_in_a_check_is_booked_as_the_judges(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(
-        name="right",
-        operation=operation_named("accumulate", "test"),
-        function=add,
-        arithmetic="exact",
-        dtypes=("fp32",),
-        layouts=("flat",),
-        engines=("cpu",),
-        place=f"{__file__}:1",
-    )
+    kernel = kernel_of(add)
     monkeypatch.setattr("twinstep.parity.laws.plan.Values.violation", broken)
     effort = Effort(repros=None)
     cell = judge_cell(kernel, "fp32", LAWS["value"], engine_named("cpu"), effort)
     assert cell.status is Status.CANNOT_JUDGE
     assert "the judge itself failed, not the kernel: KeyError: 'planted'" in cell.reason
     assert cell.failure == ""
+
+
+@pytest.mark.parametrize("error", [CannotRun, CannotJudge, RuntimeError])
+def test_what_fails_on_the_way_to_a_better_report_leaves_the_failure(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise error("planted")
+
+    monkeypatch.setattr("twinstep.parity.runner.judge_cell.shrunk", fails)
+    effort = Effort(repros=None)
+    cell = judge_cell(kernel_of(broken), "fp32", LAWS["value"], engine_named("cpu"), effort)
+    assert cell.status is Status.FAILED
+    assert "the kernel raises KeyError: 'planted'" in cell.failure
+    assert f"not shown again: {error.__name__}: planted" in cell.failure
 
 
 @pytest.mark.usefixtures("_on_replay")
