@@ -144,7 +144,10 @@ def _explained(
     """Fields of the cell: shrunk, and shown again by the repro file."""
 
     def failing(candidate: Sequence[Act]) -> Mismatch | None:
-        return run(twin, dtype, str(engine.device), candidate, sides)
+        try:
+            return run(twin, dtype, str(engine.device), candidate, sides)
+        except CannotRun:
+            return None
 
     acts, mismatch = drawn_acts, drawn_mismatch
     if not mismatch.fatal:

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from twinstep.parity.records.errors import CannotRun
+from twinstep.parity.records.ledger import Status
+from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.sequences.actions import public_properties
 from twinstep.parity.sequences.drive import Mismatch, run, sequence
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin
 from twinstep.parity.sequences.registry import (
     REFERENCES,
     RULES,
@@ -152,3 +156,19 @@ def skipped(cls: type) -> dict[str, object]:
 @pytest.mark.parametrize("fault", [extra, entry, dtype, alias, sharing, skipped])
 def test_a_planted_fault_is_noticed(fault: Callable[[type], dict[str, object]], name: str) -> None:
     assert noticed(twin_of(REFERENCES[name], fault(REFERENCES[name])), 60) is not None
+
+
+def test_what_cannot_be_run_is_no_smaller_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = noticed(twin_of(REFERENCES["FusedAdam"], skipped(REFERENCES["FusedAdam"])), 60)
+    given = iter([found])
+
+    def runs(*arguments: object) -> Mismatch | None:
+        for mismatch in given:
+            return mismatch
+        raise CannotRun("no device")
+
+    monkeypatch.setattr("twinstep.parity.sequences.judge.run", runs)
+    effort = TwinEffort(repros=None)
+    cell = judge_twin(twin_of(REFERENCES["FusedAdam"], {}), "bf16", engine_named("cpu"), effort)
+    assert cell.status is Status.FAILED
+    assert "no device" not in cell.failure
