@@ -19,6 +19,7 @@ from __future__ import annotations
 if __name__ != "twinstep.replay":
     raise ImportError("import twinstep.replay, not replay")
 
+from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 from twinstep.replay.errors import (
     CannotReplay,
@@ -67,6 +68,7 @@ __all__ = [
     "UnknownInstruction",
     "UnsupportedArgument",
     "UnsupportedTriton",
+    "Unwritten",
     "activate",
     "active",
     "allow",

@@ -14,20 +14,6 @@ from twinstep.replay.ptx.flow import influenced
 from twinstep.replay.ptx.syntax import Instruction
 
 NOBODY = -1
-STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
-
-
-def strong(site: MemoryOp, blocks: bool) -> bool:
-    """True if other threads may touch the same word meanwhile, as long as they are strong too.
-
-    Args:
-        site: An access.
-        blocks: Whether the other thread is of another block, which the scope `.cta` leaves out.
-    """
-    parts = site.instruction.parts
-    if blocks and "cta" in parts:
-        return False
-    return site.kind == "atomic" or not STRONG.isdisjoint(parts)
 
 
 class Trace:

@@ -39,20 +39,29 @@ class _Bytes:
 
 @dataclass
 class Region:
-    """A run of bytes that belongs to one tensor (or to several that overlap)."""
+    """A run of bytes that belongs to one tensor (or to several that overlap).
+
+    Attributes:
+        shift: Distance from an address to the real one, for windows (see `windows`).
+        home: Of a window, the region that has the same bytes at their real addresses.
+        elements: Of a window, flags of the bytes that belong to elements; None if all do.
+    """
 
     start: int
     end: int
     label: str
     keeper: object = None
     index: int = 0
+    shift: int = 0
+    home: Region | None = None
+    elements: Array | None = None
     _views: dict[tuple[int, int], Array] = field(default_factory=dict)
     _bytes: Array | None = None
 
     def bytes(self) -> Array:
         """All of the region's bytes, as uint8."""
         if self._bytes is None:
-            self._bytes = np.asarray(_Bytes(self.start, self.end - self.start))
+            self._bytes = np.asarray(_Bytes(self.start + self.shift, self.end - self.start))
         return self._bytes
 
     def words(self, size: int, align: int) -> tuple[Array, int]:
@@ -100,6 +109,9 @@ class Regions:
                 last.keeper = (last.keeper, keeper)
             else:
                 self.regions.append(Region(start, end, label, keeper, len(self.regions)))
+        self._index()
+
+    def _index(self) -> None:
         self.starts = [region.start for region in self.regions]
         self.start_array = np.array(self.starts, np.uint64)
         self.end_array = np.array([region.end for region in self.regions], np.uint64)

@@ -83,6 +83,12 @@ def triton_last_program_adds_up(call: GlobalNormCall) -> None:
     racing_kernels.global_norm(call, "acq_rel")
 
 
+@harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
+    """Programs add lane by lane under a lock; a barrier comes before it is given back."""
+    racing_kernels.global_norm_by_lock(call, "gpu", barrier=True)
+
+
 @harmless(SHELF, "update_scale_torch", arithmetic="exact", engines=ENGINES)
 def triton_scale_read_by_four_warps(call: TorchScaleCall) -> None:
     """All threads of one program read the state, and one of them stores it."""
