@@ -36,8 +36,8 @@ class Call:
         lifted: evaluate the kernel's formula in float64 beside it.
         guarded: look for changes of the process's state, and for tensors that are kept alive.
         races: on replay, let two threads that touch the same bytes without order be an error.
-        end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
-            values at both ends, and look at that end.
+        garbage: what the kernel allocates without values holds that, one of `GARBAGE`.
+        end: `first` or `last`: make the last tensors larger than 2³¹ elements, and look there.
     """
 
     case: Case
@@ -49,13 +49,19 @@ class Call:
     lifted: bool = False
     guarded: bool = False
     races: bool = False
+    garbage: str = ""
     end: str = ""
 
     @property
     def plain(self) -> bool:
         """True if its outcome may serve another law."""
-        special = self.fresh or self.watched or self.captured or self.lifted or self.races
-        return self.reuse is None and not (special or self.guarded or self.end)
+        special = self.fresh or self.watched or self.lifted or self.guarded
+        return self.reuse is None and not special and self.portable
+
+    @property
+    def portable(self) -> bool:
+        """True if a stand-alone file can make it."""
+        return not (self.captured or self.races or self.garbage or self.end)
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,7 @@ class Same:
             if wrong.numel():
                 at = int(wrong[0].item())
                 where = int(places[at].item())
-                accepted = Accepted(value=_spread(want, places, flat))
+                accepted = Accepted(value=flat.index_copy(0, places, want))
                 return _finding("dependence", self.says, self.second, two, other, where, accepted)
         return None
 
@@ -333,12 +339,6 @@ class Plan:
 
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]
-
-
-def _spread(want: Tensor, places: Tensor, flat: Tensor) -> Tensor:
-    spread = flat.clone()
-    spread[places] = want
-    return spread
 
 
 def _worst(wrong: Tensor, ratio: Tensor | None) -> int:

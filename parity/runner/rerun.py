@@ -187,10 +187,9 @@ def _light(calls: Sequence[Call]) -> list[Call]:
     kept: list[Call] = []
     room = LARGEST
     for call in reversed(calls):
-        special = call.end or call.captured or call.races
-        room -= 0 if special else GuardedMemory.of(call.case, CPU).before.numel()
+        room -= GuardedMemory.of(call.case, CPU).before.numel() if call.portable else 0
         if room < 0:
             break
-        if not special:
+        if call.portable:
             kept.append(replace(call, lifted=False, watched=False))
     return kept[::-1]
