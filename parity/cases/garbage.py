@@ -19,7 +19,7 @@ def _number(dtype: torch.dtype, garbage: str) -> float:
     if garbage in ("zeros", "ones") or dtype == torch.bool:
         return float(garbage in ("ones", "set bits"))
     if dtype.is_floating_point or dtype.is_complex:
-        return float("nan") if garbage == "set bits" else -0.75 * torch.finfo(dtype).max
+        return float("nan") if garbage == "set bits" else 0.75 * torch.finfo(dtype).max
     limits = torch.iinfo(dtype)
     return limits.max // 3 if garbage == "large" else -1 if limits.min else limits.max
 

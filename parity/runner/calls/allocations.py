@@ -43,6 +43,11 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """False: torch would import its compiler inside the first call, seconds of its limit."""
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: compiled functions run compiled, as they do without this mode."""
+        return True
+
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,

@@ -1,22 +1,28 @@
-"""Results that depend on memory which nothing has written; memory that is written in time."""
+"""Memory that nothing has written, memory of another tensor: what depends on it, and what may."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from twinstep.parity.cases.garbage import GARBAGE, spoil
+from twinstep.parity.laws import LAWS
 from twinstep.parity.proof.corpus import Entry, Variant, harmless
 from twinstep.parity.proof.corpus.calls import AccumulateCall
 from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.proof.corpus.shelf import wrong
 from twinstep.parity.proof.corpus.wrong_by_memory import SHELF
 from twinstep.parity.records.ledger import Cell, Status
+from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.runner.calls.allocations import Allocations
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.load_file import load_file
 
 EFFORT = Effort(shrink_seconds=0.5, repros="unused")
 TWINS = {
@@ -128,4 +134,42 @@ def test_the_line_that_allocates_is_named() -> None:
     with Allocations("ones", None) as mode:
         made = torch.empty(3)
     assert made.tolist() == [1.0, 1.0, 1.0]
-    assert re.search(r"without values \[\S*test_parity_uninitialised\.py:\d+\]$", mode.remark)
+    assert re.search(r"without values \[\S*test_parity_memory\.py:\d+\]$", mode.remark)
+
+
+TABLE = """
+import torch, triton, triton.language as tl
+from twinstep.parity import register
+
+@triton.jit
+def by_table(table, n, BLOCK: tl.constexpr):
+    a = tl.load(table).to(tl.pointer_type(tl.float32))
+    g = tl.load(table + 1).to(tl.pointer_type(tl.float32))
+    at = tl.arange(0, BLOCK)
+    here = at < n
+    total = tl.load(a + at, mask=here) + tl.load(g + at, mask=here)
+    tl.store(a + at, total + 1, mask=here)
+
+@register("accumulate", name="mine", arithmetic="exact", dtypes=("fp32",))
+def mine(accumulators, grads):
+    for a, g in zip(accumulators, grads):
+        if a.numel():
+            length = triton.next_power_of_2(a.numel())
+            table = torch.tensor([a.data_ptr(), g.data_ptr()])
+            by_table[(1,)](table, a.numel(), BLOCK=length)
+"""
+
+
+def test_a_repro_file_reaches_what_the_judge_reached(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(TABLE)
+    (kernel,) = load_file(str(file)).kernels
+    effort = Effort(examples=1, repros=str(tmp_path / "repros"), shrink_seconds=1.0)
+    with running(engine_named("replay")):
+        cell = judge_cell(kernel, "fp32", LAWS["value"], engine_named("replay"), effort)
+    assert cell.status is Status.FAILED
+    command = [sys.executable, cell.repro]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "wanted" in done.stdout
+    assert "OutOfBounds" not in done.stdout
