@@ -10,8 +10,8 @@
     log[0].bytes_read, log[0].opcodes
 
 Accesses outside the tensors of a launch, misaligned ones, unknown instructions and deadlocks are
-errors with kernel, source line, block and thread; `options` adds checks of races and of memory
-never written, and shuffles the order of blocks.
+errors with kernel, source line, block and thread; `options` adds checks of races, of memory never
+written and of accesses that leave the tensor of their address, and shuffles the order of blocks.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class Trace:
     A store of the value that is already there is `silent`: it races with another block's store of
     another value, and with nothing else. Blocks that all raise the same flag do no harm.
 
-    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
-    number of the access).
+    An event is a row of (thread, epoch of its block, epoch of its warp, number of the next release
+    of its block, number of the access).
     """
 
     def __init__(self, size: int) -> None:

@@ -5,8 +5,9 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
 
 * within a block, by a barrier between them: of all threads, of the warps that one with a count
   joins (at one place of the code), or of a warp (`bar.warp.sync`);
-* between blocks, by a chain of atomics on one address, if they carry acquire or release
-  semantics or the kernel has a fence.
+* between blocks, by a thread that releases and one that acquires at the same address (atomics,
+  loads and stores; relaxed ones, too, if the kernel has a fence), as far as each of them has met
+  the others of its block (see `clocks`).
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
