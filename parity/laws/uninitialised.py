@@ -50,7 +50,6 @@ UNINITIALISED = Law(
     name="uninitialised",
     says="no result depends on memory that nothing has written",
     share=0.05,
-    each_layout=True,
     # A skipped step writes no outputs.
     draw=Draw(regimes=("mixture", *FINITE)),
     vary=grown,

@@ -144,11 +144,11 @@ def run(request: Request) -> Launch:
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         launch.tuning = TUNING.get()
         known, constants = _known(request), _constants(request.program)
-        regions = Regions(known, constants)
-        if settings.strict_provenance and TRANSLATION.get() is None:
-            regions = windows = Windows(known, constants)
+        apart = settings.strict_provenance and retranslated is None
+        regions = Windows(known, constants) if apart else Regions(known, constants)
+        if isinstance(regions, Windows):
             own = [tensor for _, tensor in request.tensors]
-            params = moved_parameters(request.program, request.params, own, windows)
+            params = moved_parameters(request.program, request.params, own, regions)
             request = replace(request, params=params)
         history = _history(settings, request.program)
         with np.errstate(all="ignore"):

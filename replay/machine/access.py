@@ -184,7 +184,7 @@ class Site(MemoryOp):
             chosen.index, inside = lanes.batch.regions.lookup(address, self.bytes)
             if not inside.all():
                 self._refuse(lanes, chosen, int(np.argmin(inside)), OutOfBounds)
-        if lanes.batch.windows is not None:
+        if lanes.batch.windows is not None and lanes.batch.windows.gaps:
             self._check_gaps(lanes, chosen)
 
     def _check_gaps(self, lanes: Lanes, chosen: ActiveLanes) -> None:

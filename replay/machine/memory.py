@@ -21,6 +21,8 @@ def span(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last; 0 when it is empty."""
     if tensor.numel() == 0:
         return 0
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
     reach = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
 

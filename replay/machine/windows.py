@@ -33,6 +33,10 @@ _ADDRESS_LOADS: dict[int, tuple[Kernel, frozenset[int]]] = {}
 _LOADS = frozenset({"ld", "ldu"})
 
 
+Key = tuple[int, int, tuple[object, ...]]
+"""Start and size of a tensor, and where its elements are if that is not everywhere."""
+
+
 class Windows(Regions):
     """Regions, and for each tensor a window besides."""
 
@@ -42,19 +46,21 @@ class Windows(Regions):
         extra: Iterable[tuple[str, int, int, object]] = (),
     ) -> None:
         super().__init__(tensors, extra)
-        self.window_of: dict[tuple[object, ...], Region] = {}
+        self.window_of: dict[Key, Region] = {}
         homes = len(self.regions)
         for label, tensor in tensors:
             if tensor.numel():
                 self._add(label, tensor)
         self.windows = self.regions[homes:]
+        self.gaps = any(window.elements is not None for window in self.windows)
         self.low = np.array([w.start + w.shift for w in self.windows], np.int64)
         self.high = np.array([w.end + w.shift for w in self.windows], np.int64)
         self.known: dict[int, int] = {}
         self._index()
 
     def _add(self, label: str, tensor: torch.Tensor) -> None:
-        real, size, key = tensor.data_ptr(), span(tensor), _key(tensor)
+        key = _key(tensor)
+        real, size = key[:2]
         if key in self.window_of:
             window = self.window_of[key]
             if label not in window.label.split("/"):
@@ -119,10 +125,10 @@ def _each(words: Array, chosen: Array, function: Callable[[int], int]) -> Array:
     return result
 
 
-def _key(tensor: torch.Tensor) -> tuple[object, ...]:
-    size = tensor.element_size()
-    dense = tensor.numel() * size == span(tensor)
-    return tensor.data_ptr(), span(tensor), () if dense else (tensor.shape, tensor.stride(), size)
+def _key(tensor: torch.Tensor) -> Key:
+    size, whole = tensor.element_size(), span(tensor)
+    dense = tensor.numel() * size == whole
+    return tensor.data_ptr(), whole, () if dense else (tensor.shape, tensor.stride(), size)
 
 
 def _elements(tensor: torch.Tensor) -> Array | None:
