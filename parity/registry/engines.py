@@ -216,6 +216,21 @@ def running(engine: Engine) -> Iterator[None]:
         twinstep.replay.deactivate()
 
 
+def as_on(engine: Engine, function: Callable[..., object]) -> Callable[..., object]:
+    """A function that finds the device of its engine; on replay a modelled GPU, while it runs."""
+    if engine.name != "replay":
+        return function
+
+    @functools.wraps(function)
+    def called(*args: object, **kwargs: object) -> object:
+        from twinstep.replay import modelled_gpu
+
+        with modelled_gpu():
+            return function(*args, **kwargs)
+
+    return called
+
+
 def live_subnormals() -> bool:
     """True if this thread computes with subnormals instead of flushing them to zero."""
     half = torch.full((64,), 2.0**-126) * 0.5

@@ -22,6 +22,7 @@ import torch
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.launch.record import Launch
 from twinstep.replay.launch.run import run_ptx
+from twinstep.replay.triton.torch_cuda import refuse_host
 
 DEFAULT_TARGET = "compute_90"
 
@@ -46,7 +47,11 @@ class CudaKernel:
         shared: int = 0,
     ) -> Launch:
         """Launch it; arguments as in `run_ptx`."""
-        return run_ptx(self.ptx, self.name, grid, block, args, shared=shared)
+        for index, tensor in enumerate(args):
+            if isinstance(tensor, torch.Tensor):
+                refuse_host(f"{index} of {self.name}", tensor)
+        with torch._C.DisableTorchFunction():
+            return run_ptx(self.ptx, self.name, grid, block, args, shared=shared)
 
 
 def cuda_kernel(
