@@ -156,7 +156,7 @@ def _carried(x: object, like: Tensor) -> Carried:
 
 
 def charged(x: Bounded) -> Carried:
-    """What x carries, with the rounding to its storage if that is still to be charged."""
+    """Facts of x, with the rounding to its storage if that is still to be charged."""
     c = x.carried
     if not x.pending:
         return c
