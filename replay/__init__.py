@@ -48,6 +48,7 @@ from twinstep.replay.launch.virtual import (
     virtual_tensor,
 )
 from twinstep.replay.triton.driver import activate, active, deactivate
+from twinstep.replay.triton.torch_cuda import modelled_gpu
 
 __all__ = [
     "CannotReplay",
@@ -78,6 +79,7 @@ __all__ = [
     "folded_tensor",
     "forget_pages",
     "launches",
+    "modelled_gpu",
     "options",
     "register_buffer_provider",
     "run_ptx",

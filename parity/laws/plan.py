@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import widened
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import Formulated, tolerance
@@ -238,7 +239,7 @@ class Same:
     def expected(self, name: str, first: Tensor) -> Tensor:
         """The values of the second call that correspond to these of the first."""
         if name in self.negated:
-            return -first
+            return (-widened(first)).to(first.dtype)
         power = dict(self.powers).get(name, 0)
         return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
 

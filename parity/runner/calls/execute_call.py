@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
-from twinstep.parity.registry.engines import Engine
+from twinstep.parity.registry.engines import Engine, as_on
 from twinstep.parity.runner.calls import large_tensors
 from twinstep.parity.runner.calls.allocations import Allocations
 from twinstep.parity.runner.calls.cuda_graph import call_captured
@@ -37,6 +37,7 @@ def execute_call(
         CannotJudge: there is not enough memory or time for a large call.
         CannotRun: see `invoke`.
     """
+    function = as_on(engine, function)
     if call.captured:
         return call_captured(function, memory, seconds)
     if not call.end:
