@@ -231,7 +231,8 @@ FORMS: Table = {
     "cvt: $round ?sat | f16 f64": _convert,
     "cvt: rn,rz ?satfinite ?relu | f16,bf16 f32": _convert,
     "cvt: rn,rz ?satfinite ?relu | f16x2,bf16x2 f32": _pack,
-    "cvt: $round | bf16 f16,f64": _convert,
-    "cvt: $round | f16 bf16": _convert,
+    "cvt: $round | bf16 f64": _convert,
+    "cvt: ?$round | bf16 f16": _convert,
+    "cvt: ?$round | f16 bf16": _convert,
     "cvt: rna,rn,rz | tf32 f32": _to_tf32,
 }

@@ -12,7 +12,10 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-FORMATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "upper": (11, 20)}
+FORMATS = {
+    **{"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "upper": (11, 20)},
+    **{"e4m3": (4, 3), "e5m2": (5, 2)},
+}
 """Exponent bits and fraction bits of each format; "upper" is the upper word of an f64."""
 
 
@@ -38,6 +41,14 @@ class Number:
 NAN = Number(False, special="nan")
 
 
+def first_special(kind: str) -> int:
+    """The least pattern that is no finite number: infinity, or NaN in e4m3, which has no other."""
+    exponent_bits, fraction_bits = FORMATS[kind]
+    if kind == "e4m3":
+        return (1 << (exponent_bits + fraction_bits)) - 1
+    return ((1 << exponent_bits) - 1) << fraction_bits
+
+
 @lru_cache(1 << 18)
 def decode(bits: int, kind: str) -> Number:
     """The datum of a bit pattern."""
@@ -45,7 +56,7 @@ def decode(bits: int, kind: str) -> Number:
     negative = bool(bits >> (exponent_bits + fraction_bits))
     exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1)
     fraction = bits & ((1 << fraction_bits) - 1)
-    if exponent == (1 << exponent_bits) - 1:
+    if (exponent << fraction_bits | fraction) >= first_special(kind):
         return Number(negative, special="nan") if fraction else Number(negative, special="inf")
     bias = (1 << (exponent_bits - 1)) - 1
     whole = fraction if exponent == 0 else fraction | 1 << fraction_bits
@@ -70,7 +81,7 @@ def encode(number: Number, kind: str, mode: str = "rn") -> int:
     """The bit pattern of a datum, rounded once in a mode."""
     exponent_bits, fraction_bits = FORMATS[kind]
     sign = int(number.negative) << (exponent_bits + fraction_bits)
-    infinity = ((1 << exponent_bits) - 1) << fraction_bits
+    infinity = first_special(kind)
     if number.special == "nan":
         return canonical_nan(kind)
     if number.special == "inf":
@@ -276,7 +287,7 @@ def convert(opcode: str, bits: int) -> int:
     if "sat" in modifiers:
         number = _saturated(number)
     pattern = encode(number, target, mode)
-    if "satfinite" in modifiers and decode(pattern, target).special == "inf":
+    if "satfinite" in modifiers and number.special != "nan" and decode(pattern, target).special:
         pattern -= 1
     if "ftz" in modifiers and target == "f32":
         return encode(flushed(decode(pattern, target), target), target)
