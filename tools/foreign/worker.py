@@ -15,6 +15,7 @@ from dataclasses import asdict
 from time import monotonic
 
 import pytest
+import torch
 
 from tools.foreign.device import cuda_on_replay
 from tools.foreign.outcomes import Outcome, read
@@ -31,6 +32,8 @@ class Worker:
         self.started = monotonic()
         self.running = ExitStack()
         self.running.enter_context(cuda_on_replay())
+        # This imports much, which the limit of a case must not cut off half-way.
+        torch.testing.assert_close(torch.ones(1), torch.ones(1))
 
     def pytest_unconfigure(self) -> None:
         """Give the device back."""
