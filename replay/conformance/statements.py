@@ -204,7 +204,7 @@ def _integer(form: str) -> Want:
 def _conversion(parts: list[str]) -> Want:
     target, source = parts[-2:]
     if target == "tf32":
-        return lambda a: (floats.tf32(a, parts[0]),)
+        return lambda a: (floats.tf32(a, *parts[:-2]),)
     if source.endswith("x2"):
         return _halves_converted(parts)
     if target.endswith("x2"):

@@ -270,7 +270,8 @@ def convert(opcode: str, bits: int) -> int:
     if source not in FORMATS:
         value = integer(bits, source)
         if target in FORMATS:
-            return encode(signed(Fraction(value), False), target, mode)
+            number = signed(Fraction(value), False)
+            return encode(_saturated(number) if "sat" in modifiers else number, target, mode)
         return wrapped(clamped(value, target) if "sat" in modifiers else value, target)
     integral = next((m[:2] for m in modifiers if m in ("rni", "rzi", "rmi", "rpi")), "")
     if target not in FORMATS:
@@ -363,12 +364,19 @@ def gross(family: str, bits: int) -> int:
     return encode(flushed(found, "upper"), "upper") << 32
 
 
-def tf32(bits: int, mode: str) -> int:
+def tf32(bits: int, mode: str, *modifiers: str) -> int:
     """f32 with 10 fraction bits: rn to even, rna away from zero at ties, rz down."""
     number = decode(bits, "f32")
-    if number.special:
-        return canonical_nan("f32") if number.special == "nan" else bits
+    if number.special == "nan":
+        return canonical_nan("f32")
+    if "relu" in modifiers and number.negative:
+        return 0
     size, step = bits & 0x7FFFFFFF, 1 << 13
+    largest = (0xFF << 23) - step
+    if "satfinite" in modifiers and size > largest:
+        return bits & 1 << 31 | largest
+    if number.special:
+        return bits
     down, rest = divmod(size, step)
     tie_up = down % 2 == 1 if mode == "rn" else mode == "rna"
     up = mode != "rz" and (rest > step // 2 or (rest == step // 2 and tie_up))
