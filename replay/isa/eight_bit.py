@@ -70,7 +70,8 @@ def _convert(parts: tuple[str, ...]) -> Operation:
 
         def widen(a: Array) -> Array:
             high = table[a >> np.uint16(8)].astype(np.uint32)
-            return (high << np.uint32(16)) | table[a & np.uint16(0xFF)]
+            low = table[a & np.uint16(0xFF)]
+            return np.asarray((high << np.uint32(16)) | low)
 
         return Operation(widen, ("u16",), ("u32",))
     single = _narrowed(target[:-2], relu)
