@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.foreign.outcomes import Outcome, append, read
+from tools.foreign.plugin import Record
 from tools.source import ROOT
 
 CONFTEST = """
@@ -82,10 +83,6 @@ def test_other():
     raise KeyError("key")
 
 
-def test_crash():
-    os._exit(5)
-
-
 def test_known():
     os._exit(5)
 """
@@ -115,7 +112,6 @@ EXPECTED = {
     "test_left_out": ("skipped", "only elsewhere"),
     "test_slow": ("too slow", "TooSlow"),
     "test_other": ("other error", "KeyError"),
-    "test_crash": ("crash", "test_crash"),
     "test_known": ("passed", ""),
     **{f"test_right[{size}]": ("passed", "") for size in (1, 2, 4, 8, 16)},
 }
@@ -137,11 +133,20 @@ def test_the_table_counts_them_and_a_wrong_result_is_exit_code_1(
     outcomes: tuple[dict[str, Outcome], str, int],
 ) -> None:
     _, printed, code = outcomes
-    assert "14 of 14 cases" in printed
+    assert "13 of 13 cases" in printed
     assert "| passed |  | 6 |" in printed
     assert "| refused | clock | 1 |" in printed
     assert "wrong result: unit/language/test_core.py::test_wrong: AssertionError" in printed
     assert code == 1
+
+
+def test_what_ends_its_process_is_a_crash(tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    report = pytest.TestReport(
+        "t.py::test_x", ("t.py", 1, "x"), {}, "failed", "worker died", "call"
+    )
+    Record(file).pytest_runtest_logreport(report)
+    assert read(file) == [Outcome("crash", "worker died", case="t.py::test_x")]
 
 
 def test_a_folder_without_tests_is_refused(tmp_path: Path) -> None:
