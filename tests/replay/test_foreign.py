@@ -99,7 +99,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Outcom
     file = checkout / "outcomes.jsonl"
     append(file, Outcome("passed", case="unit/language/test_core.py::test_known"))
     command = [sys.executable, "-m", "tools.foreign", str(checkout), "--files", "test_core"]
-    command += ["--outcomes", str(file), "--jobs", "1", "--limit", "15"]
+    command += ["--outcomes", str(file), "--jobs", "1", "--limit", "20"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return {row.case.split("::")[1]: row for row in read(file)}, done.stdout, done.returncode
 
