@@ -80,7 +80,11 @@ def test_slow():
 
 
 def test_other():
-    raise KeyError("key")
+    {}["key"]
+
+
+def test_verdict():
+    raise ValueError("5 elements mismatch")
 
 
 def test_known():
@@ -112,6 +116,7 @@ EXPECTED = {
     "test_left_out": ("skipped", "only elsewhere"),
     "test_slow": ("too slow", "TooSlow"),
     "test_other": ("other error", "KeyError"),
+    "test_verdict": ("wrong result", "5 elements mismatch"),
     "test_known": ("passed", ""),
     **{f"test_right[{size}]": ("passed", "") for size in (1, 2, 4, 8, 16)},
 }
@@ -133,7 +138,7 @@ def test_the_table_counts_them_and_a_wrong_result_is_exit_code_1(
     outcomes: tuple[dict[str, Outcome], str, int],
 ) -> None:
     _, printed, code = outcomes
-    assert "13 of 13 cases" in printed
+    assert "14 of 14 cases" in printed
     assert "| passed |  | 6 |" in printed
     assert "| refused | clock | 1 |" in printed
     assert "wrong result: unit/language/test_core.py::test_wrong: AssertionError" in printed
