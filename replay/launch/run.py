@@ -25,6 +25,7 @@ from twinstep.replay.launch.options import (
     reachable,
 )
 from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
+from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
@@ -162,8 +163,12 @@ def run(request: Request) -> Launch:
 
 
 def _known(request: Request) -> list[Labelled]:
-    known = [*request.tensors, *reachable()]
-    return [(label, tensor) for label, tensor in known if tensor.device.type == "cpu"]
+    arguments, others = (
+        [(label, tensor) for label, tensor in found if tensor.device.type == "cpu"]
+        for found in (request.tensors, reachable())
+    )
+    known = [*arguments, *others]
+    return [*known, *listed(arguments, known)]
 
 
 def _constants(program: Program) -> list[tuple[str, int, int, object]]:

@@ -67,7 +67,9 @@ def test_numbers_arrive_in_the_type_of_the_parameter(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_parameters_of_mixed_sizes_do_not_touch_each_other(seed: int) -> None:
     """Every byte of twelve parameters is another one, and each arrives in its place."""
-    rng, declared, copies, values = random.Random(seed), [], [], []
+    rng = random.Random(seed)
+    declared, copies = list[str](), list[str]()
+    values = list[bytes]()
     whole = bytes(rng.sample(range(256), 256))
     for index in range(12):
         kind = rng.choice([*PTX_KINDS, "structure"])

@@ -118,8 +118,20 @@ def test_a_loaded_address_belongs_to_the_tensor_that_it_points_at() -> None:
             add_by_table[(1,)](table[2:], 51, 0, BLOCK=128)
         with pytest.raises(OutOfBounds, match="of second"):
             add_by_table[(1,)](table[1:], 100, -1, BLOCK=128)
-    with options(strict_provenance=True), allow(torch.cat([x, y])), pytest.raises(OutOfBounds):
-        add_by_table[(1,)](table, 100, 0, BLOCK=128)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_tensors_whose_addresses_are_in_an_argument_are_within_reach(asked: bool) -> None:
+    x, y = torch.zeros(100), torch.zeros(2, 100)
+    table = table_of(x, y[1])
+    with options(strict_provenance=asked):
+        add_by_table[(2,)](table, 100, 0, BLOCK=128)
+        assert [float(one.sum()) for one in (x, y, y[1])] == [100, 100, 100]
+        with pytest.raises(OutOfBounds):
+            add_by_table[(1,)](table, 100, 4096, BLOCK=128)
+        table[0] = 1 << 46
+        with pytest.raises(OutOfBounds):
+            add_by_table[(1,)](table, 100, 0, BLOCK=128)
 
 
 @pytest.mark.parametrize("asked", [False, True])
