@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
@@ -22,7 +22,7 @@ def smaller(case: Case) -> Case:
         lists = {name: list(tensors)[:half] for name, tensors in case.lists.items()}
         return case.with_lists(lists)
     cut = {
-        name: [t if t.dim() == 0 else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
+        name: [t if is_counter(t) else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
         for name, tensors in case.lists.items()
     }
     return case.with_lists(cut)

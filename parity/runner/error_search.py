@@ -92,7 +92,7 @@ def _offspring(case: Case, index: int, score: Tensor, dice: np.random.Generator)
             lists[argument.name] = []
             continue
         tensor = tensors[index]
-        if tensor.dim() and tensor.is_floating_point():
+        if tensor.is_floating_point():
             bred = tensor.reshape(-1)[torch.from_numpy(chosen)]
             tensor = _mutated(bred, len(parents), argument.role, dice)
         lists[argument.name] = [tensor]
@@ -130,7 +130,7 @@ def _changed(case: Case, dice: np.random.Generator) -> Case:
     for argument in case.operation.lists:
         tensors: list[Tensor] = []
         for tensor in case.lists[argument.name]:
-            if not tensor.is_floating_point() or tensor.dim() == 0 or not tensor.numel():
+            if not tensor.is_floating_point() or not tensor.numel():
                 tensors.append(tensor)
                 continue
             mutant = _mutated(tensor.reshape(-1), 0, argument.role, dice).view(tensor.shape)

@@ -47,8 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_page_has_its_examples() -> None:
-    expected = ["my_adamw.py", "my_triton_adamw.py", "test_my_adamw.py", "judge_my_adamw.py"]
-    assert list(EXAMPLES) == expected
+    kernels, tests = ["my_adamw.py", "my_triton_adamw.py"], ["test_my_adamw.py"]
+    assert list(EXAMPLES) == [*kernels, *tests, "test_my_adamw_cases.py", "judge_my_adamw.py"]
 
 
 def test_example_kernel_keeps_every_law(folder: Path) -> None:
@@ -65,9 +65,10 @@ def test_triton_example_keeps_every_law(folder: Path) -> None:
 
 
 def test_example_test_and_example_program_pass(folder: Path) -> None:
-    done = run(folder, "-m", "pytest", "-q", "-p", "twinstep.parity.plugin", "test_my_adamw.py")
+    tests = ("test_my_adamw.py", "test_my_adamw_cases.py")
+    done = run(folder, "-m", "pytest", "-q", "-p", "twinstep.parity.plugin", *tests)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     done = run(folder, "judge_my_adamw.py")
     assert "all laws kept in 41 cells" in done.stdout, done.stderr
 

@@ -38,14 +38,14 @@ def execute_call(
     if not call.end:
         with _on_replay(engine, memory, check_races=call.races):
             return invoke(function, memory, seconds)
-    if memory.ends is None:
+    if not memory.ends:
         grown = large_tensors.LargeTensors(call.case, engine)
-        with _on_replay(engine, grown, only_ends=large_tensors.ENDS):
+        with _on_replay(engine, grown, only_ends=large_tensors.ENDS, and_middle=True):
             ended = large_tensors.call_large(function, grown, engine)
         if ended.failure:
             return ended
-        memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)
-    memory.block.copy_(memory.ends[call.end == "last"])
+        memory.ends = {which: grown.end(memory, which) for which in ("first", "middle", "last")}
+    memory.block.copy_(memory.ends[call.end])
     return Ended()
 
 
@@ -56,6 +56,7 @@ def _on_replay(
     *,
     check_races: bool = False,
     only_ends: int | None = None,
+    and_middle: bool = False,
 ) -> Iterator[None]:
     """Settings of replay, and every tensor of the call within reach: a table may hold its address.
 
@@ -64,11 +65,13 @@ def _on_replay(
         memory: holds the tensors.
         check_races: see `replay.options`.
         only_ends: see `replay.options`.
+        and_middle: see `replay.options`.
     """
     if engine.name != "replay":
         yield
         return
     from twinstep.replay import allow, options
 
-    with allow(**memory.named()), options(check_races=check_races, only_ends=only_ends):
+    chosen = options(check_races=check_races, only_ends=only_ends, and_middle=and_middle)
+    with allow(**memory.named()), chosen:
         yield
