@@ -19,6 +19,8 @@ OUTSIDE = re.compile(r"of (\d+) bytes at .* byte offset (-?\d+) of \w+ \((\d+) b
 NARROW = (torch.float16, torch.bfloat16)
 # Most runs of one kernel on one state that are recognised where no step count tells their number.
 RUNS = 8
+# A step count that moved by more is no number of runs.
+COUNTED = 1_000
 
 
 def mark_causes(operation: Operation) -> list[Cause]:
@@ -121,6 +123,8 @@ def repeated(evidence: Evidence) -> Masks | None:
         if place[0] in counts
     }
     runs = moved.pop() if len(moved) == 1 else 0
+    if runs > COUNTED:
+        return None
     case = _stepped(case)
     once = _near(evidence, case, counts)
     if all(bool(mask.all()) for mask in once.values()):

@@ -19,7 +19,7 @@ from twinstep.contract.compat import Compat
 BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 PAGES = {
     "from-pytorch.md": ["problem.py", "plain.py", "half.py", "resume.py", "brain.py"],
-    "from-deepspeed.md": ["config.py", "differs.py", "load.py"],
+    "from-deepspeed.md": ["config.py", "direct.py", "differs.py", "load.py"],
 }
 Capture = pytest.CaptureFixture[str]
 

@@ -91,6 +91,16 @@ def test_a_norm_that_overflows_in_fp16_is_told_from_one_that_is_infinite_for_no_
     assert known_cause(small, lambda: ()) is None
 
 
+def test_a_wild_step_count_is_not_taken_for_a_number_of_runs() -> None:
+    operation = operation_named("adamw_step", "test")
+    options = {row.name: row.choices[0] for row in operation.options}
+    case = generate(operation, "fp32", Recipe(layout="list", sizes=(3,), options=options))
+    got = {(name, 0): result[0].clone() for name, result in case.reference().items() if result}
+    got["steps", 0] += 1 << 40
+    got["params", 0] += 1.0
+    assert known_cause(Evidence(case, got, "exact"), lambda: ()) is None
+
+
 OUTSIDE = (
     "raises OutOfBounds: read of 4 bytes at address 0x7fc3, byte offset {} of p_ptr ({} bytes)"
 )
