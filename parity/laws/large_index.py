@@ -28,7 +28,7 @@ SIZES = {"flat": (250,), "list": (5, 33, 250)}
 
 def grown(case: Case) -> Iterable[Case]:
     """The recipe of the case with a last tensor of a few hundred elements."""
-    recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], dims=1)
+    recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], dims=1, requires_grad=False)
     return [generate(case.operation, case.combination, recipe)]
 
 

@@ -42,7 +42,7 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 LARGE = 2**18
-BYTE = 256
+TILE = 12_288
 WORD = 2**31
 adamw = partial(wrong, SHELF, "adamw_step")
 value = partial(wrong, SHELF)
@@ -275,13 +275,19 @@ def equal_tensors_stacked(call: AdamCall) -> None:
     step(call, AdamPieces(count=count))
 
 
-@adamw(component="sizes", law="boundary_sizes")
-def tensors_numbered_by_a_byte(call: AdamCall) -> None:
-    """The number of a tensor is a byte: the 257th reads the gradient of the first."""
-    grads = call.grads
-    near = [grads[i % BYTE].reshape(-1)[: g.numel()] for i, g in enumerate(grads)]
-    same = [
-        n.reshape(g.shape) if n.numel() == g.numel() else g
-        for n, g in zip(near, grads, strict=True)
-    ]
-    step(replace(call, grads=same))
+@adamw("A04", component="sizes", law="boundary_sizes")
+def second_tile_overwrites_the_first(call: AdamCall) -> None:
+    """Beyond one staging tile the gradient of the tile before is used again."""
+
+    def staged(name: str, tensors: Tensors) -> Tensors:
+        return [_restaged(t) for t in tensors] if name == "grads" else tensors
+
+    step(with_lists(call, staged))
+
+
+def _restaged(grad: Tensor) -> Tensor:
+    flat = grad.clone().view(-1)
+    rest = flat.numel() - TILE
+    if rest > 0:
+        flat[TILE:] = flat[:rest].clone()
+    return flat.view(grad.shape)
