@@ -148,7 +148,7 @@ def counters_found_by_bisection(call: AdamCall) -> None:
 
 @adamw("A17", component="sizes", law="splitting")
 def launch_table_overflows(call: AdamCall) -> None:
-    """A launch takes 110 tensors unless all are tiny; those beyond wait for one that never comes."""
+    """A launch takes 110 tensors unless all are tiny; the others wait for one that never comes."""
     most = None if all(p.numel() <= STAGE for p in call.params) else TABLE
     step(with_lists(call, lambda name, tensors: tensors[:most]))
 
