@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.operations.operation import Operation, OptionValue, Shape
+from twinstep.parity.operations.operation import Operation, OptionValue, Role, Shape
 
 NO_TENSORS: tuple[int, ...] = ()
 
@@ -26,11 +26,14 @@ class Recipe:
         controls: value of each control.
         options: value of each option.
         aligned: tensors start at multiples of 64 bytes; otherwise anywhere.
-        planes: give tensors two dimensions where their size allows it.
+        dims: dimensions of the tensors; 0 makes a scalar of each tensor of one element.
+        requires_grad: weights require gradients, and the call is made as steps are: without
+            recording any.
         absent: leave out optional lists that no dtype combination asks for by name.
         guard: byte that fills the room around the tensors.
         one_step: every tensor has completed the same number of steps.
         step: which of `covering.STEPS` the first tensor has completed; the next one has the next.
+        period: elements after which the values of the tensors repeat; 0 for never.
     """
 
     layout: str
@@ -40,11 +43,13 @@ class Recipe:
     controls: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     aligned: bool = True
-    planes: bool = False
+    dims: int = 1
+    requires_grad: bool = False
     absent: bool = False
     guard: int = 0x5A
     one_step: bool = False
     step: int = 0
+    period: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,11 @@ class Case:
     def numel(self) -> int:
         """Elements of the longest list."""
         return max((sum(t.numel() for t in ts) for ts in self.alike.values()), default=0)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Lists whose tensors require gradients."""
+        return self.operation.lists_of(Role.PARAM) if self.recipe.requires_grad else ()
 
     @property
     def length(self) -> int:
@@ -139,6 +149,11 @@ def evaluate(case: Case, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, lis
     for name, result in zip(case.operation.writes, results, strict=True):
         named[name] = [result] if isinstance(result, Tensor) else list(_tensors(result))
     return named
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """True for a count of completed steps: one for each tensor, whatever its elements."""
+    return tensor.dim() == 0 and not tensor.is_floating_point()
 
 
 def _tensors(result: object) -> list[Tensor]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
+
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.covering import size_class
 from twinstep.parity.cases.regimes import FINITE
-from twinstep.parity.operations.operation import Operation
+from twinstep.parity.operations.operation import Control, Operation, Role
 
 NUMBERS = ("none", "tiny", "vector", "block", "large")
+DRAWN = "drawn"
 
 
 class Coverage:
@@ -28,6 +31,11 @@ class Coverage:
         self.values: dict[str, Counter[str]] = {}
         self.pairs: set[tuple[str, str]] = set()
         self.triples: set[tuple[str, str, str, str]] = set()
+        self.overflows: set[tuple[str, str]] = set()
+        self._declared = {
+            **{row.name: {_text(row, x) for x in row.values} for row in operation.controls},
+            **{row.name: {str(x) for x in row.choices} for row in operation.options},
+        }
 
     def add(self, case: Case) -> None:
         """Count one case."""
@@ -38,19 +46,24 @@ class Coverage:
         recipe = case.recipe
         flags = {
             f"layout {recipe.layout}": bool(case.lists),
-            "planes": recipe.planes,
+            f"dims {recipe.dims}": bool(case.lists),
+            "requires grad": recipe.requires_grad,
             "one step": recipe.one_step,
             "absent lists": recipe.absent,
             "off alignment": any(any(skews) for skews in case.skews.values()),
         }
         self.flags.update(name for name, is_so in flags.items() if is_so)
         settings = {
-            **{name: f"{value.item():g}" for name, value in case.controls.items()},
+            **{row.name: _text(row, case.controls[row.name]) for row in self.operation.controls},
             **{name: str(value) for name, value in case.options.items()},
         }
+        overflow = overflows(case)
         for name, value in settings.items():
-            self.values.setdefault(name, Counter())[value] += 1
-            self.triples |= {(*pair, name, value) for pair in case.seen}
+            listed = value if value in self._declared[name] else DRAWN
+            self.values.setdefault(name, Counter())[listed] += 1
+            if listed != DRAWN:
+                self.triples |= {(*pair, name, value) for pair in case.seen}
+                self.overflows |= {(name, value)} if overflow else set()
         self.pairs |= case.seen
 
     def numbers(self) -> dict[str, object]:
@@ -59,19 +72,34 @@ class Coverage:
         if self.operation.lists:
             pairs = len(FINITE) * len(NUMBERS[1:])
             here = [pair for pair in self.pairs if pair[0] in FINITE and pair[1] != "none"]
-            declared = {
-                *((row.name, f"{x:g}") for row in self.operation.controls for x in row.values),
-                *((row.name, str(x)) for row in self.operation.options for x in row.choices),
-            }
-            values = len(declared)
-            finite = [
-                row
-                for row in self.triples
-                if row[0] in FINITE and row[1] != "none" and row[2:] in declared
-            ]
+            values = sum(map(len, self._declared.values()))
+            finite = [row for row in self.triples if row[0] in FINITE and row[1] != "none"]
             found |= {"regimes": dict(self.regimes), "sizes": dict(self.sizes)}
             found |= {"flags": dict(self.flags)}
             found |= {"regime x size": [len(here), pairs]}
             found |= {"regime x size x setting": [len(finite), pairs * values]}
         found["settings"] = {name: dict(counts) for name, counts in self.values.items()}
+        read = {name: x for name, x in self._declared.items() if name not in self._decided()}
+        if self.overflows and read:
+            here = [pair for pair in self.overflows if pair[0] in read]
+            found["overflow x setting"] = [len(here), sum(map(len, read.values()))]
         return found
+
+    def _decided(self) -> set[str]:
+        """Controls that an overflow has nothing to meet in: its own flag, and what is not read."""
+        return {"found_inf", *(row.name for row in self.operation.controls if row.output)}
+
+
+def overflows(case: Case) -> bool:
+    """True if a flag that is read is up, or a gradient is not finite."""
+    flags = [row for row in case.operation.controls if row.name == "found_inf" and not row.output]
+    if any(case.controls[row.name].item() for row in flags):
+        return True
+    grads = [t for name in case.operation.lists_of(Role.GRAD) for t in case.lists[name]]
+    return not all(bool(torch.isfinite(grad).all()) for grad in grads)
+
+
+def _text(control: Control, value: float | torch.Tensor) -> str:
+    """A value as the kernel gets it."""
+    whole = int(value) if control.dtype == torch.int64 else value
+    return str(torch.as_tensor(whole, dtype=control.dtype).item())

@@ -5,6 +5,10 @@ control, option, shape and flag is a factor, a row gives each factor a value, an
 the one of some random candidates that shows the most pairs of values for the first time. Values
 take balanced turns, so that a factor of n values has shown all of them after n rows; the regimes
 follow one another in a fixed order. The first rows of a long covering are those of a short one.
+One of the values of most controls is a number drawn from its range, another one each time. In a
+third of the rows some controls have values that belong together (`Operation.together`).
+
+Each dtype combination has a covering of its own, or its own part of one that all of them share.
 
 One row of a mixture shows every finite regime at every size class with that row's controls, so that
 pairs of rows are triples of regime, size class and control value: `parity.cases.coverage` counts
@@ -17,11 +21,17 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
+from typing import cast
+
+import torch
 
 from twinstep.parity.cases.case import Recipe
-from twinstep.parity.operations.operation import Operation, Role
+from twinstep.parity.operations.operation import Control, Operation, OptionValue, Range, Role
+
+Value = OptionValue | float
 
 # Every regime has its turn, and the first cases see the most; a mixture holds all finite ones.
 TURNS = (
@@ -48,6 +58,7 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "list": {
         "assorted": ("tiny", "vector", "block", "large"),
         "paired": ("tiny", "vector", "block"),
+        "equal": ("vector",),
         "many tiny": ("tiny",),
         "empties": ("tiny", "vector", "block"),
         "long": ("tiny", "vector", "large"),
@@ -55,13 +66,19 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "flat": {name: (name,) for name in ("block", "vector", "large", "tiny")},
 }
 # Completed steps; several of them, plus one, are no bf16 numbers.
-STEPS = (4, 0, 1, 2, 9, 300, 1_002, 20_000, 2**24 + 1)
+USUAL, LATE = Range(low=1.0, high=5e3), Range(low=5e3, high=2.0**40)
+EARLY = 4
+STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, 20_000, 2**24 + 1, LATE, 2**31 - 1, 2**31 + 6)
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
 FEW = 6
-Value = float | int | str | bool
+# Elements of a large tensor at least, and a prime number.
+LARGE, PERIOD = 2**18, 4093
+# Rows after which every value of a factor has been shown.
+ROUND = len(TURNS)
+ALONE: Mapping[str, Value] = {}
+Factors = Mapping[str, Sequence[Value | None]]
 Row = dict[str, int]
-Factors = dict[str, tuple[Value, ...]]
 
 
 def size_class(size: int) -> str:
@@ -73,12 +90,15 @@ def size_class(size: int) -> str:
 
 def factors(operation: Operation, layouts: Sequence[str]) -> Factors:
     """Everything a row gives a value to, and the values; the first is the ordinary one."""
-    found: Factors = {row.name: row.values for row in operation.controls}
+    found: dict[str, Sequence[Value | None]] = {
+        row.name: (*row.values, *[None] * (row.range is not None)) for row in operation.controls
+    }
     found |= {row.name: row.choices for row in operation.options}
     if operation.lists:
         kinds = [kind for kind in SHAPES if kind in layouts]
         found["shape"] = tuple(f"{kind}:{name}" for kind in kinds for name in SHAPES[kind])
-        found |= {"planes": (False, True), "guard": (0x5A, 0xFF), "one_step": (False, True)}
+        found |= {"dims": (1, 3, 2, 0, 4), "guard": (0x5A, 0xFF), "one_step": (False, True)}
+        found["requires_grad"] = (False, True)
         if any(argument.optional for argument in operation.lists):
             found["absent"] = (False, False, True)
         if operation.lists_of(Role.STEPS):
@@ -86,28 +106,42 @@ def factors(operation: Operation, layouts: Sequence[str]) -> Factors:
     return found
 
 
+def together(operation: Operation) -> Sequence[Mapping[str, Value]]:
+    """Settings of a round of rows: none in most, each of those that belong together in one."""
+    sets = operation.together
+    return (*[ALONE] * max(ROUND - len(sets), len(sets)), *sets) if sets else ()
+
+
 @lru_cache(maxsize=256)
 def _rows(
-    names: tuple[tuple[str, int], ...], shapes: tuple[str, ...], count: int, seed: str
+    names: tuple[tuple[str, int], ...],
+    given: tuple[frozenset[str], ...],
+    shapes: tuple[str, ...],
+    count: int,
+    seed: str,
 ) -> list[Row]:
     """A covering design: `count` rows over factors of that many values each.
 
     Args:
         names: factors, and how many values each has.
+        given: for each value of the factor "together" the factors that it gives a value to; they
+            have no turn of their own in that row. Empty if there is none.
         shapes: the values of the factor "shape"; empty if there is none.
         count: rows.
         seed: of the candidates.
     """
     dice = random.Random(seed)
-    used = {name: Counter(dict.fromkeys(range(size), 0)) for name, size in names}
-    shown: set[tuple[object, ...]] = set()
+    sizes = [*names, ("together", len(given))] if given else names
+    used = {name: Counter(dict.fromkeys(range(size), 0)) for name, size in sizes}
+    shown: set[tuple[int, ...]] = set()
     rows: list[Row] = []
+    known: dict[object, int] = {}
     for number in range(count):
         regime = TURNS[number % len(TURNS)]
         barred = _barred(shapes, regime, number)
-        candidates = [_candidate(used, barred, dice) for _ in range(CANDIDATES)]
-        candidates = candidates if number else [{name: 0 for name, _ in names}]
-        pairs = [_tuples(row, regime, shapes) for row in candidates]
+        candidates = [_candidate(used, given, barred, dice) for _ in range(CANDIDATES)]
+        candidates = candidates if number else [{name: 0 for name, _ in sizes}]
+        pairs = [_tuples(row, regime, shapes, known) for row in candidates]
         best = max(range(len(candidates)), key=lambda at: len(pairs[at] - shown))
         rows.append(candidates[best])
         shown |= pairs[best]
@@ -126,74 +160,122 @@ def _barred(shapes: Sequence[str], regime: str, number: int) -> frozenset[int]:
 
 
 def _candidate(
-    used: Mapping[str, Counter[int]], barred: frozenset[int], dice: random.Random
+    used: dict[str, Counter[int]],
+    given: Sequence[frozenset[str]],
+    barred: frozenset[int],
+    dice: random.Random,
 ) -> Row:
     """A row of values that have been used least; no barred shape."""
-    row = {}
-    for name, counts in used.items():
+    row: Row = {}
+    # What gives values to others comes last among the factors, and has its turn first.
+    for name, counts in reversed(used.items()):
+        if given and name in given[row.get("together", 0)]:
+            continue
         open_ = {v: n for v, n in counts.items() if name != "shape" or v not in barred} or counts
         least = min(open_.values())
         row[name] = dice.choice([value for value, count in open_.items() if count == least])
     return row
 
 
-def _tuples(row: Row, regime: str, shapes: Sequence[str]) -> set[tuple[object, ...]]:
-    """What a row shows together: pairs of values; triples and fours where there are no tensors."""
+def _tuples(
+    row: Row, regime: str, shapes: Sequence[str], known: dict[object, int]
+) -> set[tuple[int, ...]]:
+    """What a row shows together: pairs of values; triples and fours where there are no tensors.
+
+    Args:
+        row: to look at.
+        regime: of the row.
+        shapes: the values of the factor "shape".
+        known: numbers of the values, which are quicker to compare; gets new ones.
+    """
     items: list[object] = [item for item in row.items() if item[0] != "shape"]
-    if not shapes:
-        fours = combinations(items, 4) if len(items) <= FEW else ()
-        return {*combinations(items, 2), *combinations(items, 3), *fours}
-    layout, _, kind = shapes[row["shape"]].partition(":")
-    items += [regime, layout, *SHAPES[layout][kind]]
-    return set(combinations(items, 2))
+    if shapes:
+        layout, _, kind = shapes[row["shape"]].partition(":")
+        items += [regime, layout, *SHAPES[layout][kind]]
+    numbers = sorted(known.setdefault(item, len(known)) for item in items)
+    if shapes:
+        return set(combinations(numbers, 2))
+    fours = combinations(numbers, 4) if len(numbers) <= FEW else ()
+    return {*combinations(numbers, 2), *combinations(numbers, 3), *fours}
 
 
 def covering_recipes(
-    operation: Operation, combination: str, layouts: Sequence[str], count: int, seed: int | None
+    operation: Operation,
+    combination: str,
+    layouts: Sequence[str],
+    count: int,
+    seed: int | None,
+    *,
+    shared: bool = False,
 ) -> list[Recipe]:
     """`count` recipes for an operation with one dtype combination.
 
     Args:
         operation: whose controls, options and lists get values.
-        combination: dtype combination; gives the values a seed of their own.
+        combination: dtype combination; other ones have other rows.
         layouts: `flat`, `list` or both; none for operations without lists.
         count: number of recipes.
         seed: of the whole; None is a seed too.
+        shared: all combinations share one covering, of which this one has its part.
     """
     choices = factors(operation, layouts)
     names = tuple((name, len(values)) for name, values in choices.items())
+    given = tuple(frozenset(row) for row in together(operation))
     words = f"{operation.name}/{'+'.join(layouts)}/{seed or 0}"
-    rows = _rows(names, tuple(map(str, choices.get("shape", ()))), count, words)
+    words += "" if shared else f"/{combination}"
+    parts = list(operation.combinations) if shared else [combination]
+    first = count * parts.index(combination)
+    shapes = tuple(map(str, choices.get("shape", ())))
+    rows = _rows(names, given, shapes, count * len(parts), words)
     return [
-        _recipe(
-            operation, choices, row, TURNS[number % len(TURNS)], f"{words}/{number}", combination
-        )
-        for number, row in enumerate(rows)
+        _recipe(operation, choices, row, TURNS[at % len(TURNS)], f"{words}/{at}/{combination}")
+        for at, row in enumerate(rows[first : first + count], first)
     ]
 
 
-def _recipe(
-    operation: Operation, choices: Factors, row: Row, regime: str, words: str, combination: str
-) -> Recipe:
-    values = {name: choices[name][at] for name, at in row.items()}
-    controls = {control.name: float(values[control.name]) for control in operation.controls}
-    options = {option.name: option.choices[row[option.name]] for option in operation.options}
+def _recipe(operation: Operation, choices: Factors, row: Row, regime: str, words: str) -> Recipe:
+    sets = together(operation)
+    values = {name: choices[name][at] for name, at in row.items() if name != "together"}
+    if sets and sets[row["together"]]:
+        # What is customary meets early steps, where corrections of the bias show, and all lists.
+        values |= {**sets[row["together"]], "step": row.get("step", 0) % EARLY, "absent": False}
+    controls = {row.name: _value(row, values[row.name], words) for row in operation.controls}
+    options = {row.name: cast(OptionValue, values[row.name]) for row in operation.options}
     if not operation.lists:
         return Recipe(layout="list", sizes=(), controls=controls, options=options)
     layout, _, kind = str(values["shape"]).partition(":")
+    sizes = _sizes(layout, kind, random.Random(words))
+    dims = cast(int, values["dims"])
     return Recipe(
         layout=layout,
-        sizes=_sizes(layout, kind, random.Random(words)),
+        sizes=(*sizes, 1, 1) if dims == 0 and layout == "list" else sizes,
         regime=regime,
-        seed=seed_of(f"{words}/{combination}"),
+        seed=seed_of(words),
         controls=controls,
         options=options,
-        planes=bool(values["planes"]),
+        dims=dims,
+        requires_grad=bool(values["requires_grad"]),
         absent=bool(values.get("absent", False)),
-        guard=int(values["guard"]),
+        guard=cast(int, values["guard"]),
         one_step=bool(values["one_step"]),
-        step=int(values.get("step", 0)),
+        step=cast(int, values.get("step", 0)),
     )
+
+
+def _value(control: Control, chosen: Value | None, words: str) -> float:
+    """The chosen value, or one drawn from the control's range."""
+    if chosen is None and control.range is not None:
+        drawn = control.range.at(random.Random(f"{words}/{control.name}").random())
+        return float(int(drawn)) if control.dtype == torch.int64 else drawn
+    return float(cast(float, chosen))
+
+
+def completed_steps(turn: int, seed: int) -> int:
+    """Completed steps of a tensor whose turn it is; the seed decides those that are drawn."""
+    listed = STEPS[turn % len(STEPS)]
+    if isinstance(listed, Range):
+        return int(listed.at(random.Random(f"{seed}/{turn}").random()))
+    return listed
 
 
 def seed_of(words: str) -> int:
@@ -209,6 +291,7 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     row = {
         "assorted": [one["tiny"], one["vector"], one["block"], one["large"], dice.randint(1, 300)],
         "paired": [one["vector"], one["tiny"], one["block"], one["vector"], one["tiny"]],
+        "equal": [one["vector"]] * dice.randint(3, 6),
         "many tiny": [1, 2, 3] * dice.randint(3, 12),
         "empties": [0, one["tiny"], 0, one["vector"], one["block"], 0],
         "long": [one["large"], one["tiny"], one["vector"]],
@@ -218,10 +301,31 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     return tuple(row)
 
 
+def enlarged(operation: Operation, recipe: Recipe) -> Recipe:
+    """The recipe with a tensor of 2^18 elements and more, ordinary controls, and every regime.
+
+    Its values repeat: that is cheap, and the period is no multiple of any block.
+    """
+    size = LARGE + random.Random(recipe.seed).randrange(LARGE // 2)
+    return replace(
+        recipe,
+        sizes=(size,) if recipe.layout == "flat" else (5, size, 33),
+        regime="mixture",
+        controls={row.name: row.values[0] for row in operation.controls},
+        period=PERIOD,
+    )
+
+
+def diminished(recipe: Recipe, number: int) -> Recipe:
+    """The recipe with small tensors, two times in three of one size, and different early steps."""
+    sizes = small_sizes(recipe.layout, str(recipe.seed))
+    if recipe.layout == "list" and number % 3:
+        sizes = (max(sizes),) * len(sizes)
+    return replace(recipe, sizes=sizes, one_step=False, step=recipe.step % EARLY)
+
+
 def small_sizes(layout: str, words: str) -> tuple[int, ...]:
     """Some dozen elements: one tensor, or a few."""
     dice = random.Random(words)
-    row = [
-        dice.choice((5, 2, 3, 4, 7, 8, 17, 33, 130)) for _ in range(1 if layout == "flat" else 3)
-    ]
-    return tuple(row)
+    sizes = (5, 1, 2, 3, 4, 7, 8, 17, 33, 130)
+    return tuple(dice.choice(sizes) for _ in range(1 if layout == "flat" else 3))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.covering import STEPS, size_class
+from twinstep.parity.cases.case import Case, Recipe, is_counter
+from twinstep.parity.cases.covering import completed_steps, size_class
 from twinstep.parity.cases.formats import (
     FORMATS,
     INTEGERS,
@@ -32,6 +33,11 @@ from twinstep.parity.operations.operation import Control, ListArgument, Operatio
 
 def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Make the case that a recipe stands for."""
+    if recipe.period:
+        return _repeated(operation, combination, recipe)
+    if operation.lists_of(Role.CODE):
+        # An integer without dimensions is a count of steps.
+        recipe = replace(recipe, dims=max(1, recipe.dims))
     rng = np.random.default_rng(recipe.seed)
     controls = _controls(operation, recipe)
     codes = _codes(operation, recipe, rng)
@@ -111,7 +117,7 @@ def _list(
         part = slice(start, start + size)
         start += size
         if not dtype.is_floating_point:
-            tensors.append(_shaped(integers(rng, size, dtype), recipe.planes))
+            tensors.append(_shaped(integers(rng, size, dtype), recipe.dims))
             continue
         form = FORMATS[dtype]
         rounded = round_to_bits(reals[part], form.name)
@@ -119,7 +125,7 @@ def _list(
         bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
-        tensors.append(_shaped(to_tensor(bits, form), recipe.planes))
+        tensors.append(_shaped(to_tensor(bits, form), recipe.dims))
     return tensors
 
 
@@ -131,7 +137,7 @@ def _companions(
     rng: np.random.Generator,
 ) -> list[Tensor]:
     """The tensors of a list whose shapes follow from the leading list."""
-    lead = [tuple(_shaped(torch.empty(size), recipe.planes).shape) for size in recipe.sizes]
+    lead = [tuple(_shaped(torch.empty(size), recipe.dims).shape) for size in recipe.sizes]
     found = []
     for at, shape in operation.companions(argument.name, lead):
         dtype, count = dtypes[at % len(dtypes)], math.prod(shape)
@@ -176,7 +182,7 @@ def _seen(recipe: Recipe, codes: Codes) -> frozenset[tuple[str, str]]:
 
 def _steps(recipe: Recipe) -> list[Tensor]:
     turns = (recipe.step + (0 if recipe.one_step else at) for at in range(len(recipe.sizes)))
-    return [torch.tensor(STEPS[turn % len(STEPS)], dtype=torch.int64) for turn in turns]
+    return [torch.tensor(completed_steps(turn, recipe.seed)) for turn in turns]
 
 
 def _flat(
@@ -193,11 +199,42 @@ def _flat(
     return to_tensor(round_to_bits(reals, form.name), form)
 
 
-def _shaped(tensor: Tensor, planes: bool) -> Tensor:
-    for width in (7, 4, 3, 2):
-        if planes and tensor.numel() and tensor.numel() % width == 0:
-            return tensor.reshape(-1, width)
-    return tensor
+def _shaped(tensor: Tensor, dims: int) -> Tensor:
+    """The tensor in that many dimensions: a small divisor in each but the first, or else 1."""
+    if dims == 0:
+        return tensor.reshape(()) if tensor.numel() == 1 else tensor
+    shape, rest = list[int](), tensor.numel()
+    for _ in range(dims - 1):
+        width = next((w for w in (7, 4, 3, 2) if rest % w == 0), 1)
+        shape.append(width)
+        rest //= width
+    return tensor.reshape(rest, *shape)
+
+
+def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
+    """Large tensors cheaply: each holds the values of a small one over and over."""
+    sizes = tuple(min(size, recipe.period) for size in recipe.sizes)
+    small = generate(operation, combination, replace(recipe, sizes=sizes, period=0, dims=1))
+
+    def grown(tensor: Tensor, size: int) -> Tensor:
+        if is_counter(tensor):
+            return tensor
+        times = -(-size // max(1, tensor.numel()))
+        return _shaped(tensor.repeat(times)[:size], recipe.dims)
+
+    lists = {}
+    for argument in operation.lists:
+        tensors = small.lists[argument.name]
+        rng = np.random.default_rng(recipe.seed)
+        if argument.single:
+            lists[argument.name] = [_flat(operation, recipe, tensors[0].dtype, rng)]
+        elif argument.shape is not None:
+            dtypes = operation.combinations[combination][argument.name]
+            lists[argument.name] = _companions(operation, recipe, argument, dtypes, rng)
+        else:
+            rows = zip(tensors, recipe.sizes, strict=False)
+            lists[argument.name] = [grown(tensor, size) for tensor, size in rows]
+    return replace(small.with_lists(lists), recipe=recipe)
 
 
 def _skews(

@@ -7,6 +7,7 @@ after the last, into alignment gaps, into read-only inputs and into a neighbour.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -118,7 +119,7 @@ class GuardedMemory:
         block: the bytes the kernel works on, uint8.
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
-        ends: the bytes that a large call left at its first and at its last elements.
+        ends: the bytes that a large call left at its `first`, `middle` and `last` elements.
         changed: sentences on what the last call did to its arguments besides writing to them.
         made: tensors that guarded calls in this memory have made and not let go.
         number: of the same memory in another process, where the kernel works.
@@ -129,7 +130,7 @@ class GuardedMemory:
     block: Tensor
     before: Tensor
     graph: torch.cuda.CUDAGraph | None = None
-    ends: tuple[Tensor, Tensor] | None = None
+    ends: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
     number: int = -1
@@ -166,10 +167,14 @@ class GuardedMemory:
                 controls[span.name] = span.of(self.block)
             else:
                 lists[span.name].append(span.of(self.block))
+        for name in self.case.leaves:
+            lists[name] = [tensor.detach().requires_grad_() for tensor in lists[name]]
         positional = [lists[argument.name] for argument in self.case.operation.lists]
         given = Given(lists)
+        recording = torch.no_grad() if self.case.leaves else contextlib.nullcontext()
         try:
-            return kernel(*positional, **controls, **self.case.options)
+            with recording:
+                return kernel(*positional, **controls, **self.case.options)
         finally:
             self.changed = tuple(given.changes())
 

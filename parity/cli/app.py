@@ -20,6 +20,7 @@ from twinstep.parity.cli.command_line import (
     check_outputs,
     known_laws,
     known_of_ours,
+    seed_from,
 )
 from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
@@ -63,9 +64,12 @@ ExamplesFlag = Annotated[
     typer.Option("--examples", min=1, metavar="N", help="Cases drawn for the law `value`."),
 ]
 SeedFlag = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        "--seed", metavar="N", help="Draw other cases; default: the same ones every time."
+        "--seed",
+        metavar="N",
+        envvar="PARITY_SEED",
+        help="Draw other cases: a number, or random; default: the same ones every time.",
     ),
 ]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="A third of the cases.")]
@@ -120,6 +124,7 @@ def run(
     jobs: JobsFlag = None,
 ) -> None:
     """Judge our own kernels."""
+    drawn = seed_from(seed)
     operations, ours, dtypes = known_of_ours()
     for flag, asked, known in (("--op", op, operations), ("--kernel", kernel, ours)):
         check_names(flag, asked, known)
@@ -137,7 +142,7 @@ def run(
 
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
-    raise typer.Exit(judge_house(chosen, examples, seed, quick, outputs))
+    raise typer.Exit(judge_house(chosen, examples, drawn, quick, outputs))
 
 
 def _prepare(law: Names, engine: str | None, json: str | None, junitxml: str | None) -> None:
@@ -174,6 +179,7 @@ def check(
 
     docs/guide/adding-a-kernel.md describes such a file.
     """
+    drawn = seed_from(seed)
     check_input(file)
     _prepare(law, engine, json, junitxml)
     from twinstep.parity.report.progress import during
@@ -186,7 +192,7 @@ def check(
 
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
-    raise typer.Exit(judge_file(file, chosen, examples, seed, quick, outputs))
+    raise typer.Exit(judge_file(file, chosen, examples, drawn, quick, outputs))
 
 
 @app.command(name="list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import secrets
 import tokenize
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -34,6 +35,19 @@ def check_engine(engine: str | None) -> None:
     """
     if engine is not None:
         check_names("--engine", [engine], ENGINES)
+
+
+def seed_from(text: str | None) -> int | None:
+    """The seed that a word asks for: a number, or one drawn anew for `random`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == "random":
+        return secrets.randbelow(2**32)
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    raise UsageError(f'--seed is {text}, but should be a number from 0 on, or the word "random"')
 
 
 def known_laws() -> set[str]:

@@ -23,7 +23,13 @@ under "writes" in place, writes nothing else, and returns None.
 - *Lists* come first and are positional: lists of contiguous tensors of any shape, of equal length,
   and tensor i has equally many elements in each. A flat buffer is a list of one. Lists and tensors
   may be empty.
-- *Controls* are keyword-only 0-dim tensors on the data's device.
+  No two tensors of a call overlap. Weights may require gradients; the call is then made with
+  gradients not recorded, as steps of torch.optim are.
+- *Controls* are keyword-only 0-dim tensors on the data's device. All but a norm are finite; betas,
+  momentum are 0, or from 0.5 to below 1 (between them `torch.lerp` keeps too few digits of beta);
+  dampening is from 0 to 1; eps, coefficients and scales are not negative, windows and intervals at
+  least 1; a learning rate or a weight decay may have either sign. Counters fit in int64 after the
+  step.
 - *Options* are keyword-only plain Python values.
 
 All arithmetic is IEEE 754, to nearest even, in fp32 unless said otherwise, one rounding for each

@@ -1,5 +1,7 @@
 """Every size works: none, one, around vectors and blocks, primes, many tiny, empties anywhere.
 
+Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count.
+
 Real bugs: a scalar tail with another formula (deepspeedai/DeepSpeed#503); a grid of zero programs
 (bytedance/lightseq#98); a trailing empty tensor that drops the last launch
 (NVIDIA/TransformerEngine#3212, pytorch/pytorch#109402); rows taken for elements
@@ -19,14 +21,16 @@ from twinstep.parity.laws.plan import Call, Plan, Untouched, Values
 
 FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 65, 127, 129, 257)
 FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 12_289)
+# Dimensions in turn: the second size and the seventh list have scalars.
+DIMS = (2, 0, 3, 1, 4)
 LISTS = (
     (),
     (0,),
     (0, 0, 1),
     (1, 0, 2, 0),
     (0, 5, 0, 0, 31, 33, 0),
-    (1,) * 70,
     (127, 128, 129, 255, 256, 257),
+    (1, 3, 2) * 86,
     (12, 28, 24),
     (511, 512, 513, 1023, 1024, 1025),
     (4095, 4096, 4097),
@@ -43,8 +47,8 @@ def sized(case: Case) -> Iterable[Case]:
     else:
         rows = [(size,) for size in (*FLAT_SIZES, *FLAT_BLOCKS)]
     for number, sizes in enumerate(rows):
-        planes = number % 2 == 1
-        yield generate(operation, case.combination, replace(recipe, sizes=sizes, planes=planes))
+        dims = DIMS[number % len(DIMS)]
+        yield generate(operation, case.combination, replace(recipe, sizes=sizes, dims=dims))
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import FORMATS
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.ulp import decimal, hex_bits, ulp_distance
@@ -136,6 +136,6 @@ def inputs_at(memory: GuardedMemory, span: Span, place: int) -> dict[str, Tensor
         beside = not other.control and not span.control and other.index == span.index
         if beside and other.value.numel() == span.value.numel() and place >= 0:
             found[other.name] = element(other.value, place)
-        elif beside and other.value.numel() == 1 and other.value.dim() == 0:
+        elif beside and is_counter(other.value):
             found[other.name] = other.value
     return found

@@ -1,10 +1,10 @@
 """Index arithmetic holds past 2^31 elements.
 
-The last tensor is blown up to more than 2^31 elements with the case's values at both ends, and both
-ends agree with the reference. On replay, past 2^32 elements as well: the tensor is virtual and only
-the blocks at the ends of every axis of a grid run. On a GPU the memory is real, if there is enough.
-A program that walks over the whole tensor takes replay too long, and torch on all of it needs its
-memory: then the cell is skipped.
+The last tensor is blown up to more than 2^31 elements with the case's values at both ends and in
+the middle, and all three agree with the reference. On replay, past 2^32 elements as well: the
+tensor is virtual and only the blocks at the ends and in the middle of every axis of a grid run. On
+a GPU the memory is real, if there is enough. A program that walks over the whole tensor takes
+replay too long, and torch on all of it needs its memory: then the cell is skipped.
 
 Real bugs: tensor sizes held in 32 bits, so that the loop never runs and weights silently stay as
 they are (deepspeedai/DeepSpeed#7640, NVIDIA/apex#1825, NVIDIA/TransformerEngine#2918); a 32-bit
@@ -28,14 +28,16 @@ SIZES = {"flat": (250,), "list": (5, 33, 250)}
 
 def grown(case: Case) -> Iterable[Case]:
     """The recipe of the case with a last tensor of a few hundred elements."""
-    recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], planes=False)
+    recipe = replace(case.recipe, sizes=SIZES[case.recipe.layout], dims=1, requires_grad=False)
     return [generate(case.operation, case.combination, recipe)]
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """A call on the large tensor for either end."""
-    calls = (Call(case=case, end="first"), Call(case=case, end="last", reuse=0))
-    return Plan(calls=calls, checks=(Values(call=0), Values(call=1)))
+    """One call on the large tensor, looked at in three places."""
+    first, *others = ("first", "middle", "last")
+    later = (Call(case=case, end=end, reuse=0) for end in others)
+    calls = (Call(case=case, end=first), *later)
+    return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(len(calls))))
 
 
 LARGE_INDEX = Law(

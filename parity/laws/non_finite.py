@@ -11,11 +11,12 @@ times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.coverage import overflows
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits
 from twinstep.parity.cases.generate import plant, replaced, with_bits
 from twinstep.parity.laws.base import Draw, Law
@@ -23,7 +24,24 @@ from twinstep.parity.laws.plan import Call, Plan, Values
 from twinstep.parity.operations.operation import Role
 
 
-def matrix(case: Case) -> Iterable[Case]:
+def matrix(case: Case) -> Iterator[Case]:
+    """The case for every kind of value and every position; overflows meet all control values.
+
+    The flag is down, or it could not be seen to rise.
+    """
+    read = [row for row in case.operation.controls if not row.output]
+    if any(row.name == "found_inf" for row in read):
+        case = case.with_controls(found_inf=0.0)
+    others = [row for row in read if row.name != "found_inf"]
+    turn = 0
+    for other in placed(case):
+        if overflows(other):
+            drawn = {row.name: row.values[turn % len(row.values)] for row in others}
+            other, turn = other.with_controls(**drawn), turn + 1
+        yield other
+
+
+def placed(case: Case) -> Iterator[Case]:
     """The case once for every kind of value and every position."""
     names = case.operation.lists_of(Role.GRAD) or case.operation.lists_of(Role.PARAM, Role.VALUE)
     for name in names:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Piece, Plan, Same, Values
 
@@ -45,7 +45,7 @@ def _turned(case: Case) -> tuple[str, Case, tuple[Piece, ...]]:
 
 def _flipped(case: Case) -> tuple[str, Case, tuple[Piece, ...]]:
     turned = {
-        name: [t if t.dim() == 0 else t.reshape(-1).flip(0).reshape(t.shape) for t in tensors]
+        name: [t if is_counter(t) else t.reshape(-1).flip(0).reshape(t.shape) for t in tensors]
         for name, tensors in case.lists.items()
     }
     where = tuple(Piece(index=0, start=case.numel - 1, step=-1) for _ in range(case.length))

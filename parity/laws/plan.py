@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import widened
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted
@@ -38,7 +38,8 @@ class Call:
         guarded: look for changes of the process's state, and for tensors that are kept alive.
         races: on replay, let two threads that touch the same bytes without order be an error.
         garbage: what the kernel allocates without values holds that, one of `GARBAGE`.
-        end: `first` or `last`: make the last tensors larger than 2³¹ elements, and look there.
+        end: `first`, `middle` or `last`: make the last tensors larger than 2³¹ elements, with the
+            case's values in each of the three places, and look at that one.
     """
 
     case: Case
@@ -248,7 +249,7 @@ class Same:
         if span.control or self.where is None:
             return Piece(index=span.index, start=0)
         piece = self.where[span.index]
-        if span.value.dim() == 0:
+        if is_counter(span.value):
             # A step count: one per tensor, wherever its elements went.
             return Piece(index=piece.index, start=0)
         return piece

@@ -36,7 +36,7 @@ def crowded(case: Case) -> Iterable[Case]:
     flat = recipe.layout == "flat"
     long = LONGER if flat and operation.whole_tensors else LONG
     sizes = (long,) if flat else (5, long, 1, 130)
-    grown = generate(operation, case.combination, replace(recipe, sizes=sizes, planes=False))
+    grown = generate(operation, case.combination, replace(recipe, sizes=sizes, dims=1))
     if any(control.name == "found_inf" for control in operation.controls):
         grown = grown.with_controls(found_inf=0.0)
     if "found_inf" not in operation.writes:

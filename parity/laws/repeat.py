@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
@@ -20,7 +20,7 @@ def smaller(case: Case) -> Case:
     if case.length > 1:
         return case.taken(range((case.length + 1) // 2))
     cut = {
-        name: [t if t.dim() == 0 else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
+        name: [t if is_counter(t) else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
         for name, tensors in case.alike.items()
     }
     return case.with_lists({**case.lists, **cut})

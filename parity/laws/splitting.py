@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Check, Piece, Plan, Same, Values
 
@@ -59,7 +59,7 @@ def _halves(numel: int) -> tuple[tuple[int, int], ...]:
 
 def _part(case: Case, start: int, stop: int) -> Case:
     lists = {
-        name: [t.reshape(-1)[start:stop].clone() if t.dim() else t for t in tensors]
+        name: [t.reshape(-1)[start:stop].clone() if not is_counter(t) else t for t in tensors]
         for name, tensors in case.lists.items()
     }
     return case.with_lists(lists)
@@ -67,7 +67,7 @@ def _part(case: Case, start: int, stop: int) -> Case:
 
 def _joined(case: Case) -> list[Part]:
     one_dtype = all(len({t.dtype for t in tensors}) <= 1 for tensors in case.lists.values())
-    counts = {t.item() for tensors in case.lists.values() for t in tensors if t.dim() == 0}
+    counts = {t.item() for tensors in case.lists.values() for t in tensors if is_counter(t)}
     if not one_dtype or len(counts) > 1 or case.length < 2:
         return []
     joined = {name: [_one(tensors)] if len(tensors) else [] for name, tensors in case.lists.items()}
@@ -79,7 +79,7 @@ def _joined(case: Case) -> list[Part]:
 
 
 def _one(tensors: Sequence[Tensor]) -> Tensor:
-    if tensors[0].dim() == 0:
+    if is_counter(tensors[0]):
         return tensors[0]
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
@@ -99,7 +99,8 @@ def _cut(case: Case) -> list[Part]:
 
     def pieces(tensors: list[Tensor]) -> list[Tensor]:
         whole = tensors[index]
-        cut = list(torch.split(whole.reshape(-1), sizes)) if whole.dim() else [whole] * len(sizes)
+        counter = is_counter(whole)
+        cut = [whole] * len(sizes) if counter else list(torch.split(whole.reshape(-1), sizes))
         return [*tensors[:index], *cut, *tensors[index + 1 :]]
 
     lists = {name: pieces(list(ts)) if len(ts) else [] for name, ts in case.lists.items()}

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
 
@@ -29,7 +29,8 @@ def matrices(case: Case) -> Iterable[Case]:
 
     def matrix(tensor: Tensor) -> Tensor:
         rows = tensor.numel() // WIDTH
-        return tensor if not tensor.dim() else tensor.reshape(-1)[: rows * WIDTH].view(rows, WIDTH)
+        flat = tensor.reshape(-1)[: rows * WIDTH]
+        return tensor if is_counter(tensor) else flat.view(rows, WIDTH)
 
     single = {argument.name for argument in case.operation.lists if argument.single}
     lists = {

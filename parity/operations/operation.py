@@ -14,10 +14,12 @@ the host. *Options* are keyword-only plain Python values, fixed per call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
 import torch
 
 OptionValue = bool | int | str
@@ -61,19 +63,44 @@ class ListArgument:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Range:
+    """Positive numbers that a control is drawn from continuously, each magnitude alike.
+
+    Attributes:
+        low: the smallest, above 0.
+        high: the largest.
+        below_one: 1 - x is drawn from the range, not x.
+        single: x is an fp32 number, whatever the dtype of the control.
+    """
+
+    low: float
+    high: float
+    below_one: bool = False
+    single: bool = False
+
+    def at(self, share: float) -> float:
+        """The number so far along the range, from 0 to 1, by its logarithm."""
+        found = math.exp(math.log(self.low) * (1.0 - share) + math.log(self.high) * share)
+        found = 1.0 - found if self.below_one else found
+        return float(np.float32(found)) if self.single else found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Control:
     """A keyword-only 0-dim tensor.
 
     Attributes:
         name: of the argument.
         dtype: float64, float32 or int64.
-        values: what the generator draws from; a customary default is not among them.
+        values: what the generator draws from: odd ones, customary ones, limits.
+        range: what it draws from besides; None for a decision or an output.
         output: written and never read, so that its incoming value must not matter.
     """
 
     name: str
     dtype: torch.dtype
     values: tuple[float, ...]
+    range: Range | None = None
     output: bool = False
 
 
@@ -113,6 +140,8 @@ class Operation:
         layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
         bound: what `arithmetic="bounded"` allows.
         whole_tensors: a result depends on all elements of its tensor.
+        together: values of controls and options that some cases give all at once: customary
+            settings, and those that meet in one branch.
     """
 
     name: str
@@ -128,6 +157,7 @@ class Operation:
     layouts: tuple[str, ...] = LAYOUTS
     bound: Bound = Bound.PROPAGATED
     whole_tensors: bool = False
+    together: tuple[Mapping[str, OptionValue | float], ...] = ()
 
     def list_named(self, name: str) -> ListArgument:
         """The list argument of that name."""

@@ -124,6 +124,7 @@ CLIP_FACTOR = Operation(
     combinations=combinations.SCALAR,
     laws=arguments.in_order(*arguments.FACTOR_LAWS, "power_of_two"),
     layouts=(),
+    together=(controls.CLIPPED, controls.UNSCALED_CLIPPED),
 )
 
 CLIP_COEFFICIENT = Operation(
@@ -171,6 +172,11 @@ UPDATE_SCALE_DYNAMIC = Operation(
     laws=arguments.SCALER_LAWS,
     layouts=(),
     bound=Bound.EXACT,
+    together=(
+        controls.DYNAMIC,
+        {**controls.AT_FLOOR, "found_inf": 1.0, "raise_error_at_min_scale": True},
+        {**controls.AT_FLOOR, "found_inf": 1.0, "raise_error_at_min_scale": False},
+    ),
 )
 
 UPDATE_SCALE_WRAPPER = Operation(

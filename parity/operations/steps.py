@@ -58,6 +58,11 @@ SGD_STEP = Operation(
     reference=twinstep.reference.sgd.sgd_step,
     combinations=combinations.step_combinations("momentums"),
     laws=arguments.STEP_LAWS,
+    together=(
+        controls.MOMENTUM_ALONE,
+        controls.SGD,
+        {**controls.SGD, **controls.UNSCALED},
+    ),
 )
 
 ADAM_STEP = Operation(
@@ -91,6 +96,12 @@ ADAM_STEP = Operation(
     reference=twinstep.reference.adam.adam_step,
     combinations=combinations.step_combinations("exp_avgs", "exp_avg_sqs"),
     laws=arguments.STEP_LAWS,
+    together=(
+        controls.BETAS,
+        controls.LATER_BETAS,
+        {**controls.ADAM, **controls.UNSCALED},
+        {**controls.LANGUAGE, **controls.UNSCALED},
+    ),
 )
 
 ADAMW_STEP = replace(
@@ -139,6 +150,7 @@ LAMB_STEP = Operation(
     # The trust ratio is that of a whole tensor.
     laws=arguments.without(arguments.STEP_LAWS, "splitting", "large_index"),
     whole_tensors=True,
+    together=ADAM_STEP.together,
 )
 
 
@@ -316,6 +328,14 @@ MIXED_STEP = Operation(
     ),
     reference=mixed_step,
     combinations=combinations.step_combinations("exp_avgs", "exp_avg_sqs"),
-    # Both ends of a large tensor alone do not make its norm.
+    # Pieces of a large tensor alone do not make its norm.
     laws=arguments.without(arguments.STEP_LAWS, "large_index"),
+    together=(
+        controls.BETAS,
+        controls.LATER_BETAS,
+        {**controls.ADAM, **controls.CLIPPED},
+        {**controls.LANGUAGE, **controls.UNSCALED_CLIPPED},
+        {**controls.AT_FLOOR, "rule": "dynamic", "raise_error_at_min_scale": True},
+        {**controls.AT_FLOOR, "rule": "dynamic", "raise_error_at_min_scale": False},
+    ),
 )

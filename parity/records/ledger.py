@@ -103,11 +103,13 @@ class Ledger:
     Attributes:
         declared: cells that must appear.
         asked_device: the engine that was asked for, if one was.
+        seed: of the cases, if one was given.
     """
 
     declared: tuple[Key, ...] = ()
     asked_device: str | None = None
     cells: dict[Key, Cell] = field(default_factory=dict)
+    seed: int | None = None
 
     def add(self, cell: Cell) -> None:
         """Record a cell.
@@ -122,7 +124,7 @@ class Ledger:
     def sorted(self) -> Ledger:
         """The same ledger with its cells in the order in which they are declared."""
         ordered = {key: self.cells[key] for key in self.declared if key in self.cells}
-        return Ledger(self.declared, self.asked_device, ordered)
+        return Ledger(self.declared, self.asked_device, ordered, self.seed)
 
     def missing(self) -> list[Key]:
         """Declared cells that did not appear."""
@@ -152,7 +154,10 @@ class Ledger:
         return EXIT_TOO_LITTLE if incomplete else EXIT_KEPT
 
     def verdict(self) -> str:
-        """One sentence: what the exit code means."""
+        """One sentence: what the exit code means, and the seed that gives the same cases again."""
+        return self._ending() + (f" with --seed {self.seed}" if self.seed is not None else "")
+
+    def _ending(self) -> str:
         failed, missing = len(self.with_status(Status.FAILED)), len(self.missing())
         if failed:
             return f"{failed} of {failed + len(self.with_status(Status.PASSED))} cells broke a law"

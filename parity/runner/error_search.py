@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import FORMATS, widened
 from twinstep.parity.operations.operation import Role
 from twinstep.parity.runner.run_plan import Scores
@@ -92,9 +92,9 @@ def _offspring(case: Case, index: int, score: Tensor, dice: np.random.Generator)
             lists[argument.name] = []
             continue
         tensor = tensors[index]
-        if tensor.dim():
+        if not is_counter(tensor):
             tensor = tensor.reshape(-1)[torch.from_numpy(chosen)]
-        if tensor.dim() and tensor.is_floating_point():
+        if tensor.is_floating_point():
             tensor = _mutated(tensor, len(parents), argument.role, dice)
         lists[argument.name] = [tensor]
     return case.with_lists(lists)
@@ -133,7 +133,7 @@ def _changed(case: Case, dice: np.random.Generator) -> Case:
     for argument in case.operation.lists:
         tensors: list[Tensor] = []
         for tensor in case.lists[argument.name]:
-            if not tensor.is_floating_point() or tensor.dim() == 0 or not tensor.numel():
+            if not tensor.is_floating_point() or not tensor.numel():
                 tensors.append(tensor)
                 continue
             mutant = _mutated(tensor.reshape(-1), 0, argument.role, dice).view(tensor.shape)

@@ -180,13 +180,16 @@ def _settings(values: dict[str, str]) -> str:
 
 def _layout(case: Case) -> str:
     """What makes tensors lie otherwise than one behind the other, aligned and flat."""
-    said = []
+    said = ["weights require gradients"] * case.recipe.requires_grad
+    lead = next(iter(case.lists), "")
     for name, tensors in case.lists.items():
-        shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() > 1]
+        shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() != 1]
         moved = [skew for skew in case.skews.get(name, ()) if skew]
         if shapes and name in case.columns:
             strides = [(1, shape[0]) for shape in shapes[:2]]
             said.append(f"{name} {_listed(shapes)} by columns, strides {_listed(strides)}")
+        elif shapes and name == lead:
+            said.append(f"shapes {_listed(shapes)}")
         if moved:
             said.append(f"{name} {_listed(moved)} elements off alignment")
     return "; ".join(said)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.coverage import Coverage
-from twinstep.parity.cases.covering import covering_recipes
+from twinstep.parity.cases.covering import covering_recipes, diminished, enlarged
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.causes.evidence import Cause, Evidence
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
@@ -36,6 +37,12 @@ EXAMPLES = 12
 # Calls that a known cause must explain besides the one that is wrong.
 CONFIRMING = 4
 SCALAR_CASES = {"value": 20}
+# Combinations of a spread run that together see all that a law enumerates.
+TURNS = 3
+# Triton's interpreter runs one program after another.
+SLOW = ("interpret",)
+# Elements of a case of which a repro file has room for every byte.
+ROOM = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +55,8 @@ class Effort:
         call_seconds: limit of one call.
         shrink_seconds: limit of shrinking one failure.
         repros: folder for repro files; None writes none.
-        spread: dtype combinations in turn see the halves of a longer covering, and of the sizes and
-            values that laws enumerate.
+        spread: dtype combinations share one long covering, of which each sees a part; in turn they
+            see the thirds of the sizes and values that laws enumerate.
     """
 
     examples: int = EXAMPLES
@@ -63,13 +70,14 @@ class Effort:
         """Number of recipes to draw for a law."""
         if not kernel.operation.lists:
             return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
-        # A whole step has the decisions of several operations in it, and only the values show them.
-        several = 2 if law.name == "value" and len(kernel.operation.options) > 2 else 1
+        # A whole step has the decisions of several operations in it; these laws show them.
+        several = 2 if law.share >= 1 and len(kernel.operation.options) > 2 else 1
         return max(1, round(self.examples * law.share * several))
 
     def longest(self, kernel: Kernel) -> int:
         """Recipes in the covering that all laws of a row take theirs from."""
-        return max(self.cases(LAWS[name], kernel) for name in kernel.operation.laws)
+        laws = [LAWS[name] for name in kernel.operation.laws]
+        return max(self.cases(law, kernel) * (1 + law.thorough) for law in laws)
 
 
 class _Broken(BaseException):
@@ -167,13 +175,20 @@ def _search(
         for recipe in _recipes(kernel, dtype, law, effort):
             varied = list(law.vary(runner.cache.case(kernel.operation, dtype, recipe)))
             if effort.spread and law.each_layout and len(varied) > 3:
-                varied = varied[_turn(kernel, dtype) :: 2]
+                varied = varied[_turn(kernel, dtype) :: TURNS]
             for case in varied:
                 coverage.add(case)
                 finding = runner.violation(law.plan(case, kernel.arithmetic))
                 if finding is not None:
                     raise _Broken(case, finding)
                 search.see(case, runner.scores)
+        if law.thorough and kernel.operation.lists:
+            for recipe in _more_recipes(kernel, dtype, effort, runner.engine):
+                case = generate(kernel.operation, dtype, recipe)
+                coverage.add(case)
+                finding = runner.violation(law.plan(case, kernel.arithmetic))
+                if finding is not None:
+                    raise _Broken(case, finding)
         if law is PROCESS_STATE and runner.cache.changed:
             # The calls of every law are looked at; what they changed has been put back.
             case, says = runner.cache.changed[0]
@@ -199,20 +214,32 @@ def _search_on(runner: PlanRunner, law: Law, search: ErrorSearch, generations: i
 
 
 def _turn(kernel: Kernel, dtype: str) -> int:
-    """Which half of a spread covering, or of what a law enumerates, is this combination's."""
-    return tuple(kernel.operation.combinations).index(dtype) % 2
+    """Which third of what a law enumerates is this combination's."""
+    return tuple(kernel.operation.combinations).index(dtype) % TURNS
+
+
+def _covering(kernel: Kernel, dtype: str, effort: Effort) -> list[Recipe]:
+    """The covering of the row."""
+    least = 0 if effort.spread else EXAMPLES
+    length = max(effort.longest(kernel), least)
+    return covering_recipes(
+        kernel.operation, dtype, kernel.layouts, length, effort.seed, shared=effort.spread
+    )
+
+
+def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
+    """The second half of the covering, made small, and the first recipe, made large."""
+    first, *_ = recipes = _covering(kernel, dtype, effort)
+    for number, recipe in enumerate(recipes[len(recipes) // 2 :]):
+        yield diminished(recipe, number)
+    if engine.name not in SLOW:
+        yield enlarged(kernel.operation, first)
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
     """What the law takes from the covering of the row."""
     count = effort.cases(law, kernel)
-    length = max(count, effort.longest(kernel), EXAMPLES)
-    if effort.spread:
-        turn = _turn(kernel, dtype)
-        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, 2 * length, effort.seed)
-        recipes = recipes[turn * length : (turn + 1) * length]
-    else:
-        recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, length, effort.seed)
+    recipes = _covering(kernel, dtype, effort)
     if not (law.each_layout and kernel.operation.lists):
         return law.draw.of(recipes, count)
     groups = [[recipe for recipe in recipes if recipe.layout == name] for name in kernel.layouts]
@@ -280,6 +307,8 @@ def _smaller(
     plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
     if not all(call.portable for call in plan.calls):
         return failure
+    if case.numel > ROOM:
+        return replace(failure, again=f"fails on {case.numel} elements, too many for a repro file")
     found_first, smallest = (whole, first), (failure, plan)
     return rerun(smallest, found_first, history, effort.repros, runner.instruction_error)
 

@@ -119,6 +119,7 @@ def _call(call: Call) -> dict[str, object]:
         "tensors": tensors,
         "controls": list(case.controls),
         "options": dict(case.options),
+        "leaves": list(case.leaves),
         "memory": _packed(memory.before, case.guard),
         "reuse": call.reuse,
         "may_refuse": call.may_refuse,

@@ -158,7 +158,8 @@ class Session:
     def ledger(self, tasks: Sequence[Task]) -> Ledger:
         """An empty ledger that declares these cells."""
         declared = tuple(task.key for task in tasks)
-        return Ledger(declared=declared, asked_device=self.selection.engine)
+        device, seed = self.selection.engine, self.effort.seed
+        return Ledger(declared=declared, asked_device=device, seed=seed)
 
     def run(self, known: Sequence[Kernel], optimizers: Sequence[Twin] = ()) -> Ledger:
         """Judge what is selected among the known kernels and optimizers."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.laws.finding import Finding
@@ -137,7 +137,7 @@ def _cut(case: Case, index: int, kept: slice) -> Case:
 
     def part(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [
-            tensor.reshape(-1)[kept].clone() if at == index and tensor.dim() else tensor
+            tensor.reshape(-1)[kept].clone() if at == index and not is_counter(tensor) else tensor
             for at, tensor in enumerate(tensors)
         ]
 
@@ -171,10 +171,11 @@ def _plain_placement(best: _Best) -> None:
     if any(any(skews) for skews in best.case.skews.values()):
         best.try_(replace(best.case, skews=flat))
     shaped = {
-        name: [t.reshape(-1) if t.dim() > 1 else t for t in tensors]
+        name: [t if is_counter(t) else t.reshape(-1) for t in tensors]
         for name, tensors in best.case.lists.items()
     }
-    if any(t.dim() > 1 for tensors in best.case.lists.values() for t in tensors):
+    shapes = [t for tensors in best.case.lists.values() for t in tensors if not is_counter(t)]
+    if any(t.dim() != 1 for t in shapes):
         best.try_(best.case.with_lists(shaped))
 
 

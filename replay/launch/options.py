@@ -37,6 +37,7 @@ class Options:
         together: How many blocks run together, one batch after the other; 0 to choose.
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of every axis of the grid, or None for all.
+        and_middle: Run as many on either side of the middle of every axis, too.
         max_steps: Steps that a batch may make.
         patience: Seconds of processor time that a batch may take without getting on: without
             finishing a thread or touching other memory (see `machine.watchdog`).
@@ -53,6 +54,7 @@ class Options:
     together: int = 0
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
+    and_middle: bool = False
     max_steps: float = math.inf
     patience: float = PATIENCE
     after_batch: Callable[[], None] | None = None
@@ -84,6 +86,7 @@ def options(
     together: int = 0,
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
+    and_middle: bool = False,
     max_steps: float = math.inf,
     patience: float = PATIENCE,
     after_batch: Callable[[], None] | None = None,
@@ -103,6 +106,7 @@ def options(
         together: See `Options`.
         only_blocks: See `Options`.
         only_ends: See `Options`.
+        and_middle: See `Options`.
         max_steps: See `Options`.
         patience: See `Options`.
         after_batch: See `Options`.
@@ -125,6 +129,7 @@ def options(
             together=together,
             only_blocks=chosen,
             only_ends=only_ends,
+            and_middle=and_middle,
             max_steps=max_steps,
             patience=patience,
             after_batch=after_batch,

@@ -215,7 +215,7 @@ def _batches(request: Request) -> Iterator[Array]:
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
     elif settings.only_ends is not None:
-        chosen = _near_ends(grid, settings.only_ends)
+        chosen = _near_ends(grid, settings.only_ends, settings.and_middle)
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
     elif settings.order == "backwards":
@@ -228,21 +228,31 @@ def _batches(request: Request) -> Iterator[Array]:
         yield chosen[start : start + per_batch]
 
 
-def _near_ends(grid: Place, count: int) -> Array:
-    """Linear indices of the blocks within `count` of an end along every axis.
+def _near_ends(grid: Place, count: int, and_middle: bool) -> Array:
+    """Linear indices of the blocks within `count` of an end, or of the middle, along every axis.
 
     A grid of tensors and blocks has the ends of its tensors there. Blocks in one long row that was
-    folded into a plane end anywhere in the last line of it, which then is at most `PLANE` long.
+    folded into a plane end anywhere in the last line of it, which then is at most `PLANE` long; the
+    middle of the row is in one of the two lines about the middle.
     """
-    ends = [np.union1d(np.arange(min(count, n)), np.arange(max(n - count, 0), n)) for n in grid]
-    lines = [[ends[0], ends[1], ends[2]]]
+    near = [_near(n, count, and_middle) for n in grid]
+    lines = [[near[0], near[1], near[2]]]
     for axis, other in ((0, 1), (1, 0)):
-        if grid[axis] <= PLANE + 1 and grid[other] > 1:
-            line = [*ends]
-            line[axis], line[other] = np.arange(grid[axis]), np.array([grid[other] - 1])
+        if grid[axis] <= PLANE + 1 and (last := grid[other] - 1) > 0:
+            line = [*near]
+            line[axis] = np.arange(grid[axis])
+            line[other] = np.unique([last // 2, (last + 1) // 2, last] if and_middle else [last])
             lines.append(line)
     chosen = [((z[:, None, None] * grid[1] + y[:, None]) * grid[0] + x) for x, y, z in lines]
     return np.unique(np.concatenate([linear.reshape(-1) for linear in chosen]))
+
+
+def _near(length: int, count: int, and_middle: bool) -> Array:
+    """Places within `count` of an end of an axis, or of its middle."""
+    places = np.arange(length)
+    near = (places < count) | (places >= length - count)
+    middle = length // 2
+    return places[near | (and_middle & (places >= middle - count) & (places < middle + count))]
 
 
 def _shared_size(request: Request) -> int:

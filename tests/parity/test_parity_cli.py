@@ -158,3 +158,22 @@ def test_doctor_names_engines_and_subnormals(capsys: Capture) -> None:
     out = capsys.readouterr().out
     for word in ("torch", "triton", "replay", "cpu: ready", "subnormals", "live"):
         assert word in out
+
+
+def test_a_seed_is_a_number_or_drawn_and_the_verdict_names_it(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("check", written(GOOD), "--quick", "--law", "value")
+    assert parity(*command, "--seed", "7") == 0
+    assert "all laws kept in 1 cells with --seed 7 in " in capsys.readouterr().out
+    monkeypatch.setenv("PARITY_SEED", "random")
+    named = set()
+    for _ in range(2):
+        assert parity(*command, "--json", "out.json") == 0
+        found = re.search(r"with --seed (\d+) in ", capsys.readouterr().out)
+        assert found is not None
+        named.add(found[1])
+        assert json.loads(Path("out.json").read_text())["verdict"].endswith(found[1])
+    assert len(named) == 2
+    assert parity(*command, "--seed", "often") == 2
+    assert 'should be a number from 0 on, or the word "random"' in capsys.readouterr().err

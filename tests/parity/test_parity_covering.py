@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.coverage import Coverage
-from twinstep.parity.cases.covering import TURNS, covering_recipes, factors
+from twinstep.parity.cases.covering import (
+    PERIOD,
+    STEPS,
+    TURNS,
+    covering_recipes,
+    enlarged,
+    factors,
+)
 from twinstep.parity.cases.generate import generate
+from twinstep.parity.laws import LAWS
+from twinstep.parity.laws.base import Law
+from twinstep.parity.operations.controls import LR
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named
+from twinstep.parity.registry.kernels import Kernel, register, registrations
+from twinstep.parity.runner.judge_cell import Effort
 
 WITH_LISTS = [operation for operation in HOUSE if operation.lists]
 PRINTS = """
@@ -44,7 +60,10 @@ def test_a_dozen_cases_show_every_value_of_every_control_and_option(operation: O
     dtype = next(iter(operation.combinations))
     recipes = covering_recipes(operation, dtype, operation.layouts, len(TURNS), None)
     for control in operation.controls:
-        assert {recipe.controls[control.name] for recipe in recipes} == set(control.values)
+        shown = {recipe.controls[control.name] for recipe in recipes}
+        assert shown >= set(control.values)
+        # One more value is drawn, or several; a decision has none.
+        assert (shown > set(control.values)) >= (control.range is not None)
     for option in operation.options:
         assert {recipe.options[option.name] for recipe in recipes} == set(option.choices)
 
@@ -59,6 +78,93 @@ def test_a_dozen_cases_show_every_regime_at_every_size(operation: Operation) -> 
     assert isinstance(pair, list)
     # A norm keeps the loud regimes to themselves, or they would drown the others.
     assert pair[0] == pair[1] or "norm" in operation.writes
+
+
+def recipes_of(kernel: Kernel, law: Law, dtype: str) -> Iterator[Recipe]:
+    count = Effort().cases(law, kernel)
+    yield from covering_recipes(kernel.operation, dtype, kernel.layouts, count, None)
+
+
+def kernel_of(operation: Operation) -> Kernel:
+    def kernel(*lists: list[Tensor], **controls: object) -> None:
+        """Take any arguments."""
+
+    with registrations() as collected:
+        register(operation.name, name="any", layouts=operation.layouts)(kernel)
+    return collected[0]
+
+
+@pytest.mark.parametrize(
+    ("operation", "law"),
+    [
+        *((row, "skipped_step") for row in HOUSE if row.skippable),
+        *((row, "value") for row in HOUSE if row.name.startswith("update_scale")),
+        (operation_named("unscale", "test"), "non_finite"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+def test_overflow_meets_every_value_of_every_control(operation: Operation, law: str) -> None:
+    kernel = kernel_of(operation)
+    dtype = next(iter(operation.combinations))
+    coverage = Coverage(operation)
+    for recipe in LAWS[law].draw.of(list(recipes_of(kernel, LAWS[law], dtype)), 99):
+        for case in LAWS[law].vary(generate(operation, dtype, recipe)):
+            coverage.add(case)
+    met = coverage.numbers()["overflow x setting"]
+    assert isinstance(met, list)
+    assert met[0] == met[1] > 5
+
+
+@pytest.mark.parametrize("name", ["update_scale_dynamic", "mixed_step"])
+def test_the_dynamic_rule_overflows_at_the_floor_with_and_without_an_error(name: str) -> None:
+    operation = operation_named(name, "test")
+    kernel = kernel_of(operation)
+    law = LAWS["skipped_step" if operation.skippable else "value"]
+    seen = set()
+    for recipe in recipes_of(kernel, law, next(iter(operation.combinations))):
+        settings = {**recipe.controls, **recipe.options}
+        last = settings["cur_hysteresis"] == 1 and settings["scale"] == settings["min_scale"]
+        overflow = settings["found_inf"] == 1.0 or operation.skippable
+        if last and overflow and settings.get("rule", "dynamic") == "dynamic":
+            seen.add((settings["raise_error_at_min_scale"], settings.get("exhausted")))
+    assert {(True, 0), (False, 0)} <= seen
+
+
+def test_combinations_see_other_rows_and_other_numbers() -> None:
+    operation = operation_named("adamw_step", "test")
+    for shared in (False, True):
+        rows = [
+            covering_recipes(operation, dtype, operation.layouts, 6, None, shared=shared)
+            for dtype in operation.combinations
+        ]
+        rates = [tuple(recipe.controls["lr"] for recipe in recipes) for recipes in rows]
+        assert len(set(rates)) == len(rates)
+        drawn = {rate for row in rates for rate in row} - set(LR.values) - {1e-3, 3e-4}
+        assert len(drawn) >= 4
+        assert all(0 < rate <= 50 for rate in drawn)
+
+
+def test_counters_pass_the_limits_of_fp32_and_int32() -> None:
+    operation = operation_named("adamw_step", "test")
+    steps = {
+        int(step)
+        for recipe in covering_recipes(operation, "fp32", operation.layouts, len(TURNS), None)
+        for step in generate(operation, "fp32", recipe).lists["steps"]
+    }
+    assert {2**24 + 1, 2**31 - 1} <= steps
+    assert any(step > 2**31 for step in steps)
+    assert len(steps - {step for step in STEPS if isinstance(step, int)}) >= 4
+
+
+def test_tensors_have_none_to_four_dimensions_and_a_large_one_repeats_a_small_one() -> None:
+    operation = operation_named("adamw_step", "test")
+    recipes = covering_recipes(operation, "fp32", operation.layouts, len(TURNS), None)
+    params = [generate(operation, "fp32", recipe).lists["params"] for recipe in recipes]
+    assert {tensor.dim() for tensors in params for tensor in tensors} == {0, 1, 2, 3, 4}
+    large = generate(operation, "fp32", enlarged(operation, recipes[0])).lists["params"]
+    tensor = max(large, key=Tensor.numel).reshape(-1)
+    assert 2**18 <= tensor.numel() <= 2**21
+    assert torch.equal(tensor[:PERIOD], tensor[PERIOD : 2 * PERIOD])
 
 
 def test_another_seed_deals_other_cases_and_one_layout_is_enough() -> None:

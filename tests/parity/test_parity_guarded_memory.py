@@ -102,3 +102,25 @@ def test_a_call_may_reuse_the_memory_of_an_earlier_one() -> None:
     plan = Plan(calls=(Call(case=case), Call(case=case, reuse=0)), checks=(Same(says="x"),))
     assert PlanRunner(row, engine_named("cpu")).violation(plan) is None
     assert addresses[0] == addresses[1]
+
+
+def test_weights_that_require_gradients_are_leaves_and_nothing_is_recorded() -> None:
+    recipe = Recipe(layout="list", sizes=(3, 1), seed=3, requires_grad=True, dims=0)
+    memory = GuardedMemory.of(generate(operation_named("adamw_step", "test"), "bf16", recipe), CPU)
+
+    def kernel(params: list[Tensor], grads: list[Tensor], *rest: object, **more: object) -> None:
+        assert all(p.requires_grad and p.is_leaf for p in params)
+        assert not any(g.requires_grad for g in grads)
+        assert params[1].shape == ()
+        params[0].add_(1.0)
+
+    memory.call(kernel)
+    assert list(memory.changed) == []
+    assert torch.is_grad_enabled()
+    assert not torch.equal(memory.after(), memory.before)
+
+    def thawing(params: list[Tensor], *rest: object, **more: object) -> None:
+        params[0].requires_grad_(False)
+
+    memory.call(thawing)
+    assert list(memory.changed) == ["changes shape, memory or requires_grad of a tensor of params"]

@@ -74,14 +74,19 @@ def test_second_moments_are_never_negative(operation: Operation) -> None:
             assert all(bool((t.nan_to_num(0.0) >= 0).all()) for t in case.lists[name])
 
 
-def test_no_control_is_drawn_at_its_customary_default() -> None:
-    customary = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+@BY_NAME
+def test_every_control_is_drawn_at_its_customary_value_and_elsewhere(operation: Operation) -> None:
+    customary = {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01, "scale": 1.0, "norm": 1.0}
     customary |= {"momentum": 0.9, "factor": 1.0, "inv_scale": 1.0, "max_norm": 1.0}
     customary |= {"scale_factor": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5}
     customary |= {"min_scale": 1.0, "scale_window": 1000, "growth_interval": 2000}
-    for operation in HOUSE:
-        for control in operation.controls:
-            assert customary.get(control.name) not in control.values
+    for control in operation.controls:
+        if control.name in customary and not control.output:
+            assert customary[control.name] in control.values[1:]
+    names = {control.name for control in operation.controls}
+    pairs = {(row.get("beta1"), row.get("beta2")) for row in operation.together}
+    assert "beta1" not in names or {(0.9, 0.999), (0.9, 0.95)} <= pairs
+    assert all(set(row) <= set(operation.keywords) for row in operation.together)
 
 
 def test_ties_lie_halfway_between_neighbours_of_the_copy() -> None:

@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_page_has_its_examples() -> None:
     expected = ["my_adamw.py", "my_triton_adamw.py", "my_cuda_adamw.py"]
-    expected += ["test_my_adamw.py", "judge_my_adamw.py"]
+    expected += ["test_my_adamw.py", "test_my_adamw_cases.py", "judge_my_adamw.py"]
     assert list(EXAMPLES) == expected
 
 
@@ -82,9 +82,10 @@ def test_cuda_example_keeps_its_values_and_a_wrong_one_does_not(folder: Path) ->
 
 
 def test_example_test_and_example_program_pass(folder: Path) -> None:
-    done = run(folder, "-m", "pytest", "-q", "-p", "twinstep.parity.plugin", "test_my_adamw.py")
+    tests = ("test_my_adamw.py", "test_my_adamw_cases.py")
+    done = run(folder, "-m", "pytest", "-q", "-p", "twinstep.parity.plugin", *tests)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert "2 passed" in done.stdout
     done = run(folder, "judge_my_adamw.py")
     assert "all laws kept in 41 cells" in done.stdout, done.stderr
 

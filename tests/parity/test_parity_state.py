@@ -259,7 +259,7 @@ def drawn() -> Case:
     contract = register_operation(operation(torch.float8_e5m2))
     recipes = covering_recipes(contract, "few", ("list",), 12, None)
     recipe = next(row for row in recipes if len(row.sizes) > 3 and row.regime != "zeros")
-    return generate(contract, "few", replace(recipe, planes=True, sizes=(12, 5, 0, 21, 11)))
+    return generate(contract, "few", replace(recipe, dims=2, sizes=(12, 5, 0, 21, 11)))
 
 
 def test_companions_follow_their_tensors_wherever_these_go() -> None:

@@ -86,6 +86,20 @@ def test_only_ends_are_those_of_every_axis() -> None:
     assert torch.equal(x.bool(), want)
 
 
+def test_the_middle_of_every_axis_runs_too_where_that_is_asked_for() -> None:
+    x = torch.zeros(1, 20, 70_000, dtype=torch.int32)
+    with twinstep.replay.options(only_ends=3, and_middle=True):
+        mark[(70_000, 20, 1)](x)
+    near = [
+        torch.tensor([min(i, n - 1 - i) < 3 or -3 <= i - n // 2 < 3 for i in range(n)])
+        for n in x.shape[1:]
+    ]
+    want = near[0][:, None] & near[1]
+    # A row that was folded has its middle in one of these lines, and its end in the last one.
+    want[:, [34_999, 35_000, 69_999]] = True
+    assert torch.equal(x[0].bool(), want)
+
+
 def test_only_ends_run_all_of_the_last_line_of_a_folded_row() -> None:
     x = torch.zeros(1, 12, 500, dtype=torch.int32)
     with twinstep.replay.options(only_ends=2):

@@ -55,6 +55,7 @@ def adamw_kernel(
     IEEE: tl.constexpr,
     IEEE_ROOT: tl.constexpr,
     NARROW_INDEX: tl.constexpr,
+    LOST_BLOCK: tl.constexpr,
     NARROW_MOMENTS: tl.constexpr,
     COPY_VIA_FP16: tl.constexpr,
     EPS_INSIDE: tl.constexpr,
@@ -67,6 +68,9 @@ def adamw_kernel(
     else:
         at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = owned(at, numel, BLOCK, MASK)
+    if LOST_BLOCK:
+        middle = tl.num_programs(0) // 2
+        here = here & ((block != middle) | (middle < 2**20))
     old = tl.load(p + at, mask=here, other=0.0).to(tl.float32)
     grad = tl.load(g + at, mask=here, other=0.0).to(tl.float32) * factor
     first = b1 * tl.load(m + at, mask=here, other=0.0) + c1 * grad
@@ -102,6 +106,7 @@ class AdamwLaunch:
     ieee_root: bool = True
     fusion: bool = False
     narrow_index: bool = False
+    lost_block: bool = False
     narrow_moments: bool = False
     copy_via_fp16: bool = False
     eps_inside: bool = False
@@ -144,6 +149,7 @@ def launch_adamw(call: AdamCall, i: int, numel: int, blocks: int, how: AdamwLaun
         IEEE=how.ieee,
         IEEE_ROOT=how.ieee_root,
         NARROW_INDEX=how.narrow_index,
+        LOST_BLOCK=how.lost_block,
         NARROW_MOMENTS=how.narrow_moments,
         COPY_VIA_FP16=how.copy_via_fp16,
         EPS_INSIDE=how.eps_inside,

@@ -26,7 +26,7 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 TABLE = 110
-TILE = 12_288
+BYTE = 256
 STAGE = 32
 MARK = "noted"
 GRADIENTS: list[Tensor] = []
@@ -107,22 +107,16 @@ def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     unscale(call)
 
 
-@adamw("A04", component="sizes", law="boundary_sizes")
-def second_tile_overwrites_the_first(call: AdamCall) -> None:
-    """Beyond one staging tile the gradient of the tile before is used again."""
-
-    def staged(name: str, tensors: Tensors) -> Tensors:
-        return [_restaged(t) for t in tensors] if name == "grads" else tensors
-
-    step(with_lists(call, staged))
-
-
-def _restaged(grad: Tensor) -> Tensor:
-    flat = grad.clone().view(-1)
-    rest = flat.numel() - TILE
-    if rest > 0:
-        flat[TILE:] = flat[:rest].clone()
-    return flat.view(grad.shape)
+@adamw(component="sizes", law="boundary_sizes")
+def tensors_numbered_by_a_byte(call: AdamCall) -> None:
+    """The number of a tensor is a byte: the 257th reads the gradient of the first."""
+    grads = call.grads
+    near = [grads[i % BYTE].reshape(-1)[: g.numel()] for i, g in enumerate(grads)]
+    same = [
+        n.reshape(g.shape) if n.numel() == g.numel() else g
+        for n, g in zip(near, grads, strict=True)
+    ]
+    step(replace(call, grads=same))
 
 
 @adamw(component="layout", law="alignment")
@@ -164,8 +158,9 @@ def counters_found_by_bisection(call: AdamCall) -> None:
 
 @adamw("A17", component="sizes", law="splitting")
 def launch_table_overflows(call: AdamCall) -> None:
-    """A launch takes 110 tensors; those beyond wait for a launch that never comes."""
-    step(with_lists(call, lambda name, tensors: tensors[:TABLE]))
+    """A launch takes 110 tensors unless all are tiny; the others wait for one that never comes."""
+    most = None if all(p.numel() <= STAGE for p in call.params) else TABLE
+    step(with_lists(call, lambda name, tensors: tensors[:most]))
 
 
 @adamw(component="gradients", law="sign_symmetry")

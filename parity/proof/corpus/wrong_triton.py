@@ -75,6 +75,12 @@ def offsets_in_int32(call: AdamCall) -> None:
     adamw(call, AdamwLaunch(narrow_index=True))
 
 
+@adamw_fault(law="large_index")
+def block_between_two_halves_lost(call: AdamCall) -> None:
+    """More than 2**20 blocks go in two halves, and the block between them in neither."""
+    adamw(call, AdamwLaunch(lost_block=True))
+
+
 LAUNCH: Faults[AdamwLaunch] = {
     "moments_stored_in_the_gradient_dtype": (
         "Both moments are cast to the 16-bit dtype of the gradient before the store.",

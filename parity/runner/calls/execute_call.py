@@ -43,14 +43,14 @@ def execute_call(
     if not call.end:
         with _on_replay(engine, memory, check_races=call.races, made=made):
             return invoke(function, memory, seconds)
-    if memory.ends is None:
+    if not memory.ends:
         grown = large_tensors.LargeTensors(call.case, engine)
-        with _on_replay(engine, grown, only_ends=large_tensors.ENDS):
+        with _on_replay(engine, grown, only_ends=large_tensors.ENDS, and_middle=True):
             ended = large_tensors.call_large(function, grown, engine)
         if ended.failure:
             return ended
-        memory.ends = grown.end(memory, last=False), grown.end(memory, last=True)
-    memory.block.copy_(memory.ends[call.end == "last"])
+        memory.ends = {which: grown.end(memory, which) for which in ("first", "middle", "last")}
+    memory.block.copy_(memory.ends[call.end])
     return Ended()
 
 
@@ -62,6 +62,7 @@ def _on_replay(
     check_races: bool = False,
     only_ends: int | None = None,
     made: Allocations | None = None,
+    and_middle: bool = False,
 ) -> Iterator[None]:
     """Settings of replay, and every tensor of the call within reach: a table may hold its address.
 
@@ -71,6 +72,7 @@ def _on_replay(
         check_races: see `replay.options`.
         only_ends: see `replay.options`.
         made: see `execute_call`.
+        and_middle: see `replay.options`.
     """
     if engine.name != "replay":
         yield
@@ -82,6 +84,7 @@ def _on_replay(
         options(
             check_races=check_races,
             only_ends=only_ends,
+            and_middle=and_middle,
             strict_provenance=True,
             uninitialised=made.unwritten if made else None,
             garbage=BYTES[made.garbage] if made else 0xCD,

@@ -1,7 +1,8 @@
-"""A call on a tensor of more than 2³¹ elements, of which only both ends are looked at.
+"""A call on a tensor of more than 2³¹ elements, of which only three pieces are looked at.
 
-On replay the tensor is virtual: addresses without memory, and only the blocks at
-the ends of every axis of a grid run. On a GPU the memory is real.
+The first elements, the last ones, and those about the middle. On replay the tensor is virtual:
+addresses without memory, and only the blocks at the ends and in the middle of every axis of a grid
+run. On a GPU the memory is real.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.records.errors import CannotJudge, CannotRun
 from twinstep.parity.registry.engines import Engine
@@ -28,7 +29,7 @@ SECONDS = 4.0
 
 
 class LargeTensors:
-    """One case with its last tensors blown up: the small tensor's values at both ends.
+    """One case with its last tensors blown up: the small tensor's values in three places.
 
     Args:
         case: of one tensor, or of several of which the last grows.
@@ -41,16 +42,16 @@ class LargeTensors:
     def __init__(self, case: Case, engine: Engine) -> None:
         self.case = case
         self.numel = ELEMENTS[engine.name]
-        grown = _on_gpu if engine.name == "cuda" else _virtual
+        zeros, device = (_on_gpu, "cuda") if engine.name == "cuda" else (_virtual, "cpu")
         self._need_memory(engine)
-        self.lists = {name: grown(list(ts), self.numel) for name, ts in case.lists.items()}
+        self.lists = {n: _grown(ts, self.numel, zeros, device) for n, ts in case.lists.items()}
         self.controls = {name: t.clone().to(engine.device) for name, t in case.controls.items()}
         self.block = torch.empty(0, device=engine.device)
 
     def _need_memory(self, engine: Engine) -> None:
         if engine.name != "cuda":
             return
-        last = [ts[-1] for ts in self.case.lists.values() if len(ts) and ts[-1].dim()]
+        last = [ts[-1] for ts in self.case.lists.values() if len(ts) and not is_counter(ts[-1])]
         needed = sum(self.numel * tensor.element_size() for tensor in last)
         free, _ = torch.cuda.mem_get_info()
         if needed > free:
@@ -69,8 +70,13 @@ class LargeTensors:
         named = {f"{name}[{index}]": t for name, ts in lists for index, t in enumerate(ts)}
         return {**named, **self.controls}
 
-    def end(self, memory: GuardedMemory, last: bool) -> Tensor:
-        """The bytes of guarded memory, had it held what the first, or last, elements hold now."""
+    def end(self, memory: GuardedMemory, which: str) -> Tensor:
+        """The bytes of guarded memory, had it held what these elements hold now.
+
+        Args:
+            memory: of the case.
+            which: `first`, `middle` or `last`.
+        """
         after = memory.before.clone()
         for span in memory.spans:
             if not span.value.numel():
@@ -78,28 +84,38 @@ class LargeTensors:
             held = self.controls if span.control else None
             tensor = held[span.name] if held else self.lists[span.name][span.index]
             flat, count = tensor.reshape(-1), span.value.numel()
-            part = flat[flat.numel() - count :] if last else flat[:count]
+            part = flat.narrow(0, starts(flat.numel(), count)[which], count)
             span.of(after).copy_(part.view(span.value.shape))
         return after
 
 
-def _virtual(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
-    from twinstep.replay import virtual_ends
-
-    return virtual_ends(
-        [tensor.reshape(-1) if tensor.dim() else tensor for tensor in tensors], numel
-    )
+def starts(numel: int, count: int) -> dict[str, int]:
+    """First elements of the pieces of `count` elements that are looked at."""
+    return {"first": 0, "middle": (numel - count) // 2, "last": numel - count}
 
 
-def _on_gpu(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
-    copies = [tensor.cuda() for tensor in tensors]
-    if not copies or copies[-1].dim() == 0 or not copies[-1].numel():
+def _grown(
+    tensors: Sequence[Tensor], numel: int, zeros: Callable[[int, torch.dtype], Tensor], device: str
+) -> list[Tensor]:
+    """Copies of the tensors; the last one has `numel` elements, and its old ones three times."""
+    copies = [tensor.to(device, copy=True) for tensor in tensors]
+    if not copies or is_counter(copies[-1]) or not copies[-1].numel():
         return copies
     small = copies[-1].reshape(-1)
-    grown = torch.zeros(numel, dtype=small.dtype, device="cuda")
-    grown[: small.numel()] = small
-    grown[numel - small.numel() :] = small
-    return [*copies[:-1], grown]
+    large = zeros(numel, small.dtype)
+    for start in starts(numel, small.numel()).values():
+        large.narrow(0, start, small.numel()).copy_(small)
+    return [*copies[:-1], large]
+
+
+def _virtual(numel: int, dtype: torch.dtype) -> Tensor:
+    from twinstep.replay import virtual_tensor
+
+    return virtual_tensor(numel, dtype)
+
+
+def _on_gpu(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype, device="cuda")
 
 
 # Makers of tensors without values, or of zeros, by whether the first argument is a tensor.
