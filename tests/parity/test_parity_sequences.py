@@ -31,7 +31,7 @@ from twinstep.parity.sequences.fills import REGIMES, filled
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.observe import Walk, differences
 from twinstep.parity.sequences.registry import REFERENCES, RULES, borrowed_twins, undriven
-from twinstep.parity.sequences.rules import AdamRules
+from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.world import read
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 
