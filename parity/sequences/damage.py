@@ -13,9 +13,10 @@ from twinstep.parity.sequences.fills import NAN, Dice
 HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra")
 # Entry of a dict or list: what holds it, and its key.
 Place = tuple[Any, Any]
+State = dict[str, object]
 
 
-def damaged(state: dict[str, Any], seed: int, how: str) -> dict[str, Any]:
+def damaged(state: State, seed: int, how: str) -> State:
     """A state dict, changed in place: one entry of it is gone or makes no sense.
 
     Hyper-parameters stay as they are: torch loads any.
@@ -48,7 +49,7 @@ def _places(value: Any, group: bool = False) -> Iterator[Place]:
             yield from _places(item, group=isinstance(key, int) and "params" in item)
 
 
-def _wrong(value: Any, how: str) -> object:
+def _wrong(value: object, how: str) -> object:
     if how == "none":
         return None
     if how == "text":
@@ -64,7 +65,7 @@ def _wrong(value: Any, how: str) -> object:
     return value.to(torch.int32)
 
 
-def aged(state: dict[str, Any], count: int, since: int) -> dict[str, Any]:
+def aged(state: State, count: int, since: int) -> State:
     """A state dict whose counters stand at a number, changed in place.
 
     Args:
@@ -84,6 +85,6 @@ def aged(state: dict[str, Any], count: int, since: int) -> dict[str, Any]:
             "growth_tracker": since,
         }
         if key in numbers:
-            tensor = isinstance(value, Tensor)
-            state[key] = torch.full_like(value, numbers[key]) if tensor else numbers[key]
+            number = numbers[key]
+            state[key] = torch.full_like(value, number) if isinstance(value, Tensor) else number
     return state

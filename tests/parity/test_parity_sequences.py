@@ -16,12 +16,11 @@ from tests.helpers.profile import LONG
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
 from twinstep.parity.proof.corpus.sequence_power import power_of
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.corpus.wrong_optimizers import (
-    WRONG_OPTIMIZERS,
     CountsWithoutGradient,
     SharedCounter,
 )
-from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.kernels import registrations
@@ -38,10 +37,9 @@ from twinstep.parity.sequences.world import read
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 CPU = torch.device("cpu")
-WRONG = [*WRONG_OPTIMIZERS, *WRONG_WRAPPERS]
 
 
-@pytest.mark.parametrize("row", WRONG, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
 def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
     for dtype in row.dtypes:
         failure = judged_optimizer(row, dtype, SEQUENCES)
@@ -50,7 +48,7 @@ def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
         assert not raised, f"rejected for the wrong reason: {failure}"
 
 
-@pytest.mark.parametrize("row", WRONG, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
 def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer) -> None:
     """Four notices end the measurement: within 130 sequences they are probability enough."""
     power = power_of(row, row.dtypes[0], enough=4, most=130)
@@ -64,10 +62,9 @@ def test_harmless_optimizer_passes(row: Optimizer) -> None:
 
 
 def test_there_are_enough_of_both() -> None:
-    assert len(WRONG_OPTIMIZERS) >= 45
-    assert len(WRONG_WRAPPERS) >= 20
+    assert len(WRONG_CLASSES) >= 70
     assert len(HARMLESS_OPTIMIZERS) >= 6
-    names = [row.name for row in (*WRONG, *HARMLESS_OPTIMIZERS)]
+    names = [row.name for row in (*WRONG_CLASSES, *HARMLESS_OPTIMIZERS)]
     assert len(names) == len(set(names))
 
 

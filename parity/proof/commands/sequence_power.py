@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twinstep.parity.proof.corpus.sequence_power import Power, power_of
-from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
-from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, UsageError
 from twinstep.parity.report.progress import progress
 
@@ -25,7 +24,7 @@ def sequence_power(most: int, names: tuple[str, ...]) -> int:
     Raises:
         UsageError: there is no such class.
     """
-    rows = [*WRONG_OPTIMIZERS, *WRONG_WRAPPERS]
+    rows = WRONG_CLASSES
     for name in names:
         if name not in {row.name for row in rows}:
             raise UsageError(f'class "{name}" is unknown, but should be in parity/proof/corpus')

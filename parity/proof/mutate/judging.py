@@ -17,8 +17,7 @@ from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.judged import absent, judged
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer
-from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
-from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.mutate.copies import changed, kernel_of
 from twinstep.parity.proof.mutate.same_code import Compiled, compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
@@ -96,8 +95,7 @@ def variants() -> dict[str, Variant]:
 @cache
 def classes(kind: Kind) -> dict[str, Optimizer]:
     """The wrong or the harmless optimizer classes by name."""
-    wrong = [*WRONG_OPTIMIZERS, *WRONG_WRAPPERS]
-    rows = {Kind.WRONG: wrong, Kind.HARMLESS: HARMLESS_OPTIMIZERS}
+    rows = {Kind.WRONG: WRONG_CLASSES, Kind.HARMLESS: HARMLESS_OPTIMIZERS}
     return {row.name: row for row in rows.get(kind, ())}
 
 
