@@ -64,8 +64,8 @@ class OptimizerRules(Rules):
         "a save in a streak of overflows": (
             *(OVERFLOW, OVERFLOW, "save", OVERFLOW, "load", OVERFLOW, "train"),
         ),
-        "24 bits of counters full": (("age", {"count": 2**24 - 2}), *("train",) * 4),
-        "31 bits of counters full": (("age", {"count": 2**31 - 2}), *("train",) * 4),
+        "24 bits of counters full": ("train", ("age", {"count": 2**24 - 2}), *("train",) * 3),
+        "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
         "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
         "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
         "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
