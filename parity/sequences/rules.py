@@ -66,6 +66,11 @@ class OptimizerRules(Rules):
         ),
         "24 bits of counters full": ("train", ("age", {"count": 2**24 - 2}), *("train",) * 3),
         "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
+        "31 bits of counters full, gradients for all": (
+            *("initialize_states", ("age", {"count": 2**31 - 2})),
+            *(("train", {"missing": 0, "regime": "ordinary"}),) * 3,
+            "resume",
+        ),
         "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
         "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
         "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
