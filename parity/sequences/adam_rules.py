@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import torch
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import action
+from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.fills import INF, NAN
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
@@ -68,3 +68,14 @@ class TensorAdamRules(AdamRules):
     """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
 
     tensor_hyper = True
+
+
+class LenientAdamRules(AdamRules):
+    """Adam that need not refuse anything: arguments and states are sound, gradients dense."""
+
+    sparse = False
+
+    def actions(self) -> dict[str, Action]:
+        """Every action but those that should be refused."""
+        left = {"construct_wrongly", "load_damaged"}
+        return {name: row for name, row in super().actions().items() if name not in left}
