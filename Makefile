@@ -6,6 +6,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 SETUP ?= auto
 OUT ?= out
+TRITON ?= $(OUT)/triton
 PY := .venv/bin/python
 # A PYTHON that was named must be the one in use; the default takes what an earlier set-up left.
 INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
@@ -13,7 +14,7 @@ INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
 WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -66,6 +67,13 @@ ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTC
 	@$(READY)
 	$(PY) -m twinstep.replay.corpus make --also twinstep.parity.proof.replay_cases
 	$(PY) -m twinstep.replay.corpus census --write
+
+foreign:  ## Triton's own tests on replay, from TRITON=/path/to/checkout or a clone of its release branch
+	@$(READY) --need pytest pytest-xdist
+	@test -d "$(TRITON)" || git clone --quiet --depth 1 --branch \
+		release/$$($(PY) -c "import triton; print('.'.join(triton.__version__.split('.')[:2]))").x \
+		https://github.com/triton-lang/triton "$(TRITON)"
+	$(PY) -m tools.foreign "$(TRITON)" --outcomes $(OUT)/foreign.jsonl
 
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
 	@$(READY)

@@ -10,8 +10,8 @@
     log[0].bytes_read, log[0].opcodes
 
 Accesses outside the tensors of a launch, misaligned ones, unknown instructions and deadlocks are
-errors with kernel, source line, block and thread; `options` adds checks of races and of memory
-never written, and shuffles the order of blocks.
+errors with kernel, source line, block and thread; `options` adds checks of races, of memory never
+written and of accesses that leave the tensor of their address, and shuffles the order of blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 if __name__ != "twinstep.replay":
     raise ImportError("import twinstep.replay, not replay")
 
+from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 from twinstep.replay.errors import (
     CannotReplay,
@@ -47,6 +48,7 @@ from twinstep.replay.launch.virtual import (
     virtual_tensor,
 )
 from twinstep.replay.triton.driver import activate, active, deactivate
+from twinstep.replay.triton.torch_cuda import modelled_gpu
 
 __all__ = [
     "CannotReplay",
@@ -67,6 +69,7 @@ __all__ = [
     "UnknownInstruction",
     "UnsupportedArgument",
     "UnsupportedTriton",
+    "Unwritten",
     "activate",
     "active",
     "allow",
@@ -76,6 +79,7 @@ __all__ = [
     "folded_tensor",
     "forget_pages",
     "launches",
+    "modelled_gpu",
     "options",
     "register_buffer_provider",
     "run_ptx",

@@ -101,18 +101,17 @@ def launch(
     require_engine(near.device, kernel.__name__)
     if programs == 0:
         return
-    if near.device.type == "cpu":
-        # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
-        ask = getattr(_active_driver(), "register_buffer_provider", None)
-        if ask is not None:
-            ask(live_tensors)
+    # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
+    ask = getattr(_active_driver(), "register_buffer_provider", None)
+    if ask is not None:
+        ask(live_tensors)
     with on_device(near.device), reachable(reaches):
         kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
 
 
 def resident_programs(device: torch.device, chunks: int) -> int:
     """Return how many programs walk over `chunks`: what the device can hold at once, at most."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not executes_cpu_tensors():
         return min(chunks, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
     # Few, so that small tensors too take every program through its loop more than once.
     return min(chunks, 8)

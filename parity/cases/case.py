@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from twinstep.parity.operations.operation import Operation, OptionValue
+from twinstep.parity.operations.operation import Operation, OptionValue, Shape
 
 NO_TENSORS: tuple[int, ...] = ()
 
@@ -80,23 +81,46 @@ class Case:
     @property
     def numel(self) -> int:
         """Elements of the longest list."""
-        return max((sum(t.numel() for t in ts) for ts in self.lists.values()), default=0)
+        return max((sum(t.numel() for t in ts) for ts in self.alike.values()), default=0)
 
     @property
     def length(self) -> int:
         """Tensors in the longest list."""
-        return max((len(tensors) for tensors in self.lists.values()), default=0)
+        return max((len(tensors) for tensors in self.alike.values()), default=0)
+
+    @property
+    def alike(self) -> Mapping[str, Sequence[Tensor]]:
+        """The lists without those that have shapes of their own."""
+        own = {argument.name for argument in self.operation.shaped}
+        return {name: tensors for name, tensors in self.lists.items() if name not in own}
 
     def reference(self) -> dict[str, list[Tensor]]:
         """Results of the reference, by argument; a control as a list of one."""
         return evaluate(self, self.lists)
 
     def with_lists(self, lists: Mapping[str, Sequence[Tensor]]) -> Case:
-        """The same case with other tensors, all aligned as before where they still exist."""
+        """The same case with other tensors, all aligned as before where they still exist.
+
+        Lists with shapes of their own are fitted to the leading list.
+        """
+        lists = {**lists, **_fitted(self.operation, lists)}
         skews = {name: _fit(self.skews.get(name, ()), len(lists[name])) for name in lists}
-        longest = max(map(len, lists.values()), default=0)
-        placement = self.placement if len(self.placement) == longest else ()
-        return replace(self, lists=dict(lists), skews=skews, placement=placement)
+        case = replace(self, lists=lists, skews=skews)
+        return case if len(self.placement) == case.length else replace(case, placement=())
+
+    def taken(self, positions: Sequence[int]) -> Case:
+        """The case with the tensors at these positions, in this order, and their companions."""
+        single = {argument.name for argument in self.operation.lists if argument.single}
+        shapes = [tuple(t.shape) for t in next(iter(self.lists.values()), ())]
+        lists: dict[str, Sequence[Tensor]] = {}
+        for name, tensors in self.lists.items():
+            here = list(range(len(tensors)))
+            if name not in self.alike:
+                here = [at for at, _ in self.operation.companions(name, shapes)]
+            known = dict(zip(here, tensors, strict=False)) if len(tensors) else {}
+            kept = [known[at] for at in positions if at in known]
+            lists[name] = tensors if name in single else kept
+        return self.with_lists(lists)
 
     def with_controls(self, **values: float) -> Case:
         """The same case with some controls set to other values."""
@@ -121,6 +145,31 @@ def _tensors(result: object) -> list[Tensor]:
     if not isinstance(result, list | tuple):
         raise TypeError(f"the reference returned {type(result).__name__}, not a list of tensors")
     return list(result)
+
+
+def _fitted(operation: Operation, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, list[Tensor]]:
+    """Lists with shapes of their own: unchanged where those are right, else refilled."""
+    lead = [tuple(t.shape) for t in next(iter(lists.values()), ())]
+    return {
+        argument.name: _refilled(
+            lists[argument.name], [own for _, own in operation.companions(argument.name, lead)]
+        )
+        for argument in operation.shaped
+        if len(lists[argument.name]) or not argument.optional
+    }
+
+
+def _refilled(tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    """Tensors of these shapes with the elements of others, over and over."""
+    if not tensors or [tuple(t.shape) for t in tensors] == list(shapes):
+        return list(tensors)
+    flat = [t.reshape(-1) for t in tensors]
+    new = []
+    for at, shape in enumerate(shapes):
+        row, count = flat[at % len(flat)], math.prod(shape)
+        whole = row.repeat(-(-count // max(row.numel(), 1)))[:count]
+        new.append((whole if row.numel() else row.new_zeros(count)).reshape(shape))
+    return new
 
 
 def _fit(skews: Sequence[int], length: int) -> list[int]:

@@ -16,6 +16,9 @@ from torch import Tensor
 Bits = NDArray[np.unsignedinteger]
 
 
+INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """One binary format.
@@ -25,17 +28,20 @@ class Format:
         name: as in the table.
         width: bits altogether.
         mantissa: stored bits of the significand.
+        finite_only: no infinity: the magnitude past the largest number is NaN.
     """
 
     dtype: torch.dtype
     name: str
     width: int
     mantissa: int
+    finite_only: bool = False
 
     @property
     def unsigned(self) -> type[np.unsignedinteger]:
         """The NumPy integer of the same width."""
         by_width: dict[int, type[np.unsignedinteger]] = {
+            8: np.uint8,
             16: np.uint16,
             32: np.uint32,
             64: np.uint64,
@@ -45,7 +51,7 @@ class Format:
     @property
     def signed(self) -> torch.dtype:
         """The torch integer of the same width."""
-        return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.width]
+        return INTEGERS[self.width]
 
     @property
     def sign(self) -> int:
@@ -54,8 +60,8 @@ class Format:
 
     @property
     def infinity(self) -> int:
-        """Bits of +inf; below it lie the finite magnitudes, above it the NaNs."""
-        return self.sign - (1 << self.mantissa)
+        """Bits of +inf, or of the only NaN; below lie the finite magnitudes, above all NaNs."""
+        return self.sign - (1 if self.finite_only else 1 << self.mantissa)
 
     @property
     def tiny(self) -> int:
@@ -67,12 +73,14 @@ FP16 = Format(dtype=torch.float16, name="fp16", width=16, mantissa=10)
 BF16 = Format(dtype=torch.bfloat16, name="bf16", width=16, mantissa=7)
 FP32 = Format(dtype=torch.float32, name="fp32", width=32, mantissa=23)
 FP64 = Format(dtype=torch.float64, name="fp64", width=64, mantissa=52)
-FORMATS = {row.dtype: row for row in (FP16, BF16, FP32, FP64)}
+E4M3 = Format(dtype=torch.float8_e4m3fn, name="fp8-e4m3", width=8, mantissa=3, finite_only=True)
+E5M2 = Format(dtype=torch.float8_e5m2, name="fp8-e5m2", width=8, mantissa=2)
+FORMATS = {row.dtype: row for row in (FP16, BF16, FP32, FP64, E4M3, E5M2)}
 
 
 def to_tensor(bits: Bits, form: Format) -> Tensor:
     """The tensor with these bits."""
-    signed = bits.astype(form.unsigned).view({16: np.int16, 32: np.int32, 64: np.int64}[form.width])
+    signed = bits.astype(form.unsigned).view(f"i{form.width // 8}")
     return torch.from_numpy(signed.copy()).view(form.dtype)
 
 
@@ -117,3 +125,16 @@ def non_finite_bits(form: Format) -> dict[str, int]:
 def _signed(rng: np.random.Generator, magnitude: NDArray[np.int64], form: Format) -> Bits:
     signs = rng.integers(0, 2, magnitude.shape[0]).astype(np.uint64) * np.uint64(form.sign)
     return (magnitude.astype(np.uint64) | signs).astype(form.unsigned)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """A tensor of 8-bit floats as fp32, in which torch computes; any other as it is."""
+    return tensor.float() if tensor.dtype in FORMATS and tensor.itemsize == 1 else tensor
+
+
+def integers(rng: np.random.Generator, count: int, dtype: torch.dtype) -> Tensor:
+    """Any value of an integer type, every eighth at or next to an end or zero."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    drawn = rng.integers(least, most, count, endpoint=True)
+    ends = rng.choice(np.array([least, least + 1, 0, 1, most - 1, most]), count)
+    return torch.from_numpy(np.where(rng.integers(0, 8, count) == 0, ends, drawn)).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,13 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.covering import STEPS, size_class
-from twinstep.parity.cases.formats import FORMATS, non_finite_bits, to_tensor
+from twinstep.parity.cases.formats import (
+    FORMATS,
+    INTEGERS,
+    integers,
+    non_finite_bits,
+    to_tensor,
+)
 from twinstep.parity.cases.regimes import (
     FINITE,
     Codes,
@@ -92,15 +99,21 @@ def _list(
         return []
     if argument.single:
         return [_flat(operation, recipe, dtypes[0], rng)]
+    if argument.shape is not None:
+        return _companions(operation, recipe, argument, dtypes, rng)
     tensors, start = [], 0
     reals = intended.of(argument.role)
     # In a norm one huge gradient drowns all others: a mixture keeps its gradients moderate.
     tame = "norm" in operation.writes and recipe.regime == "mixture"
     tame = tame and argument.role is Role.GRAD
     for index, size in enumerate(recipe.sizes):
-        form = FORMATS[dtypes[index % len(dtypes)]]
+        dtype = dtypes[index % len(dtypes)]
         part = slice(start, start + size)
         start += size
+        if not dtype.is_floating_point:
+            tensors.append(_shaped(integers(rng, size, dtype), recipe.planes))
+            continue
+        form = FORMATS[dtype]
         rounded = round_to_bits(reals[part], form.name)
         codes_here = _tamed(codes[part]) if tame else codes[part]
         bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
@@ -108,6 +121,31 @@ def _list(
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe.planes))
     return tensors
+
+
+def _companions(
+    operation: Operation,
+    recipe: Recipe,
+    argument: ListArgument,
+    dtypes: Sequence[torch.dtype],
+    rng: np.random.Generator,
+) -> list[Tensor]:
+    """The tensors of a list whose shapes follow from the leading list."""
+    lead = [tuple(_shaped(torch.empty(size), recipe.planes).shape) for size in recipe.sizes]
+    found = []
+    for at, shape in operation.companions(argument.name, lead):
+        dtype, count = dtypes[at % len(dtypes)], math.prod(shape)
+        if dtype.is_floating_point:
+            form, codes = FORMATS[dtype], codes_of(recipe.regime, rng, count)
+            named = {name: float(value) for name, value in _controls(operation, recipe).items()}
+            reals = values(codes, rng, named).of(argument.role)
+            bits = overlay_bits(
+                round_to_bits(reals, form.name), codes, rng, argument.role, form.name
+            )
+            found.append(to_tensor(bits, form).reshape(shape))
+        else:
+            found.append(integers(rng, count, dtype).reshape(shape))
+    return found
 
 
 def _starts_at_zero(operation: Operation, recipe: Recipe, index: int) -> bool:
@@ -188,7 +226,7 @@ def planted(case: Case, rng: np.random.Generator) -> Case:
         for argument in case.operation.lists
         if argument.role not in _never_planted(case.operation)
         for index, tensor in enumerate(case.lists[argument.name])
-        if tensor.numel()
+        if tensor.numel() and tensor.is_floating_point()
     ]
     if not readable:
         return case
@@ -222,8 +260,7 @@ def replaced(case: Case, name: str, index: int, tensor: Tensor) -> Case:
 
 def with_bits(tensor: Tensor, places: Sequence[int], pattern: int) -> Tensor:
     """A copy of the tensor with this bit pattern at these places."""
-    form = FORMATS[tensor.dtype]
-    words = np.full(len(places), pattern, dtype=np.uint64)
-    new = tensor.reshape(-1).clone()
-    new.view(form.signed)[list(places)] = to_tensor(words, form).view(form.signed)
+    new, signed = tensor.reshape(-1).clone(), INTEGERS[8 * tensor.itemsize]
+    word = np.uint64(pattern).astype(f"u{tensor.itemsize}").view(f"i{tensor.itemsize}")
+    new.view(signed)[list(places)] = torch.tensor(int(word), dtype=signed)
     return new.reshape(tensor.shape)

@@ -48,6 +48,7 @@ class Values:
     def of(self, role: Role) -> Reals:
         """The values for lists of this role; an output starts as a stale copy of the weights."""
         by_role = {Role.GRAD: self.grad, Role.MOMENT: self.moment, Role.SQUARE: self.square}
+        by_role[Role.SCALE] = np.abs(self.moment)
         if role is Role.OUTPUT:
             return self.param * 1.02
         return by_role.get(role, self.param)
@@ -92,7 +93,7 @@ def overlay_bits(
         chosen = codes == code
         if chosen.any():
             bits[chosen] = draw(rng, int(chosen.sum()), form)
-    if role is Role.SQUARE:
+    if role in (Role.SQUARE, Role.SCALE):
         bits &= form.unsigned(form.sign - 1)
     return bits
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from twinstep.parity.cases.formats import widened
 from twinstep.parity.expected.ulp import same
 
 
@@ -35,9 +36,10 @@ class Accepted:
         """Mask of the elements of `got` (same dtype and shape) that are acceptable."""
         if self.low is None or self.high is None or self.zone is None:
             return same(got, self.value)
-        inside = (got >= self.low) & (got <= self.high)
-        nan_too = torch.isnan(got) & torch.isnan(self.value)
-        return inside | nan_too | (self.zone & ~torch.isfinite(got))
+        wide, low, high = widened(got), widened(self.low), widened(self.high)
+        inside = (wide >= low) & (wide <= high)
+        nan_too = torch.isnan(wide) & torch.isnan(widened(self.value))
+        return inside | nan_too | (self.zone & ~torch.isfinite(wide))
 
     def ratio(self, got: Tensor) -> Tensor | None:
         """Error over bound, where both mean something; None without a bound.
@@ -63,7 +65,7 @@ class Accepted:
         within the bound shows, and only there.
         """
         flat = torch.zeros(got.numel(), dtype=torch.float64)
-        if self.exact is None or self.bound is None or got.dtype == torch.float32:
+        if self.exact is None or self.bound is None or got.itemsize in (1, 4):
             return flat
         exact, bound = self.exact.reshape(-1), self.bound.reshape(-1)
         rounded = self.exact.to(got.dtype)
@@ -91,5 +93,16 @@ def _midpoint(got: Tensor, towards: float) -> Tensor:
     wide = got.to(torch.float64)
     if got.dtype == torch.float32:
         return wide
-    neighbour = torch.nextafter(got, torch.full_like(got, towards)).to(torch.float64)
-    return (wide + neighbour) / 2
+    return (wide + _neighbour(got, towards).to(torch.float64)) / 2
+
+
+def _neighbour(got: Tensor, towards: float) -> Tensor:
+    """The next number up or down."""
+    if got.itemsize > 1:
+        return torch.nextafter(got, torch.full_like(got, towards))
+    # torch has no such function for 8-bit floats: their bits are in order, below zero backwards.
+    up = (widened(got) > 0) == (towards > 0)
+    bits = got.contiguous().view(torch.int8)
+    stepped = torch.where(up, bits + 1, bits - 1)
+    smallest = torch.full_like(bits, 1 if towards > 0 else -127)
+    return torch.where(widened(got) == 0, smallest, stepped).view(got.dtype)

@@ -108,7 +108,17 @@ class Bounded(Tensor):
             operands = [_carried(x, plain) for x in args if isinstance(x, Tensor | float | int)]
             condition = CONDITIONS[name](operands)
             return Bounded(replace(condition, value=plain)) if condition.error.any() else plain
-        if not isinstance(plain, Tensor) or not plain.dtype.is_floating_point:
+        if isinstance(plain, tuple | list):
+            raise TypeError(f"no error bound is known for {func}, which gives several tensors")
+        if not isinstance(plain, Tensor):
+            return plain
+        if name in WHOLE_RULES:
+            rule = WHOLE_RULES[name]
+            found = rule(cast("Callable[..., Tensor]", func), args, dict(kwargs or {}))
+            return Bounded(replace(found, value=plain))
+        if name == "_to_copy" and not plain.dtype.is_floating_point:
+            return _to_integers(cast("Bounded", args[0]), plain)
+        if not plain.dtype.is_floating_point:
             return plain
         if name == "_to_copy":
             return _converted(cast("Bounded", args[0]), plain)
@@ -124,7 +134,7 @@ class Bounded(Tensor):
 
 def _root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """The exact norm of the reference with its bound."""
-    carried = [_charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
+    carried = [charged(x) if isinstance(x, Bounded) else known(x) for x in tensors]
     value = root_of_squares([c.value for c in carried]).to(torch.float32)
     exact, error, zone = bounded_l2_norm(
         value, [c.exact for c in carried], [c.error for c in carried]
@@ -139,14 +149,14 @@ def _values(args: Sequence[object]) -> list[object]:
 
 def _carried(x: object, like: Tensor) -> Carried:
     if isinstance(x, Bounded):
-        return _charged(x)
+        return charged(x)
     if isinstance(x, Tensor):
         return known(x)
     return known(torch.tensor(x, dtype=torch.float64, device=like.device))
 
 
-def _charged(x: Bounded) -> Carried:
-    """What x carries, with the rounding to its storage if that is still to be charged."""
+def charged(x: Bounded) -> Carried:
+    """Facts of x, with the rounding to its storage if that is still to be charged."""
     c = x.carried
     if not x.pending:
         return c
@@ -158,8 +168,10 @@ def _charged(x: Bounded) -> Carried:
 def _converted(x: Bounded, plain: Tensor) -> Bounded:
     if x.dtype == torch.bool:
         return Bounded(replace(x.carried, value=plain))
+    if not x.dtype.is_floating_point:
+        return Bounded(replace(x.carried, value=plain))
     narrower = torch.finfo(plain.dtype).eps > torch.finfo(x.dtype).eps
-    return Bounded(replace(_charged(x), value=plain), pending=narrower and plain.itemsize < 4)
+    return Bounded(replace(charged(x), value=plain), pending=narrower and plain.itemsize < 4)
 
 
 def _settled(c: Carried, plain: Tensor) -> Carried:
@@ -306,6 +318,17 @@ def _where(operands: Sequence[Carried]) -> Carried:
     )
 
 
+def _to_integers(x: Bounded, plain: Tensor) -> Tensor:
+    """A conversion to integers cuts fractions off; open where another honest number has another."""
+    if x.dtype == torch.bool:
+        return plain
+    c = charged(x)
+    low, high = (c.exact - c.error).trunc(), (c.exact + c.error).trunc()
+    exact = c.exact.trunc()
+    error = torch.maximum(high - exact, exact - low)
+    return Bounded(replace(c, value=plain, exact=exact, error=error))
+
+
 CREATORS = frozenset({"full_like", "ones_like", "zeros_like"})
 RULES: dict[str, Callable[[Sequence[Carried]], Carried]] = {
     "abs": _absolute,
@@ -322,3 +345,7 @@ RULES: dict[str, Callable[[Sequence[Carried]], Carried]] = {
     "sub": _subtract,
     "where": _where,
 }
+
+# Rules that need all arguments of an operation, which are what it was called with.
+WholeRule = Callable[[Callable[..., Tensor], Sequence[object], dict[str, object]], Carried]
+WHOLE_RULES: dict[str, WholeRule] = {}

@@ -83,14 +83,33 @@ def _accepted(x: Tensor) -> Accepted:
     if not bool(((carried.error != 0) | carried.zone).any()):
         return _untouched(x)
     low, high = _ends(carried)
+    if not x.dtype.is_floating_point:
+        return _of_integers(carried, low, high)
+    zone = carried.zone
+    if x.dtype.itemsize == 1:
+        # Past the largest number a conversion saturates, or gives NaN or infinity.
+        top = torch.finfo(x.dtype).max
+        zone = zone | (torch.maximum(low.abs(), high.abs()) > top)
+        low, high = low.clamp(-top, top), high.clamp(-top, top)
     return Accepted(
         value=carried.value,
         low=_inside(low, x.dtype, torch.inf),
         high=_inside(high, x.dtype, -torch.inf),
         exact=carried.exact,
         bound=carried.error,
-        zone=carried.zone,
+        zone=zone,
     )
+
+
+def _of_integers(carried: Carried, low: Tensor, high: Tensor) -> Accepted:
+    """Every integer of the interval, whose ends are whole; those of the type where it is open."""
+    kind = torch.iinfo(carried.value.dtype)
+    open_ = carried.zone | ~torch.isfinite(low) | ~torch.isfinite(high)
+    low = torch.where(open_, torch.full_like(low, kind.min), low).clamp(kind.min, kind.max)
+    high = torch.where(open_, torch.full_like(high, kind.max), high).clamp(kind.min, kind.max)
+    dtype = carried.value.dtype
+    zone = torch.zeros_like(open_)
+    return Accepted(value=carried.value, low=low.to(dtype), high=high.to(dtype), zone=zone)
 
 
 def _untouched(x: Bounded) -> Accepted:

@@ -66,7 +66,7 @@ def decimal(value: Tensor) -> str:
     """A 0-dim tensor as the shortest decimal that names it among its neighbours."""
     if value.dtype not in FORMATS:
         return str(int(value.item()))
-    digits = {16: 5, 32: 9, 64: 17}[FORMATS[value.dtype].width]
+    digits = {8: 3, 16: 5, 32: 9, 64: 17}[FORMATS[value.dtype].width]
     number = float(value.item())
     exact = next(f"{number:.{n}g}" for n in range(1, 18) if n == 17 or _names(number, n, value))
     return exact if len(exact) <= digits + 8 else f"{number:.{digits}g}"

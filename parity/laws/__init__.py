@@ -22,6 +22,7 @@ from twinstep.parity.laws.sign_symmetry import SIGN_SYMMETRY
 from twinstep.parity.laws.skipped_step import SKIPPED_STEP
 from twinstep.parity.laws.splitting import SPLITTING
 from twinstep.parity.laws.strided import STRIDED
+from twinstep.parity.laws.uninitialised import UNINITIALISED
 from twinstep.parity.laws.value import VALUE
 
 LAWS: dict[str, Law] = {
@@ -31,6 +32,7 @@ LAWS: dict[str, Law] = {
         FORMULA,
         NOTHING_ELSE_WRITTEN,
         EVERY_OUTPUT_WRITTEN,
+        UNINITIALISED,
         SKIPPED_STEP,
         AFTER_SKIP,
         NON_FINITE,

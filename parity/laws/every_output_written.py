@@ -12,7 +12,6 @@ small tensors (bytedance/lightseq#98); padding of a flat buffer left as it was.
 from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.formats import FORMATS
 from twinstep.parity.cases.generate import with_bits
 from twinstep.parity.cases.regimes import FINITE
 from twinstep.parity.laws.base import Draw, Law
@@ -27,8 +26,7 @@ def poisoned(case: Case) -> Case:
     lists = {name: list(tensors) for name, tensors in case.lists.items()}
     for name in case.operation.lists_of(Role.OUTPUT):
         for index, tensor in enumerate(lists[name]):
-            width = FORMATS[tensor.dtype].width
-            pattern = POISON & ((1 << width) - 1)
+            pattern = POISON & ((1 << 8 * tensor.itemsize) - 1)
             lists[name][index] = with_bits(tensor, range(tensor.numel()), pattern)
     outputs = [control for control in case.operation.controls if control.output]
     changed = {row.name: 3.0 - float(case.controls[row.name].item()) for row in outputs}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import FORMATS
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.ulp import decimal, hex_bits, ulp_distance
 
@@ -100,7 +100,7 @@ class Finding:
         """Distance between `got` and `want`, in words."""
         if self.got is None or self.want is None:
             return ""
-        if self.got.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        if self.got.dtype not in FORMATS:
             return f"off by {int(self.got.item()) - int(self.want.item())}"
         steps = int(ulp_distance(self.got, self.want).item())
         if steps < 0:

@@ -22,6 +22,9 @@ from twinstep.parity.laws.plan import Call, Piece, Plan, Same, Values
 
 def plan(case: Case, arithmetic: str) -> Plan:
     """The case and its rearrangement."""
+    if case.length <= 1 and case.operation.shaped:
+        # Elements of a block, or of a matrix, belong together.
+        return Plan(calls=(Call(case=case),), checks=(Values(),))
     says, other, where = _flipped(case) if case.length <= 1 else _turned(case)
     calls = (Call(case=case), Call(case=other))
     if arithmetic != "exact":
@@ -34,9 +37,8 @@ def _turned(case: Case) -> tuple[str, Case, tuple[Piece, ...]]:
     length = case.length
     # Swap the ends and turn the rest by one: no symmetry of pairing or of position survives that.
     order = [length - 1, *range(2, length - 1), 1, 0] if length > 3 else list(range(length))[::-1]
-    turned = {n: [ts[at] for at in order] if len(ts) else [] for n, ts in case.lists.items()}
     back = tuple(order.index(at) for at in range(length))
-    other = replace(case.with_lists(turned), placement=back)
+    other = replace(case.taken(order), placement=back)
     where = tuple(Piece(index=at, start=0) for at in back)
     return "depends on the order of the tensors", other, where
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import widened
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import Formulated, tolerance
@@ -36,8 +37,8 @@ class Call:
         lifted: evaluate the kernel's formula in float64 beside it.
         guarded: look for changes of the process's state, and for tensors that are kept alive.
         races: on replay, let two threads that touch the same bytes without order be an error.
-        end: `first` or `last`: make the last tensors larger than 2³¹ elements, with the case's
-            values at both ends, and look at that end.
+        garbage: what the kernel allocates without values holds that, one of `GARBAGE`.
+        end: `first` or `last`: make the last tensors larger than 2³¹ elements, and look there.
     """
 
     case: Case
@@ -49,13 +50,19 @@ class Call:
     lifted: bool = False
     guarded: bool = False
     races: bool = False
+    garbage: str = ""
     end: str = ""
 
     @property
     def plain(self) -> bool:
         """True if its outcome may serve another law."""
-        special = self.fresh or self.watched or self.captured or self.lifted or self.races
-        return self.reuse is None and not (special or self.guarded or self.end)
+        special = self.fresh or self.watched or self.lifted or self.guarded
+        return self.reuse is None and not special and self.portable
+
+    @property
+    def portable(self) -> bool:
+        """True if a stand-alone file can make it."""
+        return not (self.captured or self.races or self.garbage or self.end)
 
 
 @dataclass(frozen=True)
@@ -225,14 +232,14 @@ class Same:
             if wrong.numel():
                 at = int(wrong[0].item())
                 where = int(places[at].item())
-                accepted = Accepted(value=_spread(want, places, flat))
+                accepted = Accepted(value=flat.index_copy(0, places, want))
                 return _finding("dependence", self.says, self.second, two, other, where, accepted)
         return None
 
     def expected(self, name: str, first: Tensor) -> Tensor:
         """The values of the second call that correspond to these of the first."""
         if name in self.negated:
-            return -first
+            return (-widened(first)).to(first.dtype)
         power = dict(self.powers).get(name, 0)
         return first if power == 0 else (first.double() * 2.0**power).to(first.dtype)
 
@@ -333,12 +340,6 @@ class Plan:
 
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]
-
-
-def _spread(want: Tensor, places: Tensor, flat: Tensor) -> Tensor:
-    spread = flat.clone()
-    spread[places] = want
-    return spread
 
 
 def _worst(wrong: Tensor, ratio: Tensor | None) -> int:

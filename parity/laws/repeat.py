@@ -18,14 +18,12 @@ from twinstep.parity.laws.plan import Call, Plan, Same, Values
 def smaller(case: Case) -> Case:
     """Another case of the same kind: half of the tensors, or half of the only one."""
     if case.length > 1:
-        half = (case.length + 1) // 2
-        lists = {name: list(tensors)[:half] for name, tensors in case.lists.items()}
-        return case.with_lists(lists)
+        return case.taken(range((case.length + 1) // 2))
     cut = {
         name: [t if t.dim() == 0 else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
-        for name, tensors in case.lists.items()
+        for name, tensors in case.alike.items()
     }
-    return case.with_lists(cut)
+    return case.with_lists({**case.lists, **cut})
 
 
 def other_values(case: Case) -> Case:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.formats import widened
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
 from twinstep.parity.operations.operation import Role
@@ -33,7 +34,7 @@ def one_sided(case: Case) -> Iterable[Case]:
 def _changed(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
     names = case.operation.lists_of(*SIGNED)
     lists = {
-        name: [change(t) for t in tensors] if name in names else tensors
+        name: [change(widened(t)).to(t.dtype) for t in tensors] if name in names else tensors
         for name, tensors in case.lists.items()
     }
     return case.with_lists(lists)

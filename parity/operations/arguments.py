@@ -10,6 +10,7 @@ ORDER = (
     "formula",
     "nothing_else_written",
     "every_output_written",
+    "uninitialised",
     "skipped_step",
     "after_skip",
     "non_finite",
@@ -43,6 +44,7 @@ def without(laws: tuple[str, ...], *names: str) -> tuple[str, ...]:
 CALL_LAWS = (
     "value",
     "nothing_else_written",
+    "uninitialised",
     "repeat",
     "race_free",
     "no_host_read",

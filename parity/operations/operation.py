@@ -14,13 +14,14 @@ the host. *Options* are keyword-only plain Python values, fixed per call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
 OptionValue = bool | int | str
+Shape = tuple[int, ...]
 Combination = Mapping[str, tuple[torch.dtype, ...]]
 LAYOUTS = ("flat", "list")
 
@@ -35,6 +36,8 @@ class Role(Enum):
     OUTPUT = "written, never read"
     STEPS = "completed steps, int64 scalars"
     VALUE = "plain values"
+    CODE = "quantised state: integers, every one allowed"
+    SCALE = "scales of blocks, never negative"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,15 @@ class ListArgument:
         role: what its tensors mean.
         optional: an empty list means "absent".
         single: always a list of one tensor (a flat buffer), whatever the layout.
+        shape: from the shape of a tensor of the leading list, the first one, that of its companion
+            here; None where it has none. Without it they are equal.
     """
 
     name: str
     role: Role
     optional: bool = False
     single: bool = False
+    shape: Callable[[Shape], Shape | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,17 @@ class Operation:
     def lists_of(self, *roles: Role) -> tuple[str, ...]:
         """Names of the lists with one of these roles."""
         return tuple(argument.name for argument in self.lists if argument.role in roles)
+
+    @property
+    def shaped(self) -> tuple[ListArgument, ...]:
+        """The lists whose shapes follow from those of the leading list."""
+        return tuple(argument for argument in self.lists if argument.shape is not None)
+
+    def companions(self, name: str, lead: Sequence[Shape]) -> list[tuple[int, Shape]]:
+        """Position in the leading list, and shape, of every tensor of a list."""
+        shape = self.list_named(name).shape
+        found = [(at, own if shape is None else shape(own)) for at, own in enumerate(lead)]
+        return [(at, tuple(own)) for at, own in found if own is not None]
 
     @property
     def keywords(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from twinstep.parity.operations.operation import Operation
+from twinstep.parity.operations.operation import Operation, Shape
 from twinstep.parity.records.errors import UsageError
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -110,3 +110,40 @@ def check_combinations(operation: Operation, where: str) -> None:
             )
     if not operation.combinations:
         raise UsageError(f"combinations is empty, but should name at least one [{where}]")
+
+
+# A vector and matrices, empty ones too: what a shape may be asked for.
+PROBES: tuple[Shape, ...] = ((0,), (3,), (4, 7), (5, 2))
+
+
+def check_shapes(operation: Operation, where: str) -> None:
+    """Require shapes that follow from a leading list, and laws that hold with them.
+
+    Raises:
+        UsageError: the first list has a shape of its own or is single, a shape is none, or a law
+            cuts tensors that belong together.
+    """
+    for argument in operation.shaped:
+        lead = operation.lists[0]
+        if lead.shape is not None or lead.single:
+            raise UsageError(
+                f"{argument.name} has a shape, but the first list, {lead.name}, should be the one "
+                f"that it follows from [{where}]"
+            )
+        try:
+            found = operation.companions(argument.name, PROBES)
+        except Exception as error:
+            raise UsageError(
+                f"shape of {argument.name} raises {type(error).__name__}: {error} [{where}]"
+            ) from error
+        if any(not isinstance(n, int) or n < 0 for _, shape in found for n in shape):
+            raise UsageError(
+                f"shape of {argument.name} gives {[shape for _, shape in found]}, but should give "
+                f"tuples of whole numbers [{where}]"
+            )
+        unequal = ("permutation",) if len(found) < len(PROBES) else ()
+        for law in ("splitting", "large_index", *unequal):
+            if law in operation.laws:
+                raise UsageError(
+                    f"{law} cannot be judged where {argument.name} has shapes of its own [{where}]"
+                )

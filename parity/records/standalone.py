@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,18 @@ class Run:
     refused: str = ""
 
 
-def run_file(path: str, seconds: float, count: int = 0, hangs: bool = False) -> Run:
+Execute = Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+
+
+def fresh(words: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a Python file as a user does."""
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def run_file(
+    path: str, seconds: float, count: int = 0, hangs: bool = False, execute: Execute = fresh
+) -> Run:
     """Run a file in a child process.
 
     Args:
@@ -73,13 +85,14 @@ def run_file(path: str, seconds: float, count: int = 0, hangs: bool = False) -> 
         seconds: the child is stopped after so long.
         count: how often the law is judged in that process; 0 for the file's own number.
         hangs: whether the judge has seen the subject hang, so that a late end is a failure.
+        execute: runs it.
     """
     if seconds <= 0:
         return Run()
-    command = [sys.executable, path, "here", *([str(count)] if count else [])]
+    words = [path, "here", *([str(count)] if count else [])]
     limit = min(seconds, HANGS) if hangs else seconds
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        done = execute(words, limit)
     except subprocess.TimeoutExpired:
         return Run(1, 1) if hangs else Run()
     if done.returncode == CANNOT_LOAD:

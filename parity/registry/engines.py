@@ -87,13 +87,13 @@ def engine_for(kernel: Kernel, asked: str | None = None) -> Engine:
     """The engine that a kernel is judged on.
 
     Its own choice in order of preference, or else: Triton kernels on the GPU, without one on
-    replay; everything else on the CPU.
+    replay; CUDA C++ on replay, which compiles it; everything else on the CPU.
 
     Args:
         kernel: whose `engines` are looked at.
         asked: an engine that was asked for; a kernel that cannot run there is skipped by name.
     """
-    return engine_among(kernel.engines, uses_triton(kernel.function), asked)
+    return engine_among(claimed_engines(kernel), uses_triton(kernel.function), asked)
 
 
 def engine_among(engines: Sequence[str], triton: bool, asked: str | None = None) -> Engine:
@@ -121,7 +121,7 @@ def _fits(asked: str, claimed: tuple[str, ...], said: bool) -> bool:
     return (asked == "interpret" and "replay" in claimed) or (asked == "cuda" and not said)
 
 
-def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
+def uses_triton(function: Callable[..., object]) -> bool:
     """True if a function can reach a Triton kernel through names in its code or its closure.
 
     What else stands in the same file does not matter. Instances with `__call__`, bound methods and
@@ -129,26 +129,46 @@ def uses_triton(function: Callable[..., object], depth: int = 3) -> bool:
     """
     if isinstance(function, Elsewhere):
         return function.triton
+    return _reaches(function, _is_triton)
+
+
+def claimed_engines(kernel: Kernel) -> tuple[str, ...]:
+    """Engines of a kernel's own choice, or replay for CUDA C++ and PTX that it launches."""
+    if kernel.engines or isinstance(kernel.function, Elsewhere):
+        return kernel.engines
+    return ("replay",) if _reaches(kernel.function, _is_launched_by_replay) else ()
+
+
+def _reaches(
+    function: Callable[..., object], wanted: Callable[[object], bool], depth: int = 3
+) -> bool:
     if not isinstance(function, FunctionType):
         held = [*_held(function), *_functions_of(function)]
-        if any(uses_triton(inner, depth) for inner in held if isinstance(inner, FunctionType)):
-            return True
-        return any(_is_triton(value) for value in held)
+        inside = [value for value in held if isinstance(value, FunctionType)]
+        return any(_reaches(value, wanted, depth) for value in inside) or any(map(wanted, held))
     for value in _named(function):
-        if _is_triton(value):
-            return True
-        if isinstance(value, ModuleType) and _is_kernels(value.__name__):
+        if wanted(value):
             return True
         for inner in _functions_of(value) if depth else ():
             if inner is function or (inner.__module__ or "").startswith("torch"):
                 continue
-            if _is_kernels(inner.__module__ or "") or uses_triton(inner, depth - 1):
+            if wanted(inner) or _reaches(inner, wanted, depth - 1):
                 return True
     return False
 
 
 def _is_triton(value: object) -> bool:
+    """True for a jitted function, and for modules and functions that end in one."""
+    if isinstance(value, ModuleType):
+        return _is_kernels(value.__name__)
+    if isinstance(value, FunctionType):
+        return _is_kernels(value.__module__ or "")
     return type(value).__module__.startswith("triton.runtime")
+
+
+def _is_launched_by_replay(value: object) -> bool:
+    owner = value if isinstance(value, FunctionType) else type(value)
+    return owner.__module__ in ("twinstep.replay.cuda.nvrtc", "twinstep.replay.launch.run")
 
 
 def _held(value: object) -> list[object]:
@@ -164,7 +184,7 @@ def _is_kernels(module: str) -> bool:
 
 
 def _named(function: Callable[..., object]) -> list[object]:
-    """What the names in a function's code stand for, one attribute deep, and its closure."""
+    """Values of the names in a function's code and closure, one attribute or table deep."""
     code, found = getattr(function, "__code__", None), list[object]()
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):
@@ -174,9 +194,11 @@ def _named(function: Callable[..., object]) -> list[object]:
     values = [known[name] for name in sorted(names & known.keys())]
     modules = [value for value in values if isinstance(value, ModuleType)]
     own = [m for m in modules if m.__name__.split(".")[0] != "torch"]
+    tables = [value for value in (*found, *values) if isinstance(value, dict | list | tuple)]
     return [
         *found,
         *values,
+        *(inner for t in tables for inner in (t.values() if isinstance(t, dict) else t)),
         *(vars(m)[name] for m in own for name in sorted(names & vars(m).keys())),
     ]
 
@@ -187,6 +209,8 @@ def _functions_of(value: object) -> list[FunctionType]:
         value = value.func
     if isinstance(value, MethodType):
         value = value.__func__
+    # A cache around a function.
+    value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType):
         return [value]
     owner = value if isinstance(value, type) else type(value)
@@ -214,6 +238,21 @@ def running(engine: Engine) -> Iterator[None]:
         yield
     finally:
         twinstep.replay.deactivate()
+
+
+def as_on(engine: Engine, function: Callable[..., object]) -> Callable[..., object]:
+    """A function that finds the device of its engine; on replay a modelled GPU, while it runs."""
+    if engine.name != "replay":
+        return function
+
+    @functools.wraps(function)
+    def called(*args: object, **kwargs: object) -> object:
+        from twinstep.replay import modelled_gpu
+
+        with modelled_gpu():
+            return function(*args, **kwargs)
+
+    return called
 
 
 def live_subnormals() -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstep.parity.operations.operation import LAYOUTS, Operation
-from twinstep.parity.operations.signature import check_combinations, check_signature
+from twinstep.parity.operations.signature import check_combinations, check_shapes, check_signature
 from twinstep.parity.operations.table import add_operation, borrowed_operations, operation_named
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.names import ENGINES
@@ -178,10 +178,12 @@ def register_operation(operation: Operation) -> Operation:
         UsageError: the name is taken, a law is unknown, a written name is no argument, the
             reference is no function or has another signature, or a dtype combination does not fit.
     """
+    from twinstep.parity.expected.bounds_blocks import add_block_rules
     from twinstep.parity.expected.bounds_matmul import add_matrix_rules
     from twinstep.parity.laws import LAWS
 
     add_matrix_rules()
+    add_block_rules()
     where = f"register_operation {operation.name}"
     _one_of("laws", operation.laws, tuple(LAWS), where)
     arguments = tuple(argument.name for argument in operation.lists) + operation.keywords
@@ -193,6 +195,7 @@ def register_operation(operation: Operation) -> Operation:
             f"reference is {operation.reference!r}, but should be a function [{where}]"
         )
     check_combinations(operation, where)
+    check_shapes(operation, where)
     check_signature(operation.reference, operation, _place(operation.reference))
     add_operation(operation)
     return operation

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.formats import FORMATS
+from twinstep.parity.cases.formats import FORMATS, widened
 from twinstep.parity.operations.operation import Role
 from twinstep.parity.runner.run_plan import Scores
 
@@ -92,16 +92,19 @@ def _offspring(case: Case, index: int, score: Tensor, dice: np.random.Generator)
             lists[argument.name] = []
             continue
         tensor = tensors[index]
+        if tensor.dim():
+            tensor = tensor.reshape(-1)[torch.from_numpy(chosen)]
         if tensor.dim() and tensor.is_floating_point():
-            bred = tensor.reshape(-1)[torch.from_numpy(chosen)]
-            tensor = _mutated(bred, len(parents), argument.role, dice)
+            tensor = _mutated(tensor, len(parents), argument.role, dice)
         lists[argument.name] = [tensor]
     return case.with_lists(lists)
 
 
 def _elementwise(case: Case, name: str, scores: Mapping[int, Tensor]) -> bool:
     """Whether the output has a score for each element of the lists beside it."""
-    if name not in case.lists or any(argument.single for argument in case.operation.lists):
+    operation = case.operation
+    together = operation.shaped or any(argument.single for argument in operation.lists)
+    if name not in case.lists or together:
         return False
     firsts = case.lists[case.operation.lists[0].name]
     return all(score.numel() == firsts[at].numel() for at, score in scores.items())
@@ -118,7 +121,7 @@ def _mutated(bred: Tensor, fixed: int, role: Role, dice: np.random.Generator) ->
     # Magnitude bits only: the sign is part of what made the parent good.
     mutant = (bits ^ change).astype(f"i{form.width // 8}")
     result = torch.from_numpy(mutant).view(bred.dtype)
-    keep = ~torch.isfinite(result)
+    keep = ~torch.isfinite(widened(result))
     if role is Role.SQUARE:
         keep |= result < 0
     return torch.where(keep, bred, result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -31,11 +32,19 @@ def fresh_processes() -> BaseContext:
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    if multiprocessing.parent_process() is not None and not _cuda_in_use():
+        # A worker has one thread and can be forked again; a server of its own imports all anew.
+        return multiprocessing.get_context("fork")
     if not _started_in:
         _started_in.update(_environment())
         multiprocessing.set_forkserver_preload(["twinstep.parity.runner.preload"])
     served = _started_in == _environment()
     return multiprocessing.get_context("forkserver" if served else "spawn")
+
+
+def _cuda_in_use() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _environment() -> dict[str, str]:

@@ -278,7 +278,7 @@ def _smaller(
     if effort.repros is None or finding.sort in ("instruction", "host read", "process state"):
         return failure
     plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
-    if any(call.end or call.captured or call.races for call in plan.calls):
+    if not all(call.portable for call in plan.calls):
         return failure
     found_first, smallest = (whole, first), (failure, plan)
     return rerun(smallest, found_first, history, effort.repros, runner.instruction_error)

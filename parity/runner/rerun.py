@@ -15,9 +15,10 @@ import torch
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.plan import Call, Plan
-from twinstep.parity.records.standalone import Run, run_file
+from twinstep.parity.records.standalone import Execute, Run, fresh, run_file
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.repro import CPU, write_repro
+from twinstep.parity.runner.run_program import run_program
 
 SEARCH = 60.0
 ALONE = 8
@@ -59,16 +60,21 @@ class Rerun:
             if run.refused:
                 return self._without(written, f"not shown again: {run.refused}")
             if run.broken and run.broken == run.runs:
-                return written
+                return self._confirmed(written)
             if run.broken and self._always(written):
-                return self._written(shown, again="fails at the first call of a process alone")
+                again = "fails at the first call of a process alone"
+                return self._confirmed(self._written(shown, again=again))
             if run.broken:
                 partly = partly or (shown, run)
-        after = self._after_others() or self._by_chance()
-        if after is not None:
-            return after
-        if partly is not None:
-            return self._repeating(*partly)
+        found = self._after_others() or self._by_chance()
+        if found is None and partly is not None:
+            found = self._repeating(*partly)
+        return self._without(written, self._denial()) if found is None else self._confirmed(found)
+
+    def _confirmed(self, written: Failure) -> Failure:
+        """The failure, if its file fails where nothing is imported yet."""
+        if self._run(written, execute=fresh).broken:
+            return written
         return self._without(written, self._denial())
 
     def _denial(self) -> str:
@@ -96,9 +102,9 @@ class Rerun:
         Path(written.repro).unlink(missing_ok=True)
         return replace(self.small[0], again=again)
 
-    def _run(self, written: Failure, count: int = 0) -> Run:
+    def _run(self, written: Failure, count: int = 0, execute: Execute = run_program) -> Run:
         hangs = written.finding.sort == "hang"
-        return run_file(written.repro, self.deadline - time.monotonic(), count, hangs)
+        return run_file(written.repro, self.deadline - time.monotonic(), count, hangs, execute)
 
     def _breaks(self, written: Failure) -> bool:
         return self._run(written).broken > 0
@@ -187,10 +193,9 @@ def _light(calls: Sequence[Call]) -> list[Call]:
     kept: list[Call] = []
     room = LARGEST
     for call in reversed(calls):
-        special = call.end or call.captured or call.races
-        room -= 0 if special else GuardedMemory.of(call.case, CPU).before.numel()
+        room -= GuardedMemory.of(call.case, CPU).before.numel() if call.portable else 0
         if room < 0:
             break
-        if not special:
+        if call.portable:
             kept.append(replace(call, lifted=False, watched=False))
     return kept[::-1]

@@ -102,16 +102,11 @@ def shrunk(
 def _rows(case: Case) -> list[str]:
     """Lists that have one tensor for each position."""
     single = {argument.name for argument in case.operation.lists if argument.single}
-    return [name for name in case.lists if name not in single and case.lists[name]]
+    return [name for name, tensors in case.alike.items() if name not in single and tensors]
 
 
 def _only(case: Case, kept: Sequence[int]) -> Case:
-    rows = _rows(case)
-    lists = {
-        name: [tensors[index] for index in kept] if name in rows else tensors
-        for name, tensors in case.lists.items()
-    }
-    return case.with_lists(lists)
+    return case.taken(kept)
 
 
 def _length(case: Case) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
-from twinstep.parity.sequences.actions import Motif, Rules, action
+from twinstep.parity.sequences.actions import Motif, Rules, Step, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
 from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
 from twinstep.parity.sequences.parts import (
@@ -29,6 +29,7 @@ from twinstep.parity.sequences.parts import (
 from twinstep.parity.sequences.world import Value, World
 
 # Steps of motifs.
+PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
 TWO_ALIKE = ("build", {"groups": 2, "alike": True})
 OVERFLOW = ("train", {"regime": "planted"})
 CLEAR = ("zero_grad", {"how": "as it is"})
@@ -68,7 +69,7 @@ class OptimizerRules(Rules):
         "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
         "31 bits of counters full, gradients for all": (
             *("initialize_states", ("age", {"count": 2**31 - 2})),
-            *(("train", {"missing": 0, "regime": "ordinary"}),) * 3,
+            *(PLAIN, PLAIN, PLAIN),
             "resume",
         ),
         "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),

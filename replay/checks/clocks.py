@@ -1,78 +1,213 @@
-"""The order between blocks: what each knows of the others through atomics.
+"""The order between blocks: what each thread knows of other blocks through atomics.
 
-A thread that releases makes known its own accesses, and those of other threads of its block that a
-barrier has put before. What one thread acquires counts as known to its whole block.
+A thread that releases makes known what it knows itself: its own accesses, those of threads of its
+block that a barrier has put before, and what it has acquired. What a thread acquires is known to
+it, and to others of its block after a barrier that joins them. Where many threads of a block meet
+in one instruction, what one of them acquires counts as known to all, and a release as made by any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from twinstep.replay.dtypes import Array
+from twinstep.replay.machine.lanes import MemoryOp
 
 Release = tuple[int, int, Array]
 """A thread, the epoch of its block, and per warp the epoch before which the thread has met it."""
 
-_ORDERING = frozenset({"acquire", "release", "acq_rel"})
+Entry = tuple[int, tuple[tuple[int, int], ...]]
+"""The number of a block's last release that many threads made, all of which up to there count as
+known; and for each thread that released alone, the thread and the number of its last release.
+"""
+
+Known = dict[int, Entry]
+"""An entry for each block."""
+
+Met = Callable[[int, int], bool]
+"""True if one thread comes after what another of its block did in an epoch of its warp."""
+
+MANY = 4
+"""Above so many threads of a block in one instruction, they are not told apart."""
+
+STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
+
+
+def strong(site: MemoryOp, blocks: bool) -> bool:
+    """True if other threads may touch the same word meanwhile, as long as they are strong too.
+
+    Args:
+        site: An access.
+        blocks: Whether the other thread is of another block, which the scope `.cta` leaves out.
+    """
+    parts = site.instruction.parts
+    if blocks and "cta" in parts:
+        return False
+    return site.kind == "atomic" or not STRONG.isdisjoint(parts)
 
 
 class Clocks:
-    """A clock per block that advances at its atomics, and how far each block knows the others'.
+    """Releases of each block, numbered, and those that each thread knows of.
 
     Args:
-        fenced: Whether the kernel has fences, which give order to relaxed atomics as well.
+        fenced: Whether the kernel has fences, which give order to relaxed accesses as well.
     """
 
     def __init__(self, fenced: bool) -> None:
         self.fenced = fenced
-        self.time: dict[int, int] = {}
-        self.known: dict[int, dict[int, int]] = {}
-        self.released: dict[int, dict[int, int]] = {}
         self.releases: dict[int, list[Release]] = {}
-        """Of each block, one for each of its clocks."""
+        self.released: dict[int, Known] = {}
+        """Per address, what is acquired there."""
+        self.settled: dict[int, Known] = {}
+        """What all threads of a block know."""
+        self.pending: dict[int, tuple[int, dict[tuple[int, int], Known]]] = {}
+        """Epoch of a block, and what threads acquired in it, by thread and epoch of the warp."""
 
     def own(self, blocks: Array) -> Array:
-        """The clocks of some blocks."""
-        return np.array([self.time.get(block, 0) for block in blocks.tolist()], np.int64)
+        """The number of the next release of some blocks."""
+        return np.array([len(self.releases.get(b, ())) for b in blocks.tolist()], np.int64)
 
-    def ordered(self, before: int, thread: int, event: Array, after: int) -> bool:
-        """True if block `after` has synchronised with an event since then.
+    def effect(self, site: MemoryOp) -> tuple[bool, bool]:
+        """Two flags: an access acquires, and it releases, for other blocks."""
+        if not strong(site, True):
+            return False, False
+        parts = {*site.instruction.parts}
+        acquires = self.fenced or not parts.isdisjoint({"acquire", "acq_rel"})
+        releases = self.fenced or not parts.isdisjoint({"release", "acq_rel"})
+        return acquires and site.kind != "write", releases and site.kind != "read"
+
+    def ordered(
+        self,
+        before: int,
+        thread: int,
+        event: Array,
+        now: tuple[int, int],
+        met: Met,
+    ) -> bool:
+        """True if a thread knows of an event of another block.
 
         Args:
             before: The block of the event.
             thread: The thread of the event, within its block.
             event: See `races.Trace`.
-            after: The other block.
+            now: The other block, and its epoch.
+            met: Of the thread that asks.
         """
-        clock, last = int(event[3]), self.known.get(after, {}).get(before, -1)
-        if last < clock:
-            return False
-        releases = self.releases[before]
-        # Epochs never fall, so that the last release is the one after most barriers.
-        _, epoch, warps = releases[last]
-        if event[1] < epoch:
+        if self._covers(self._settled(*now), before, thread, event):
             return True
-        known = releases[clock : last + 1]
-        return any(t == thread or event[2] < warps[thread // 32] for t, _, warps in known)
+        pending = self.pending[now[0]][1].items()
+        return any(
+            met(*who) and self._covers(known, before, thread, event) for who, known in pending
+        )
 
-    def atomic(
+    def _covers(self, known: Known, before: int, thread: int, event: Array) -> bool:
+        """True if a release of these was made by a thread that came after an event."""
+        if before not in known:
+            return False
+        (last, alone), clock, releases = known[before], int(event[3]), self.releases[before]
+        # Epochs never fall, so that the last release is the one after most barriers.
+        if last >= clock and event[1] < releases[last][1]:
+            return True
+        numbers = [number for _, number in alone if number >= clock]
+        return any(
+            event[1] < epoch or t == thread or event[2] < warps[thread // 32]
+            for t, epoch, warps in [*releases[clock : last + 1], *(releases[n] for n in numbers)]
+        )
+
+    def _settled(self, block: int, epoch: int) -> Known:
+        """What all threads of a block know in an epoch: everything acquired before it."""
+        settled = self.settled.setdefault(block, {})
+        began, pending = self.pending.setdefault(block, (epoch, {}))
+        if began < epoch:
+            for known in pending.values():
+                self._learn(settled, known)
+            self.pending[block] = epoch, {}
+        return settled
+
+    def _learn(self, known: Known, other: Known) -> None:
+        """Add to what is known."""
+        for block, entry in other.items():
+            mine = known.get(block)
+            if mine is None:
+                known[block] = entry
+            elif mine is not entry:
+                a, b = mine[1], entry[1]
+                if mine[0] == entry[0] and len(a) == len(b) == 1 and a[0][0] == b[0][0]:
+                    known[block] = max(mine, entry)
+                elif mine[0] < entry[0] or b:
+                    known[block] = self._joined(block, mine, entry)
+
+    def _joined(self, block: int, one: Entry, two: Entry) -> Entry:
+        """What follows from both."""
+        last = max(one[0], two[0])
+        alone = dict(one[1])
+        for thread, number in two[1]:
+            alone[thread] = max(alone.get(thread, -1), number)
+        # A release after a barrier covers those before it.
+        releases = self.releases[block]
+        newest = max((releases[number][1] for number in alone.values()), default=0)
+        kept = [(t, n) for t, n in alone.items() if n > last and releases[n][1] == newest]
+        return last, tuple(kept)
+
+    def _of_thread(self, block: int, epoch: int, who: tuple[int, int], met: Met) -> Known:
+        """What a thread knows in an epoch of its warp; to be added to when it acquires."""
+        settled = self._settled(block, epoch)
+        pending = self.pending[block][1]
+        if who not in pending:
+            known = dict(settled)
+            for other, acquired in pending.items():
+                if met(*other):
+                    self._learn(known, acquired)
+            pending[who] = known
+        return pending[who]
+
+    def _of_all(self, block: int, epoch: int) -> Known:
+        """The same where the threads of a block are not told apart."""
+        settled = self._settled(block, epoch)
+        for known in self.pending[block][1].values():
+            self._learn(settled, known)
+        self.pending[block][1].clear()
+        return settled
+
+    def access(
         self,
-        blocks: Array,
-        releases: list[Release],
-        addresses: Array,
-        parts: tuple[str, ...],
+        effect: tuple[bool, bool],
+        block: int,
+        threads: list[tuple[Release, int]],
+        addresses: list[int],
+        met: Callable[[int, int], Met],
+        replaces: bool,
     ) -> None:
-        """Threads of these blocks touch addresses atomically, in this order."""
-        if not (self.fenced or _ORDERING & set(parts)) or "cta" in parts:
-            return
-        for block, release, address in zip(
-            blocks.tolist(), releases, addresses.tolist(), strict=True
-        ):
-            known = self.known.setdefault(block, {})
-            for other, clock in self.released.get(address, {}).items():
-                known[other] = max(known.get(other, -1), clock)
-            released = self.released.setdefault(address, {})
-            released.update(known)
-            released[block] = self.time.get(block, 0)
-            self.time[block] = self.time.get(block, 0) + 1
-            self.releases.setdefault(block, []).append(release)
+        """Threads of one block touch addresses, in this order, and acquire or release.
+
+        Args:
+            effect: See `effect`.
+            block: The block.
+            threads: The release that each would make, and the epoch of its warp.
+            addresses: One for each.
+            met: Of a thread in an epoch of its warp.
+            replaces: Whether what was released at the addresses is lost: they are stored to.
+        """
+        many = len(threads) > MANY
+        for (release, warp_epoch), address in zip(threads, addresses, strict=True):
+            thread, epoch, _ = release
+            who = thread, warp_epoch
+            own = (
+                self._of_all(block, epoch)
+                if many
+                else self._of_thread(block, epoch, who, met(*who))
+            )
+            if effect[0] and address in self.released:
+                self._learn(own, self.released[address])
+            if not effect[1]:
+                continue
+            number = len(self.releases.setdefault(block, []))
+            self.releases[block].append(release)
+            known = dict(own)
+            self._learn(known, {block: (number, ()) if many else (-1, ((thread, number),))})
+            if effect[0] or replaces or address not in self.released:
+                self.released[address] = known
+            else:
+                self._learn(self.released[address], known)

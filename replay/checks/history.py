@@ -14,20 +14,6 @@ from twinstep.replay.ptx.flow import influenced
 from twinstep.replay.ptx.syntax import Instruction
 
 NOBODY = -1
-STRONG = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"})
-
-
-def strong(site: MemoryOp, blocks: bool) -> bool:
-    """True if other threads may touch the same word meanwhile, as long as they are strong too.
-
-    Args:
-        site: An access.
-        blocks: Whether the other thread is of another block, which the scope `.cta` leaves out.
-    """
-    parts = site.instruction.parts
-    if blocks and "cta" in parts:
-        return False
-    return site.kind == "atomic" or not STRONG.isdisjoint(parts)
 
 
 class Trace:
@@ -36,8 +22,8 @@ class Trace:
     A store of the value that is already there is `silent`: it races with another block's store of
     another value, and with nothing else. Blocks that all raise the same flag do no harm.
 
-    An event is a row of (thread, epoch of its block, epoch of its warp, clock of its block,
-    number of the access).
+    An event is a row of (thread, epoch of its block, epoch of its warp, number of the next release
+    of its block, number of the access).
     """
 
     def __init__(self, size: int) -> None:

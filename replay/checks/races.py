@@ -5,8 +5,9 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
 
 * within a block, by a barrier between them: of all threads, of the warps that one with a count
   joins (at one place of the code), or of a warp (`bar.warp.sync`);
-* between blocks, by a chain of atomics on one address, if they carry acquire or release
-  semantics or the kernel has a fence.
+* between blocks, by a thread that releases and one that acquires at the same address (atomics,
+  loads and stores; relaxed ones, too, if the kernel has a fence), as far as each of them has met
+  the others of its block (see `clocks`).
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
@@ -17,14 +18,16 @@ that another thread writes, by a thread that stores nothing that derives from it
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from twinstep.replay.checks.history import NOBODY, Access, History, Trace, strong
+from twinstep.replay.checks.clocks import Release, strong
+from twinstep.replay.checks.history import NOBODY, Access, History, Trace
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array, stretched
-from twinstep.replay.errors import Race, UninitialisedRead
+from twinstep.replay.errors import Race
 from twinstep.replay.machine.lanes import ActiveLanes, Batch, Lanes, MemoryOp
 from twinstep.replay.ptx.syntax import Instruction
 
@@ -73,20 +76,26 @@ class BatchChecks:
         """Check and note an access of global memory, before it happens."""
         flat = chosen.flat
         addresses = chosen.address.astype(np.int64)
+        for region, part in chosen.regions() if self.batch.windows is not None else ():
+            addresses[part] += region.shift
         if self.memory.unwritten is not None:
             self._initialised(site, lanes, flat, addresses, self.memory.unwritten)
         if not self.memory.races:
             return
-        if site.kind == "atomic":
-            self._synchronise(site, lanes, flat, addresses)
+        # An access that releases is itself known to whoever acquires that.
+        clocks = self.memory.clocks.own(self.batch.blocks)
+        effect = self.memory.clocks.effect(site)
+        if any(effect):
+            self._synchronise(effect, site, lanes, flat, addresses)
         word = self.memory.word
-        for region, part in chosen.regions():
+        for touched, part in chosen.regions():
+            region = touched.home or touched
             words, first = region.words(word, word)
             if region.index not in self.memory.traces:
                 self.memory.traces[region.index] = Trace(len(words))
             own = None if data is None else tuple(d[part] for d in data)
             start = (addresses[part] - first) // word
-            access = self._access(site, lanes, flat[part], start, words, own)
+            access = self._access(site, lanes, flat[part], start, words, own, clocks)
             access.label = region.label
             self._check(site, lanes, access, self.memory.traces[region.index], flat[part])
 
@@ -110,7 +119,8 @@ class BatchChecks:
         if self.memory.races:
             word = self.memory.word
             content = self.batch.shared.reshape(-1).view(f"u{word}")
-            access = self._access(site, lanes, flat, start // word, content, data)
+            clocks = np.zeros(len(self.batch.blocks), np.int64)
+            access = self._access(site, lanes, flat, start // word, content, data, clocks)
             self._check(site, lanes, access, self.shared_trace, flat)
 
     # --- unwritten memory ------------------------------------------------------------------
@@ -139,10 +149,11 @@ class BatchChecks:
             return f"global memory at address {address:#x}"
         return f"{region.label} at byte offset {address - region.start}"
 
-    def _unread(self, site: MemoryOp, lanes: Lanes, flat: int, what: str) -> NoReturn:
-        raise UninitialisedRead(
-            f"{site.kind} of {site.bytes} bytes of {what} that nobody has written; "
-            f"{site.where(flat, lanes)}."
+    def _unread(self, site: MemoryOp, lanes: Lanes, flat: int, what: str) -> None:
+        assert self.memory.unwritten is not None
+        self.memory.unwritten.report(
+            f"{site.kind} of {site.bytes} bytes of {what} that nothing has written; "
+            f"{site.where(flat, lanes)}"
         )
 
     # --- races -----------------------------------------------------------------------------
@@ -155,6 +166,7 @@ class BatchChecks:
         start: Array,
         content: Array,
         data: tuple[Array, ...] | None,
+        clocks: Array,
     ) -> Access:
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
         threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
@@ -164,7 +176,7 @@ class BatchChecks:
                 blocks * self.batch.threads + threads,
                 self.block_epoch[rows],
                 self.warp_epoch[rows, threads // 32],
-                self.memory.clocks.own(self.batch.blocks)[rows],
+                clocks[rows],
                 np.full(len(flat), self.memory.number(site)),
             ],
             axis=1,
@@ -269,15 +281,28 @@ class BatchChecks:
         before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
         if before == after:
             return self._met(earlier, int(now[0]))
-        thread = int(earlier[0]) % self.batch.threads
-        return self.memory.clocks.ordered(before, thread, earlier, after)
+        one, two = int(earlier[0]) % self.batch.threads, int(now[0]) % self.batch.threads
+        met = self._after(self._row(after), two, int(now[2]))
+        return self.memory.clocks.ordered(before, one, earlier, (after, int(now[1])), met)
 
     def _met(self, earlier: Array, thread: int) -> bool:
         """True if a thread has met the warp of an earlier event of its block since then."""
         block, own = divmod(thread, self.batch.threads)
-        row = int(np.flatnonzero(self.batch.blocks == block)[0])
         other = int(earlier[0]) % self.batch.threads // 32
-        return bool(earlier[2] <= self.met[row, own // 32, other])
+        return bool(earlier[2] <= self.met[self._row(block), own // 32, other])
+
+    def _row(self, block: int) -> int:
+        return int(np.flatnonzero(self.batch.blocks == block)[0])
+
+    def _after(self, row: int, thread: int, epoch: int) -> Callable[[int, int], bool]:
+        """Tells of a thread and an epoch of its warp whether this one, now, comes after them."""
+        warp, met = thread // 32, self.met[row, thread // 32]
+
+        def comes_after(other: int, then: int) -> bool:
+            same_warp = other // 32 == warp and then < epoch
+            return other == thread or same_warp or bool(then <= met[other // 32])
+
+        return comes_after
 
     def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
         """Raise if two values are stored to one word by this very instruction."""
@@ -301,17 +326,27 @@ class BatchChecks:
             f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
         )
 
-    def _synchronise(self, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array) -> None:
+    def _synchronise(
+        self, effect: tuple[bool, bool], site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array
+    ) -> None:
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
         threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
-        known: dict[tuple[int, int], Array] = {}
-        releases = []
-        for row, thread in zip(rows.tolist(), threads.tolist(), strict=True):
-            own = thread // 32
-            if (row, own) not in known:
-                # Epochs up to `met` count as met; a barrier of its own warp has begun another.
-                known[row, own] = self.met[row, own] + 1
-                known[row, own][own] = self.warp_epoch[row, own]
-            releases.append((thread, int(self.block_epoch[row]), known[row, own]))
-        parts = site.instruction.parts
-        self.memory.clocks.atomic(self.batch.blocks[rows], releases, addresses, parts)
+        for row in np.unique(rows).tolist():
+            here = rows == row
+            known: dict[int, Array] = {}
+            joining: list[tuple[Release, int]] = []
+            for thread in threads[here].tolist():
+                own, epoch = thread // 32, int(self.warp_epoch[row, thread // 32])
+                if own not in known:
+                    # Epochs up to `met` count as met; a barrier of its own warp has begun another.
+                    known[own] = self.met[row, own] + 1
+                    known[own][own] = epoch
+                joining.append(((thread, int(self.block_epoch[row]), known[own]), epoch))
+            self.memory.clocks.access(
+                effect,
+                int(self.batch.blocks[row]),
+                joining,
+                addresses[here].tolist(),
+                partial(self._after, row),
+                replaces=site.kind == "write",
+            )

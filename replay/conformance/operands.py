@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from twinstep.replay.dtypes import Array, width
-from twinstep.replay.spec.floats import FORMATS
+from twinstep.replay.spec.floats import FORMATS, first_special
 
 PATTERNS = 1 << 16
 
@@ -30,7 +30,7 @@ def edges(kind: str) -> tuple[int, ...]:
         near += [(1 << (bits - 1)) + d for d in (-2, -1, 0, 1)]
         return tuple(sorted({x % (1 << bits) for x in near + [-x - 1 for x in near]}))
     exponent, fraction = FORMATS[kind]
-    infinity = ((1 << exponent) - 1) << fraction
+    infinity = first_special(kind)
     one_ = ((1 << (exponent - 1)) - 1) << fraction
     smallest = 1 << fraction
     ulp = one_ - (fraction << fraction)

@@ -159,8 +159,4 @@ def sign_of(kind: str) -> int:
 
 def is_nan(kind: str, bits: int) -> bool:
     """True if a pattern is a NaN of a scalar float type."""
-    if kind not in FORMATS:
-        return False
-    exponent, fraction = FORMATS[kind]
-    infinity = ((1 << exponent) - 1) << fraction
-    return bits & ((1 << (exponent + fraction)) - 1) > infinity
+    return kind in FORMATS and decode(bits, kind).special == "nan"

@@ -48,8 +48,8 @@ def operand_types(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     family, *parts = form.split(".")
     kind = parts[-1] if parts else ""
     if family == "cvt":
-        pair = parts[-2].endswith("x2")
-        return (kind,) * (2 if pair else 1), (parts[-2],)
+        packs = parts[-2].endswith("x2") and not kind.endswith("x2")
+        return (kind,) * (2 if packs else 1), (parts[-2],)
     if family in ("setp", "set"):
         boolean = ("pred",) if set(parts) & BOOLEAN.keys() else ()
         pair = kind not in ("f16", "bf16")  # one predicate alone is allowed there
@@ -204,14 +204,25 @@ def _integer(form: str) -> Want:
 def _conversion(parts: list[str]) -> Want:
     target, source = parts[-2:]
     if target == "tf32":
-        return lambda a: (floats.tf32(a, parts[0]),)
+        return lambda a: (floats.tf32(a, *parts[:-2]),)
+    if source.endswith("x2"):
+        return _halves_converted(parts)
     if target.endswith("x2"):
         form = ".".join(["cvt", *parts[:-2], target[:-2], source])
-        return lambda a, b: (floats.convert(form, a) << 16 | floats.convert(form, b),)
+        width = sum(FORMATS[target[:-2]]) + 1
+        return lambda a, b: (floats.convert(form, a) << width | floats.convert(form, b),)
     form = ".".join(["cvt", *parts])
     if target in ("u8", "s8"):  # extended to the register, which has 16 bits
         return lambda a: (floats.integer(floats.convert(form, a), target) & 0xFFFF,)
     return lambda a: (floats.convert(form, a),)
+
+
+def _halves_converted(parts: list[str]) -> Want:
+    target, source = (kind[:-2] for kind in parts[-2:])
+    form = ".".join(["cvt", *parts[:-2], target, source])
+    wide, narrow = (sum(FORMATS[kind]) + 1 for kind in (target, source))
+    low = (1 << narrow) - 1
+    return lambda a: (floats.convert(form, a >> narrow) << wide | floats.convert(form, a & low),)
 
 
 def _mixed(form: str, kind: str) -> Want:

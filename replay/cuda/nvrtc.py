@@ -19,9 +19,10 @@ from typing import cast
 
 import torch
 
-from twinstep.replay.errors import ReplayError
+from twinstep.replay.errors import CannotReplay, ReplayError
 from twinstep.replay.launch.record import Launch
 from twinstep.replay.launch.run import run_ptx
+from twinstep.replay.triton.torch_cuda import refuse_host
 
 DEFAULT_TARGET = "compute_90"
 
@@ -46,7 +47,11 @@ class CudaKernel:
         shared: int = 0,
     ) -> Launch:
         """Launch it; arguments as in `run_ptx`."""
-        return run_ptx(self.ptx, self.name, grid, block, args, shared=shared)
+        for index, tensor in enumerate(args):
+            if isinstance(tensor, torch.Tensor):
+                refuse_host(f"{index} of {self.name}", tensor)
+        with torch._C.DisableTorchFunction():
+            return run_ptx(self.ptx, self.name, grid, block, args, shared=shared)
 
 
 def cuda_kernel(
@@ -65,7 +70,8 @@ def cuda_kernel(
         options: Further options of NVRTC, for instance "--fmad=false".
 
     Raises:
-        ReplayError: if NVRTC is missing, or refuses the source.
+        CannotReplay: if NVRTC is missing.
+        ReplayError: if it refuses the source.
         UnknownInstruction: at the first launch, for an instruction that replay does not know.
     """
     return CudaKernel(name, compile_ptx(source, name=f"{name}.cu", target=target, options=options))
@@ -95,10 +101,11 @@ def compile_ptx(source: str, *, name: str, target: str, options: Sequence[str] =
     """PTX of a CUDA C++ source.
 
     Raises:
-        ReplayError: if NVRTC is missing, or with the first line of the compiler's complaint.
+        CannotReplay: if NVRTC is missing.
+        ReplayError: with the first line of the compiler's complaint.
     """
     if reason := missing():
-        raise ReplayError(reason)
+        raise CannotReplay(reason, "NVRTC")
     library = _library()
     wanted = [f"--gpu-architecture={target}", "--std=c++17", *_include(), *options]
     _, program = library.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])

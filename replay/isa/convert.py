@@ -29,6 +29,7 @@ _INTEGRAL: dict[str, Callable[[Array], Array]] = {
     "rmi": np.floor,
     "rpi": np.ceil,
 }
+_LARGEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "tf32": (2 - 2.0**-10) * 2.0**127}
 _FLAGS = frozenset({"ftz", "sat", "satfinite", "relu"})
 
 
@@ -51,7 +52,7 @@ def write_float(kind: str, mode: str) -> Callable[[Array], Array]:
 
 def limited(flags: frozenset[str], kind: str) -> Callable[[Array], Array]:
     """`.relu`, `.sat` and `.satfinite` on the value before rounding."""
-    largest = {"f16": 65504.0, "bf16": 3.3895313892515355e38}.get(kind, float("inf"))
+    largest = _LARGEST.get(kind, float("inf"))
 
     def limit(x: Array) -> Array:
         if "relu" in flags:
@@ -144,7 +145,8 @@ def _direction(
         ftz = "ftz" in modifiers and source == "f32"
         return lambda a: convert(flush(read(a)) if ftz else read(a))
     if source not in _FLOATS:
-        return integer_to_float(target, mode)
+        to_float = integer_to_float(target, mode)
+        return (lambda a: to_float(np.clip(a, 0, 1))) if "sat" in modifiers else to_float
     return _float_to_float(target, source, mode, modifiers)
 
 
@@ -186,9 +188,10 @@ def _pack(parts: tuple[str, ...]) -> Operation:
 
 
 def _to_tf32(parts: tuple[str, ...]) -> Operation:
-    mode = _mode(parts)
+    mode, limit = _mode(parts), limited(frozenset(parts), "tf32")
 
     def function(x: Array) -> Array:
+        x = limit(x)
         bits = x.view(np.uint32)
         if mode == "rna":
             rounded = bits + np.uint32(0x1000)
@@ -212,17 +215,21 @@ FORMS: Table = {
     "cvt: sat | s32 u32,u64,s64": _convert,
     "cvt: sat | u64 s8,s16,s32,s64": _convert,
     "cvt: sat | s64 u64": _convert,
-    "cvt: $round | f32,f64 $all": _convert,
+    "cvt: $round ?ftz ?sat | f32 $all": _convert,
+    "cvt: $round ?sat | f64 $all": _convert,
     "cvt: $round ?sat | f16 $all": _convert,
     "cvt: $round | bf16 $int": _convert,
     "cvt: $whole ?sat | $all f16,f64": _convert,
     "cvt: $whole ?ftz ?sat | $all f32": _convert,
     "cvt: $whole | $int bf16": _convert,
-    "cvt: ?sat | f32,f64 f16": _convert,
+    "cvt: ?ftz ?sat | f32 f16": _convert,
+    "cvt: ?sat | f64 f16": _convert,
     "cvt: ?ftz ?sat | f64,f32 f32": _convert,
     "cvt: ?sat | f64 f64": _convert,
     "cvt: ?sat | f16 f16": _convert,
-    "cvt: | f32,f64 bf16": _convert,
+    "cvt: ?$round ?ftz | f32 bf16": _convert,
+    "cvt: ?$round | f64 bf16": _convert,
+    "cvt: ?$whole | bf16 bf16": _convert,
     "cvt: $whole ?sat | f16 f16": _convert,
     "cvt: $whole ?ftz ?sat | f32 f32": _convert,
     "cvt: $whole ?sat | f64 f64": _convert,
@@ -230,8 +237,11 @@ FORMS: Table = {
     "cvt: $round ?ftz ?sat | f16 f32": _convert,
     "cvt: $round ?sat | f16 f64": _convert,
     "cvt: rn,rz ?satfinite ?relu | f16,bf16 f32": _convert,
+    "cvt: $round ?ftz | bf16 f32": _convert,
     "cvt: rn,rz ?satfinite ?relu | f16x2,bf16x2 f32": _pack,
-    "cvt: $round | bf16 f16,f64": _convert,
-    "cvt: $round | f16 bf16": _convert,
-    "cvt: rna,rn,rz | tf32 f32": _to_tf32,
+    "cvt: $round | bf16 f64": _convert,
+    "cvt: ?$round | bf16 f16": _convert,
+    "cvt: ?$round | f16 bf16": _convert,
+    "cvt: rn,rz ?relu | tf32 f32": _to_tf32,
+    "cvt: rna ?satfinite | tf32 f32": _to_tf32,
 }

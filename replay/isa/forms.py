@@ -20,6 +20,7 @@ from twinstep.replay.isa import (
     bitwise,
     compare,
     convert,
+    eight_bit,
     floating,
     half,
     integer,
@@ -101,7 +102,10 @@ $no_effect: ~*
 """
 """Forms that touch memory, other threads or the program counter."""
 
-TABLES = (integer, bitwise, floating, half, mixed_precision, approximate, compare, convert)
+TABLES = (
+    *(integer, bitwise, floating, half, mixed_precision, approximate, compare),
+    *(convert, eight_bit),
+)
 """Modules whose `FORMS` are pure: they compute, and nothing else."""
 
 

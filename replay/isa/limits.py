@@ -60,9 +60,9 @@ LIMITS = (
     ),
     Limit(
         "narrow float conversion",
-        r"cvt\b.*\.u?e\d+m\d+",
-        "conversions from and to 8-, 6- and 4-bit floats",
-        "cvt.rn.satfinite.e4m3x2.f32 %h1, %f1, %f2;",
+        r"cvt\b.*\.(?:ue\d+m\d+|e[23]m\d+|e\d+m\d+x4|e\d+m\d+x2\.bf16x2)",
+        "conversions from and to 6- and 4-bit floats and `ue8m0`, of bf16 pairs to 8 bits",
+        "cvt.rn.satfinite.e2m1x2.f32 %h1, %f1, %f2;",
     ),
     Limit(
         "bar.arrive",

@@ -27,7 +27,11 @@ class Options:
         check_races: Report two threads that touch the same bytes, one writing, without order.
         check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
             `shadow64.lift.lifting`).
-        unwritten: Bytes that were never written; reading one is an error.
+        unwritten: Bytes that were never written; reading one is an error, or noted there.
+        garbage: The byte that fills shared and local memory before anything is written there.
+        strict_provenance: An access may reach no other tensor than the one that its address was
+            computed from, and no byte between the elements of a strided view. The kernel is given
+            other addresses than the real ones (not inside `shadow64.lift.lifting`).
         order: "natural", "backwards", or "permuted" to run blocks in a shuffled order.
         seed: Of the shuffle.
         together: How many blocks run together, one batch after the other; 0 to choose.
@@ -42,6 +46,8 @@ class Options:
     check_races: bool = False
     check_arithmetic: bool = False
     unwritten: Unwritten | None = None
+    garbage: int = 0xCD
+    strict_provenance: bool = False
     order: str = "natural"
     seed: int = 0
     together: int = 0
@@ -70,7 +76,9 @@ def options(
     *,
     check_races: bool = False,
     check_arithmetic: bool = False,
-    uninitialised: Iterable[torch.Tensor] | None = None,
+    uninitialised: Iterable[torch.Tensor] | Unwritten | None = None,
+    garbage: int = 0xCD,
+    strict_provenance: bool = False,
     order: str = "natural",
     seed: int = 0,
     together: int = 0,
@@ -87,7 +95,9 @@ def options(
         check_arithmetic: See `Options`.
         uninitialised: Tensors of which no byte has been written yet: reading a byte before a
             launch inside this context has written it is an error, in shared memory too (which an
-            empty list checks alone).
+            empty list checks alone). An `Unwritten` may note such reads instead, and grow.
+        garbage: See `Options`.
+        strict_provenance: See `Options`.
         order: See `Options`.
         seed: See `Options`.
         together: See `Options`.
@@ -100,12 +110,16 @@ def options(
     if order not in (known := ("natural", "backwards", "permuted")):
         raise ValueError(f"order is {order!r}, but should be one of {', '.join(known)}.")
     chosen = None if only_blocks is None else tuple(only_blocks)
-    unwritten = None if uninitialised is None else Unwritten(tuple(uninitialised))
+    unwritten = uninitialised
+    if not (unwritten is None or isinstance(unwritten, Unwritten)):
+        unwritten = Unwritten(unwritten)
     token = OPTIONS.set(
         Options(
             check_races=check_races,
             check_arithmetic=check_arithmetic,
             unwritten=unwritten,
+            garbage=garbage,
+            strict_provenance=strict_provenance,
             order=order,
             seed=seed,
             together=together,

@@ -29,6 +29,7 @@ from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
 from twinstep.replay.machine.program import Program
+from twinstep.replay.machine.windows import Windows, address_loads, moved_parameters
 from twinstep.replay.ptx.flow import family, waits_for_blocks
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
@@ -142,7 +143,13 @@ def run(request: Request) -> Launch:
             request = replace(request, program=checked(request.program))
         launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
         launch.tuning = TUNING.get()
-        regions = Regions(_known(request), _constants(request.program))
+        known, constants = _known(request), _constants(request.program)
+        apart = settings.strict_provenance and retranslated is None
+        regions = Windows(known, constants) if apart else Regions(known, constants)
+        if isinstance(regions, Windows):
+            own = [tensor for _, tensor in request.tensors]
+            params = moved_parameters(request.program, request.params, own, regions)
+            request = replace(request, params=params)
         history = _history(settings, request.program)
         with np.errstate(all="ignore"):
             for blocks in _batches(request):
@@ -254,11 +261,13 @@ def _run_batch(
         request.block,
         request.params,
         regions,
-        np.full((len(blocks), _shared_size(request)), 0xCD, np.uint8),
-        np.full((len(blocks) * threads if local else 0, local), 0xCD, np.uint8),
+        np.full((len(blocks), _shared_size(request)), request.settings.garbage, np.uint8),
+        np.full((len(blocks) * threads if local else 0, local), request.settings.garbage, np.uint8),
         program.kernel.name,
     )
     batch.pointers = partial(_pointers, program, request.params)
+    if isinstance(regions, Windows):
+        batch.windows, batch.address_loads = regions, address_loads(program.kernel)
     if memory is not None:
         batch.checks = BatchChecks(memory, batch)
     settings = request.settings

@@ -45,8 +45,13 @@ class Site(MemoryOp):
             elif true == 0:
                 return old
         if self.space == "global":
-            return self._load_global(lanes, address, guard, old)
-        return self._load_private(lanes, address, guard, old)
+            words = self._load_global(lanes, address, guard, old)
+        else:
+            words = self._load_private(lanes, address, guard, old)
+        windows = lanes.batch.windows
+        if windows is not None and id(self.instruction) in lanes.batch.address_loads:
+            return tuple(windows.moved(word) for word in words)
+        return words
 
     def store(
         self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
@@ -59,6 +64,8 @@ class Site(MemoryOp):
             elif true == 0:
                 return
         if self.space == "global":
+            if self.size == 8 and lanes.batch.windows is not None:
+                values = tuple(lanes.batch.windows.real(value) for value in values)
             self._store_global(lanes, address, guard, values)
         else:
             self._store_private(lanes, address, guard, values)
@@ -124,7 +131,7 @@ class Site(MemoryOp):
         region = lanes.batch.regions.find(
             first, first + (rows - 1) * stride + (columns - 1) * step + self.bytes
         )
-        if region is None:
+        if region is None or region.elements is not None:
             return None
         if address.size > 1:
             pattern = _pattern(columns, step)
@@ -173,10 +180,22 @@ class Site(MemoryOp):
             self._refuse(lanes, chosen, int(np.argmax(wrong)), Misaligned)
         if region is not None:
             chosen.single = region
-            return
-        chosen.index, inside = lanes.batch.regions.lookup(address, self.bytes)
-        if not inside.all():
-            self._refuse(lanes, chosen, int(np.argmin(inside)), OutOfBounds)
+        else:
+            chosen.index, inside = lanes.batch.regions.lookup(address, self.bytes)
+            if not inside.all():
+                self._refuse(lanes, chosen, int(np.argmin(inside)), OutOfBounds)
+        if lanes.batch.windows is not None and lanes.batch.windows.gaps:
+            self._check_gaps(lanes, chosen)
+
+    def _check_gaps(self, lanes: Lanes, chosen: ActiveLanes) -> None:
+        for region, part in chosen.regions():
+            if region.elements is None:
+                continue
+            start = (chosen.address[part] - np.uint64(region.start)).astype(np.int64)
+            own = region.elements[start[:, None] + np.arange(self.bytes)].all(axis=1)
+            if not own.all():
+                which = np.arange(len(chosen.flat))[part][int(np.argmin(own))]
+                self._refuse(lanes, chosen, int(which), OutOfBounds)
 
     def _refuse(
         self, lanes: Lanes, chosen: ActiveLanes, which: int, error: type[ReplayError]
@@ -186,11 +205,15 @@ class Site(MemoryOp):
         pointers = lanes.batch.pointers(self.instruction)
         meant = [found for p in pointers if (found := regions.find(p, p)) is not None]
         region = meant[0] if len(meant) == 1 else regions.nearest(address)
-        what = f"{self.kind} of {self.bytes} bytes at address {address:#x}"
+        at, why = address, "is outside it"
         if region is not None:
-            size = region.end - region.start
-            what += f", byte offset {address - region.start} of {region.label} ({size} bytes)"
-        why = "is outside it" if error is OutOfBounds else f"is not a multiple of {self.bytes}"
+            size, at = region.end - region.start, address + region.shift
+            where = f", byte offset {address - region.start} of {region.label} ({size} bytes)"
+            if region.start <= address <= region.end - self.bytes:
+                why = "belongs to no element of it"
+        what = f"{self.kind} of {self.bytes} bytes at address {at:#x}{where if region else ''}"
+        if error is Misaligned:
+            why = f"is not a multiple of {self.bytes}"
         raise error(f"{what}, {why}; {self.where(chosen.where(which), lanes)}.")
 
     # --- counting --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 
 from twinstep.replay.dtypes import Array, stretched
 from twinstep.replay.machine.memory import Region, Regions
+from twinstep.replay.machine.windows import Windows
 from twinstep.replay.ptx.syntax import Instruction
 
 Place = tuple[int, int, int]
@@ -91,6 +92,8 @@ class Batch:
         local: Local memory, uint8, one row per thread; empty where the kernel has none.
         traffic: Per site and region index: lanes, bytes moved.
         pointers: For messages: the parameter values that an address was computed from.
+        windows: The regions, where each tensor is at addresses of its own.
+        address_loads: There, the `id` of each load that an address may be computed from.
         checks: Checks of races and of unwritten memory, where asked for.
     """
 
@@ -107,6 +110,8 @@ class Batch:
     counts: Counter[str] = field(default_factory=Counter)
     checks: Checks | None = None
     pointers: Callable[[Instruction], list[int]] = lambda _: []
+    windows: Windows | None = None
+    address_loads: frozenset[int] = frozenset()
 
     def block_place(self, row: int) -> Place:
         """Block coordinates of a row."""

@@ -21,6 +21,8 @@ def span(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last; 0 when it is empty."""
     if tensor.numel() == 0:
         return 0
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
     reach = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
 
@@ -39,20 +41,29 @@ class _Bytes:
 
 @dataclass
 class Region:
-    """A run of bytes that belongs to one tensor (or to several that overlap)."""
+    """A run of bytes that belongs to one tensor (or to several that overlap).
+
+    Attributes:
+        shift: Distance from an address to the real one, for windows (see `windows`).
+        home: Of a window, the region that has the same bytes at their real addresses.
+        elements: Of a window, flags of the bytes that belong to elements; None if all do.
+    """
 
     start: int
     end: int
     label: str
     keeper: object = None
     index: int = 0
+    shift: int = 0
+    home: Region | None = None
+    elements: Array | None = None
     _views: dict[tuple[int, int], Array] = field(default_factory=dict)
     _bytes: Array | None = None
 
     def bytes(self) -> Array:
         """All of the region's bytes, as uint8."""
         if self._bytes is None:
-            self._bytes = np.asarray(_Bytes(self.start, self.end - self.start))
+            self._bytes = np.asarray(_Bytes(self.start + self.shift, self.end - self.start))
         return self._bytes
 
     def words(self, size: int, align: int) -> tuple[Array, int]:
@@ -100,6 +111,9 @@ class Regions:
                 last.keeper = (last.keeper, keeper)
             else:
                 self.regions.append(Region(start, end, label, keeper, len(self.regions)))
+        self._index()
+
+    def _index(self) -> None:
         self.starts = [region.start for region in self.regions]
         self.start_array = np.array(self.starts, np.uint64)
         self.end_array = np.array([region.end for region in self.regions], np.uint64)

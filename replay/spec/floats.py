@@ -12,7 +12,10 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-FORMATS = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "upper": (11, 20)}
+FORMATS = {
+    **{"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52), "upper": (11, 20)},
+    **{"e4m3": (4, 3), "e5m2": (5, 2)},
+}
 """Exponent bits and fraction bits of each format; "upper" is the upper word of an f64."""
 
 
@@ -38,6 +41,14 @@ class Number:
 NAN = Number(False, special="nan")
 
 
+def first_special(kind: str) -> int:
+    """The least pattern that is no finite number: infinity, or NaN in e4m3, which has no other."""
+    exponent_bits, fraction_bits = FORMATS[kind]
+    if kind == "e4m3":
+        return (1 << (exponent_bits + fraction_bits)) - 1
+    return ((1 << exponent_bits) - 1) << fraction_bits
+
+
 @lru_cache(1 << 18)
 def decode(bits: int, kind: str) -> Number:
     """The datum of a bit pattern."""
@@ -45,7 +56,7 @@ def decode(bits: int, kind: str) -> Number:
     negative = bool(bits >> (exponent_bits + fraction_bits))
     exponent = bits >> fraction_bits & ((1 << exponent_bits) - 1)
     fraction = bits & ((1 << fraction_bits) - 1)
-    if exponent == (1 << exponent_bits) - 1:
+    if (exponent << fraction_bits | fraction) >= first_special(kind):
         return Number(negative, special="nan") if fraction else Number(negative, special="inf")
     bias = (1 << (exponent_bits - 1)) - 1
     whole = fraction if exponent == 0 else fraction | 1 << fraction_bits
@@ -70,7 +81,7 @@ def encode(number: Number, kind: str, mode: str = "rn") -> int:
     """The bit pattern of a datum, rounded once in a mode."""
     exponent_bits, fraction_bits = FORMATS[kind]
     sign = int(number.negative) << (exponent_bits + fraction_bits)
-    infinity = ((1 << exponent_bits) - 1) << fraction_bits
+    infinity = first_special(kind)
     if number.special == "nan":
         return canonical_nan(kind)
     if number.special == "inf":
@@ -259,7 +270,8 @@ def convert(opcode: str, bits: int) -> int:
     if source not in FORMATS:
         value = integer(bits, source)
         if target in FORMATS:
-            return encode(signed(Fraction(value), False), target, mode)
+            number = signed(Fraction(value), False)
+            return encode(_saturated(number) if "sat" in modifiers else number, target, mode)
         return wrapped(clamped(value, target) if "sat" in modifiers else value, target)
     integral = next((m[:2] for m in modifiers if m in ("rni", "rzi", "rmi", "rpi")), "")
     if target not in FORMATS:
@@ -276,7 +288,7 @@ def convert(opcode: str, bits: int) -> int:
     if "sat" in modifiers:
         number = _saturated(number)
     pattern = encode(number, target, mode)
-    if "satfinite" in modifiers and decode(pattern, target).special == "inf":
+    if "satfinite" in modifiers and number.special != "nan" and decode(pattern, target).special:
         pattern -= 1
     if "ftz" in modifiers and target == "f32":
         return encode(flushed(decode(pattern, target), target), target)
@@ -352,12 +364,19 @@ def gross(family: str, bits: int) -> int:
     return encode(flushed(found, "upper"), "upper") << 32
 
 
-def tf32(bits: int, mode: str) -> int:
+def tf32(bits: int, mode: str, *modifiers: str) -> int:
     """f32 with 10 fraction bits: rn to even, rna away from zero at ties, rz down."""
     number = decode(bits, "f32")
-    if number.special:
-        return canonical_nan("f32") if number.special == "nan" else bits
+    if number.special == "nan":
+        return canonical_nan("f32")
+    if "relu" in modifiers and number.negative:
+        return 0
     size, step = bits & 0x7FFFFFFF, 1 << 13
+    largest = (0xFF << 23) - step
+    if "satfinite" in modifiers and size > largest:
+        return bits & 1 << 31 | largest
+    if number.special:
+        return bits
     down, rest = divmod(size, step)
     tie_up = down % 2 == 1 if mode == "rn" else mode == "rna"
     up = mode != "rz" and (rest > step // 2 or (rest == step // 2 and tie_up))

@@ -22,13 +22,15 @@ from twinstep.replay.translate.program import HANDLERS, emitted
 from twinstep.replay.translate.registers import RegisterTypes
 
 _CHECKED: dict[int, tuple[Program, Program]] = {}
-_INFINITY = {
+_LARGEST = {
     "bf16": (16, 0x7F80),
     "f16x2": (16, 0x7C00),
     "bf16x2": (16, 0x7F80),
     "f32x2": (32, 0x7F800000),
+    "e4m3x2": (8, 0x7E),
+    "e5m2x2": (8, 0x7C),
 }
-"""Bits of each part and the pattern of infinity, for types that NumPy does not have."""
+"""Bits of each part and the last pattern before the NaNs, for types that NumPy does not have."""
 
 
 def checked(program: Program) -> Program:
@@ -81,18 +83,18 @@ def _named(kind: str, kinds: tuple[str, ...]) -> list[str]:
 
 
 def _is_float(kind: str) -> bool:
-    return kind in ("f16", "f32", "f64") or kind in _INFINITY
+    return kind in ("f16", "f32", "f64") or kind in _LARGEST
 
 
 def nans(kind: str, value: Array) -> Array:
     """Flags of the values of a float type that are NaN, or hold one."""
-    if kind not in _INFINITY:
+    if kind not in _LARGEST:
         return np.isnan(value)
-    bits, infinity = _INFINITY[kind]
+    bits, largest = _LARGEST[kind]
     low = value.dtype.type((1 << (bits - 1)) - 1)
-    found = (value & low) > infinity
+    found = (value & low) > largest
     if kind != "bf16":
-        found = found | ((value >> value.dtype.type(bits) & low) > infinity)
+        found = found | ((value >> value.dtype.type(bits) & low) > largest)
     return np.asarray(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from time import perf_counter
 
 import numpy as np
@@ -19,16 +20,12 @@ from triton.backends.compiler import GPUTarget
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
 from twinstep.replay.triton.cubin import resources
+from twinstep.replay.triton.gpu import CAPABILITY, DEVICE, GPU, INDEX, INTERFACE
 from twinstep.replay.triton.launcher import WARP, Launcher
+from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu
 
 TESTED = ((3, 6), (3, 9))
 """Oldest and newest Triton that replay was tested with."""
-
-DEVICE = 1000
-"""Device index of replay; no machine has a GPU of that number."""
-
-SHARED_MEMORY = 232448
-"""Bytes of shared memory per block on the reported target."""
 
 
 def check_version(version: str) -> None:
@@ -85,9 +82,9 @@ class _Utils:
     def get_device_properties(self, device: int) -> dict[str, int]:
         """Properties of the reported target."""
         return {
-            "max_shared_mem": SHARED_MEMORY,
-            "max_num_regs": 65536,
-            "multiprocessor_count": 132,
+            "max_shared_mem": GPU.shared_memory_per_block_optin,
+            "max_num_regs": GPU.regs_per_multiprocessor,
+            "multiprocessor_count": GPU.multi_processor_count,
             "warpSize": WARP,
             "sm_clock_rate": 1,
             "mem_clock_rate": 1,
@@ -121,7 +118,7 @@ class ReplayDriver:
 
     def get_current_device(self) -> int:
         """The device index of replay."""
-        return DEVICE
+        return INDEX
 
     def set_current_device(self, device: int) -> None:
         """There is one device."""
@@ -130,13 +127,17 @@ class ReplayDriver:
         """There is one stream, and it is synchronous."""
         return 0
 
-    def get_device_capability(self, device: int = DEVICE) -> tuple[int, int]:
+    def get_device_capability(self, device: int = INDEX) -> tuple[int, int]:
         """Compute capability of the reported target."""
-        return 9, 0
+        return CAPABILITY
 
     def get_active_torch_device(self) -> torch.device:
         """The device of tensors."""
-        return torch.device("cpu")
+        return DEVICE if modelled() else CPU
+
+    def get_device_interface(self) -> object:
+        """Streams and events for measurements."""
+        return INTERFACE
 
     def map_python_to_cpp_type(self, ty: str) -> str:
         """Not needed: no launcher is compiled."""
@@ -172,40 +173,47 @@ class ReplayDriver:
 
 
 _LOCK = threading.Lock()
-_DEPTH = 0
+_ACTIVATED: list[ExitStack] = []
 _PREVIOUS: object = None
 _DRIVER = ReplayDriver()
 
 
-def activate() -> None:
+def activate(*, cuda: bool = False) -> None:
     """Make `kernel[grid](...)` execute compiled code on CPU tensors, in the whole process.
 
     Calls nest: as many calls of `deactivate` restore the driver that was active before.
+
+    Args:
+        cuda: Model a GPU for this thread as well, see `modelled_gpu`.
 
     Raises:
         UnsupportedTriton: if this Triton was not tested.
         ReplayError: if subnormals are flushed to zero.
     """
-    global _DEPTH, _PREVIOUS
+    global _PREVIOUS
     check_version(triton.__version__)
     check_subnormals()
+    undo = ExitStack()
+    if cuda:
+        undo.enter_context(modelled_gpu())
     with _LOCK:
-        if _DEPTH == 0:
+        if not _ACTIVATED:
             _PREVIOUS = triton.runtime.driver._active
             triton.runtime.driver.set_active(_DRIVER)
-        _DEPTH += 1
+        _ACTIVATED.append(undo)
 
 
 def deactivate() -> None:
     """Undo one `activate`; without one, do nothing."""
-    global _DEPTH, _PREVIOUS
+    global _PREVIOUS
     with _LOCK:
-        if _DEPTH == 0:
+        if not _ACTIVATED:
             return
-        _DEPTH -= 1
-        if _DEPTH == 0:
+        undo = _ACTIVATED.pop()
+        if not _ACTIVATED:
             triton.runtime.driver.set_active(_PREVIOUS)
             _PREVIOUS = None
+    undo.close()
 
 
 def active() -> bool:

@@ -18,6 +18,7 @@ from twinstep.replay.launch.options import Labelled
 from twinstep.replay.launch.run import Request, pack, program_of, run
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.relocate import relocate
+from twinstep.replay.triton.torch_cuda import refuse_host
 
 WARP = 32
 
@@ -81,7 +82,9 @@ class Launcher:
         if enter is not None:
             enter(launch_metadata)
         if grid_x * grid_y * grid_z > 0:
-            self._execute(self.program, (int(grid_x), int(grid_y), int(grid_z)), args)
+            # Replay itself finds CPU tensors, whatever GPU is modelled for the launcher.
+            with torch._C.DisableTorchFunction():
+                self._execute(self.program, (int(grid_x), int(grid_y), int(grid_z)), args)
         if leave is not None:
             leave(launch_metadata)
 
@@ -191,5 +194,6 @@ def _pointer(name: str, value: object, tensors: list[Labelled]) -> int:
             f"Argument {name} is on {base.device}, but replay runs on CPU tensors: move it, or "
             f"call twinstep.replay.deactivate() to use the GPU."
         )
+    refuse_host(name, base)
     tensors.append((name, base))
     return base.data_ptr()

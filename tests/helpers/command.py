@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from twinstep.parity.__main__ import main
@@ -12,3 +14,8 @@ def parity(*argv: str) -> int:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
     return int(exit_.value.code or 0)
+
+
+def sentences(error: str) -> list[str]:
+    """Lines of standard error without those on progress, which a busy machine has more of."""
+    return [line for line in error.splitlines() if not re.fullmatch(r"loading .*, \d+ s", line)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import twinstep.parity.registry.engines
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.engines import (
+    claimed_engines,
     engine_for,
     engine_named,
     live_subnormals,
@@ -26,6 +28,7 @@ from twinstep.parity.registry.engines import (
     uses_triton,
 )
 from twinstep.parity.registry.kernels import Kernel
+from twinstep.replay.cuda.nvrtc import CudaKernel, cuda_kernel
 
 
 def plain(accumulators: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
@@ -179,3 +182,26 @@ def test_replay_of_an_untested_triton_is_missing_by_name(monkeypatch: pytest.Mon
             assert triton.runtime.driver._active is before
     finally:
         untested_triton.cache_clear()
+
+
+def test_cuda_source_runs_on_replay_wherever_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    compiled = CudaKernel("saxpy", "")
+    table = {torch.float32: compiled}
+
+    @functools.cache
+    def made_later() -> CudaKernel:
+        return cuda_kernel("", "saxpy")
+
+    kernels = (lambda x: compiled((1,), (1,), x), lambda x: table[x.dtype]((1,), (1,), x))
+    for function in (*kernels, lambda x: made_later()((1,), (1,), x)):
+        kernel = replace(PLAIN, function=function)
+        assert claimed_engines(kernel) == ("replay",)
+        assert engine_for(kernel).name == "replay"
+        assert claimed_engines(replace(kernel, engines=("cpu",))) == ("cpu",)
+    assert claimed_engines(PLAIN) == ()
+
+
+def test_a_table_of_triton_kernels_is_found() -> None:
+    table = {torch.float32: with_triton()}
+    assert uses_triton(lambda x: table[x.dtype](x))

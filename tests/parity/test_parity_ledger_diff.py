@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import twinstep.parity.expected.bounds
-from tests.helpers.command import parity
+from tests.helpers.command import parity, sentences
 from twinstep.parity.expected.widths import widths
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
@@ -138,7 +138,7 @@ def test_what_is_no_ledger_is_2_in_one_sentence(
     assert compared(tmp_path, old, document) == 2
     captured = capsys.readouterr()
     assert says in captured.err
-    assert captured.err.count("\n") == 1
+    assert len(sentences(captured.err)) == 1
 
 
 def test_a_missing_file_is_2(capsys: Capture) -> None:

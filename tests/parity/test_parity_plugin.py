@@ -13,6 +13,7 @@ import pytest
 from twinstep import parity
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.registry.kernels import register, registrations
+from twinstep.replay.cuda import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "guide" / "adding-a-kernel.md"
@@ -47,7 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_page_has_its_examples() -> None:
-    expected = ["my_adamw.py", "my_triton_adamw.py", "test_my_adamw.py", "judge_my_adamw.py"]
+    expected = ["my_adamw.py", "my_triton_adamw.py", "my_cuda_adamw.py"]
+    expected += ["test_my_adamw.py", "judge_my_adamw.py"]
     assert list(EXAMPLES) == expected
 
 
@@ -62,6 +64,21 @@ def test_triton_example_keeps_every_law(folder: Path) -> None:
     name = "my_triton_adamw.py"
     done = run(folder, "-m", "twinstep.parity", "check", name, "--quick", "--dtype", "bf16")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing() or "installed")
+def test_cuda_example_keeps_its_values_and_a_wrong_one_does_not(folder: Path) -> None:
+    name, laws = "my_cuda_adamw.py", ("--law", "value", "--jobs", "1")
+    command = ("-m", "twinstep.parity", "check", name, "--quick", "--dtype", "bf16-pure", *laws)
+    done = run(folder, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "my_cuda_adamw  replay" in done.stdout
+    text = EXAMPLES[name]
+    assert "c2 * h * h" in text
+    (folder / name).write_text(text.replace("c2 * h * h", "c2 * h"))
+    done = run(folder, *command)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "breaks `value`: exp_avg_sqs" in done.stdout
 
 
 def test_example_test_and_example_program_pass(folder: Path) -> None:

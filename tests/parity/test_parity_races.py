@@ -22,6 +22,8 @@ TWINS = {
     "counter_advanced_while_others_read_it": "triton_counter_advanced_by_the_host",
     "flag_cleared_while_others_raise_it": "triton_overflows_counted",
     "partial_sums_read_without_acquiring_them": "triton_last_program_adds_up",
+    "lock_given_back_before_all_have_stored": "triton_sums_under_a_lock",
+    "lock_of_one_block": "triton_sums_under_a_lock",
 }
 
 
@@ -37,9 +39,11 @@ def test_every_kernel_that_races_has_a_twin_that_does_not() -> None:
 def test_a_race_is_named_with_lines_and_tensor_and_its_twin_has_none(entry: Entry) -> None:
     (cell,) = judged(entry, laws=("race_free",), effort=EFFORT).with_status(Status.FAILED)
     line = r"\S*racing_kernels\.py:\d+"
-    found = re.search(rf"of \d bytes of (\S+) without order after a \w+ at {line} by", cell.failure)
+    found = re.search(
+        rf"of \d+ bytes of (\S+) without order after a \w+ at {line} by", cell.failure
+    )
     assert found is not None
-    assert found[1] in ("step/steps[0]", "flag", "partial")
+    assert found[1] in ("step/steps[0]", "flag", "partial", "sums", "lock")
     assert len(re.findall(line, cell.failure)) == 2
     assert not cell.repro
     other = judged(twin(entry), laws=("race_free",), effort=EFFORT)

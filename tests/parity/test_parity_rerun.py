@@ -19,6 +19,7 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner import rerun
 from twinstep.parity.runner.judge_cell import Effort, judge_cell
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.run_plan import PlanRunner
@@ -39,6 +40,12 @@ def mine(accumulators, grads):
         {fault}
 """
 WRONG = "a.add_(a.new_ones(()))"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit of time for a busy machine."""
+    monkeypatch.setattr(rerun, "SEARCH", 600.0)
 
 
 def judged(folder: Path, text: str, law: str = "value") -> Cell:
@@ -62,9 +69,23 @@ def test_a_fault_of_the_fifth_call_is_shown_after_the_calls_that_it_needs(tmp_pa
     assert "fails only after 4 other calls" in Path(cell.repro).read_text()
 
 
+EVERY_FOURTH = """
+from pathlib import Path
+
+def chance():
+    count = Path({path!r})
+    before = int(count.read_text()) if count.exists() else 0
+    count.write_text(str(before + 1))
+    return before % 4 == 3
+"""
+
+
 def test_a_fault_by_chance_is_counted_and_its_file_repeats_until_it_fails(tmp_path: Path) -> None:
-    cell = judged(tmp_path, ADD.format(fault=f"random.random() < 0.2 and {WRONG}"))
-    assert "again    fails by chance, in about " in cell.failure
+    """The chance is that of a process which comes after others: every fourth call of all."""
+    helper = EVERY_FOURTH.format(path=str(tmp_path / "count"))
+    text = ADD.format(fault=f"a is accumulators[0] and chance() and {WRONG}")
+    cell = judged(tmp_path, helper + text)
+    assert "again    fails by chance, in about 75 of 300 runs" in cell.failure
     done = run(cell, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
 

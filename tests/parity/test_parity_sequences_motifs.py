@@ -36,7 +36,8 @@ def test_every_motif_can_be_drawn(name: str) -> None:
     """But for those with actions that a wrapper does not have."""
     rules = RULES[REFERENCES[name]]
     left = [motif for motif in rules.motifs if rules.motifs[motif] not in rules.scripts()]
-    missing = {"a copy"} if "Optimizer" in name else set()
+    some = {"a copy", "31 bits of counters full, gradients for all"}
+    missing = some if "Optimizer" in name else set[str]()
     assert set(left) <= missing
     assert len(rules.scripts()) >= 10
 

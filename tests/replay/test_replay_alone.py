@@ -53,7 +53,7 @@ def test_a_file_imports_replay_and_what_it_is_built_on(path: Path) -> None:
 def test_the_programs_of_the_readme_run(tmp_path: Path) -> None:
     readme = (REPLAY / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     runnable = [b for b in blocks if "cuda_kernel" not in b or not nvrtc.missing()]
     file = tmp_path / "readme.py"
     file.write_text("\n".join(runnable))

@@ -45,6 +45,9 @@ GOOD = {
     "@%p1 sub.f32 %r2, %r1, %r1;",
     "a division of floats": "mov.b32 %r1, 0f00000000; mov.b32 %r2, 0f3F800000; "
     "div.rn.f32 %r3, %r2, %r1;",
+    "a NaN of 8 bits": "mov.b16 %h1, 0x7F00; cvt.rn.f16x2.e4m3x2 %r1, %h1;",
+    "an infinity of 8 bits": "mov.b16 %h1, 0x7C7F; cvt.rn.f16x2.e5m2x2 %r1, %h1;",
+    "to 8 bits": "mov.b32 %r1, 0f7F800000; cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r1;",
     "bits": "mov.b32 %r1, 0f7F800000; or.b32 %r2, %r1, 1;",
 }
 

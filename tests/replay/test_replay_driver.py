@@ -16,6 +16,7 @@ from twinstep.replay.ptx.flow import BRANCHES
 from twinstep.replay.translate import emit_memory, emit_threads
 from twinstep.replay.triton import driver
 from twinstep.replay.triton.cubin import resources
+from twinstep.replay.triton.gpu import INDEX
 
 
 @triton.jit
@@ -33,14 +34,14 @@ def copy_through_table(table_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 def test_activation_nests_and_restores_what_was_there() -> None:
     before = triton.runtime.driver._active
-    depth = driver._DEPTH
+    depth = len(driver._ACTIVATED)
     twinstep.replay.activate()
     twinstep.replay.activate()
     assert twinstep.replay.active()
     twinstep.replay.deactivate()
     assert twinstep.replay.active()
     twinstep.replay.deactivate()
-    assert depth == driver._DEPTH
+    assert depth == len(driver._ACTIVATED)
     assert triton.runtime.driver._active is before
 
 
@@ -68,7 +69,7 @@ def test_flushed_subnormals_are_refused() -> None:
 def test_compiled_kernels_are_kept_apart_by_device(replay: None) -> None:
     x = torch.ones(10)
     double[(1,)](x, 10, BLOCK=16)
-    assert list(double.device_caches) == [driver.DEVICE]
+    assert list(double.device_caches) == [INDEX]
     assert x.tolist() == [2.0] * 10
 
 

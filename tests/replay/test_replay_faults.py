@@ -117,7 +117,7 @@ def test_a_read_of_unwritten_memory_is_found_on_request() -> None:
     with twinstep.replay.options(uninitialised=[x]), pytest.raises(UninitialisedRead) as caught:
         touch[(1,)](x, out, 3)
     assert line_of("# one element") in str(caught.value)
-    assert "read of 4 bytes of x_ptr at byte offset 12 that nobody has written" in str(caught.value)
+    assert "4 bytes of x_ptr at byte offset 12 that nothing has written" in str(caught.value)
 
 
 def test_memory_that_an_earlier_launch_wrote_may_be_read() -> None:

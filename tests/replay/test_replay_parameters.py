@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -61,6 +62,40 @@ def test_numbers_arrive_in_the_type_of_the_parameter(kind: str) -> None:
         numbers = [0, 1, 42, low, low + 2 ** (8 * size) - 1]
     for number in numbers:
         assert bytes_of(f".param .{kind} x", number, size) == struct.pack(f"<{code}", number)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parameters_of_mixed_sizes_do_not_touch_each_other(seed: int) -> None:
+    """Every byte of twelve parameters is another one, and each arrives in its place."""
+    rng, declared, copies, values = random.Random(seed), [], [], []
+    whole = bytes(rng.sample(range(256), 256))
+    for index in range(12):
+        kind = rng.choice([*PTX_KINDS, "structure"])
+        size = rng.choice([3, 6, 16]) if kind == "structure" else struct.calcsize(PTX_KINDS[kind])
+        form = f".align {rng.choice([1, 2, 4, 8])} .b8 p{index}[{size}]"
+        declared.append(f".param {form if kind == 'structure' else f'.{kind} p{index}'}")
+        start = sum(map(len, values))
+        values.append(whole[start : start + size])
+        copies += [
+            f"ld.param.u8 %r0, [p{index}+{i}]; st.global.u8 [%rd0+{start + i}], %r0;"
+            for i in range(size)
+        ]
+    code = "\n".join(copies)
+    text = f"""
+    .version 8.7
+    .target sm_90
+    .address_size 64
+    .visible .entry k({", ".join(declared)}, .param .u64 out)
+    {{
+    .reg .b32 %r<2>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd0, [out];
+    {code}
+    ret;
+    }}
+    """
+    out = torch.zeros(sum(map(len, values)), dtype=torch.uint8)
+    run_ptx(text, "k", (1,), (1,), [*values, out])
+    assert bytes(out.tolist()) == b"".join(values)
 
 
 @pytest.mark.parametrize("align", [1, 2, 4, 8, 16])

@@ -8,7 +8,7 @@ import shutil
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus import racing_kernels
+from twinstep.parity.proof.corpus import memory_kernels, racing_kernels
 from twinstep.parity.proof.corpus import triton_kernels as kernels
 from twinstep.parity.proof.corpus.adam import next_count, scalars
 from twinstep.parity.proof.corpus.calls import (
@@ -81,6 +81,24 @@ def triton_overflows_counted(call: UnscaleCall) -> None:
 def triton_last_program_adds_up(call: GlobalNormCall) -> None:
     """The program that arrives last acquires the partial sums of all others and adds them."""
     racing_kernels.global_norm(call, "acq_rel")
+
+
+@harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
+    """Programs add lane by lane under a lock; a barrier comes before it is given back."""
+    racing_kernels.global_norm_by_lock(call, "gpu", barrier=True)
+
+
+@harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_scratch_zeroed(call: GlobalNormCall) -> None:
+    """All of the scratch is added up, which was zeroed before."""
+    memory_kernels.global_norm(call, zeroed=True)
+
+
+@harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_scratch_read_and_dropped(call: GlobalNormCall) -> None:
+    """Scratch behind the partial sums is read, and not used."""
+    memory_kernels.global_norm(call, zeroed=False, drops=True)
 
 
 @harmless(SHELF, "update_scale_torch", arithmetic="exact", engines=ENGINES)

@@ -162,6 +162,37 @@ def global_norm(call: GlobalNormCall, sem: str) -> None:
         call.found_inf.fill_(1.0)
 
 
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["g"])
+def lane_sums_kernel(
+    g, lock, sums, numel, BLOCK: tl.constexpr, SCOPE: tl.constexpr, BARRIER: tl.constexpr
+):
+    """Squares added lane by lane under a lock, which one thread of the program gives back."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
+    while tl.atomic_cas(lock, 0, 1, scope=SCOPE) == 1:
+        pass
+    lane = sums + tl.arange(0, BLOCK)
+    tl.store(lane, tl.load(lane) + x * x)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.atomic_xchg(lock, 0, scope=SCOPE)
+
+
+def global_norm_by_lock(call: GlobalNormCall, scope: str, barrier: bool) -> None:
+    """One launch for each tensor that has elements; the host adds the lanes."""
+    lock = torch.zeros(1, dtype=torch.int32, device=call.norm.device)
+    sums = torch.zeros(BLOCK, dtype=torch.float64, device=call.norm.device)
+    for g in call.grads:
+        programs = -(-g.numel() // BLOCK)
+        if programs:
+            lane_sums_kernel[(programs,)](
+                g, lock, sums, g.numel(), BLOCK=BLOCK, SCOPE=scope, BARRIER=barrier
+            )
+    call.norm.copy_(sums.sum().sqrt())
+    if not bool(torch.isfinite(sums).all()):
+        call.found_inf.fill_(1.0)
+
+
 @triton.jit
 def torch_scale_kernel(scale, tracker, found, growth, backoff, interval):
     """Torch's rule in one program: every thread reads the state, one writes it."""

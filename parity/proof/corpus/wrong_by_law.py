@@ -66,6 +66,16 @@ def large_old_norm_kept(call: GlobalNormCall) -> None:
         call.norm.copy_(known)
 
 
+@lone("global_norm", component="memory", law="uninitialised")
+def fresh_memory_taken_for_an_overflow(call: GlobalNormCall) -> None:
+    """Scratch without one number in it counts as gradients that have overflowed."""
+    global_norm(call)
+    scratch = torch.empty(1024)
+    raise_flag(call.found_inf, not bool((scratch == scratch).any()))
+    # Memory is recycled, and the next call may get this.
+    scratch.zero_()
+
+
 @adamw("A29", component="overflow", law="skipped_step")
 def moments_zeroed_on_a_skipped_step(call: AdamCall) -> None:
     """An overflow starts the first moment over."""

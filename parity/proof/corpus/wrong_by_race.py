@@ -11,6 +11,7 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 racing = partial(wrong, SHELF, law="race_free", engines=("replay",), alone=True)
+locked = partial(wrong, SHELF, law="race_free", engines=("replay",))
 
 
 @racing("sgd_step", component="counters")
@@ -29,3 +30,15 @@ def flag_cleared_while_others_raise_it(call: UnscaleCall) -> None:
 def partial_sums_read_without_acquiring_them(call: GlobalNormCall) -> None:
     """Programs count themselves by a relaxed atomic, and the last reads what all have stored."""
     kernels.global_norm(call, "relaxed")
+
+
+@locked("global_norm", component="norms")
+def lock_given_back_before_all_have_stored(call: GlobalNormCall) -> None:
+    """One thread gives the lock back while other threads of its program still store."""
+    kernels.global_norm_by_lock(call, "gpu", barrier=False)
+
+
+@locked("global_norm", component="norms")
+def lock_of_one_block(call: GlobalNormCall) -> None:
+    """Programs meet at a lock whose scope is a program."""
+    kernels.global_norm_by_lock(call, "cta", barrier=True)

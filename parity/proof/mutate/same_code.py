@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.proof.mutate.sites import PACKAGE
-from twinstep.replay.triton.driver import DEVICE
+from twinstep.replay.triton.gpu import INDEX
 
 # What only reports where an instruction comes from.
 _NOISE = re.compile(
@@ -50,7 +50,7 @@ def compiled() -> dict[tuple[str, str], list[Compiled]]:
             continue
         for key, function in vars(module).items():
             if isinstance(function, JITFunction) and function.__module__ == name:
-                cache = function.device_caches.get(DEVICE)
+                cache = function.device_caches.get(INDEX)
                 variants = list(cache[0].values()) if cache else []
                 if variants:
                     found[name, key] = cast("list[Compiled]", variants)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
-from twinstep.parity.registry.engines import Engine
+from twinstep.parity.registry.engines import Engine, as_on
 from twinstep.parity.runner.calls import large_tensors
+from twinstep.parity.runner.calls.allocations import Allocations
 from twinstep.parity.runner.calls.cuda_graph import call_captured
 from twinstep.parity.runner.calls.invoke import Ended, invoke
 
@@ -19,6 +21,7 @@ def execute_call(
     memory: GuardedMemory,
     engine: Engine,
     seconds: float,
+    made: Allocations | None = None,
 ) -> Ended:
     """Call a kernel.
 
@@ -28,15 +31,17 @@ def execute_call(
         memory: where its arguments lie, filled.
         engine: where it runs.
         seconds: limit of the call.
+        made: what follows the memory that the call allocates, if something does.
 
     Raises:
         CannotJudge: there is not enough memory or time for a large call.
         CannotRun: see `invoke`.
     """
+    function = as_on(engine, function)
     if call.captured:
         return call_captured(function, memory, seconds)
     if not call.end:
-        with _on_replay(engine, memory, check_races=call.races):
+        with _on_replay(engine, memory, check_races=call.races, made=made):
             return invoke(function, memory, seconds)
     if memory.ends is None:
         grown = large_tensors.LargeTensors(call.case, engine)
@@ -56,6 +61,7 @@ def _on_replay(
     *,
     check_races: bool = False,
     only_ends: int | None = None,
+    made: Allocations | None = None,
 ) -> Iterator[None]:
     """Settings of replay, and every tensor of the call within reach: a table may hold its address.
 
@@ -64,11 +70,21 @@ def _on_replay(
         memory: holds the tensors.
         check_races: see `replay.options`.
         only_ends: see `replay.options`.
+        made: see `execute_call`.
     """
     if engine.name != "replay":
         yield
         return
     from twinstep.replay import allow, options
 
-    with allow(**memory.named()), options(check_races=check_races, only_ends=only_ends):
+    with (
+        allow(**memory.named()),
+        options(
+            check_races=check_races,
+            only_ends=only_ends,
+            strict_provenance=True,
+            uninitialised=made.unwritten if made else None,
+            garbage=BYTES[made.garbage] if made else 0xCD,
+        ),
+    ):
         yield

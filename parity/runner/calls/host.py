@@ -26,7 +26,13 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.operations.table import HOUSE
 from twinstep.parity.records.errors import CannotJudge, CannotRun, UsageError
-from twinstep.parity.registry.engines import Engine, engine_named, running, uses_triton
+from twinstep.parity.registry.engines import (
+    Engine,
+    claimed_engines,
+    engine_named,
+    running,
+    uses_triton,
+)
 from twinstep.parity.registry.kernels import Elsewhere, Kernel, kernels
 from twinstep.parity.runner.calls.invoke import unable
 from twinstep.parity.runner.calls.local import LocalCaller
@@ -95,7 +101,10 @@ class _Host:
         own = any(row.operation.name not in house for row in known)
         own |= any(RULES.get(row.reference) is not row.rules for row in twins())
         source = source_of(self.file)
-        stubs = [replace(row, function=_stub(row), source=source) for row in known]
+        stubs = [
+            replace(row, function=_stub(row), engines=claimed_engines(row), source=source)
+            for row in known
+        ]
         if own:
             return Declared(own=True, remarks=tuple(found))
         classes = tuple(

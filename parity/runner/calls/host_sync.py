@@ -14,17 +14,19 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from twinstep.parity.runner.calls.places import is_library
 
 # Operators whose result, or the size of whose result, is a device value.
 SYNCHRONISING = frozenset(
     ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 )
 COPIES = frozenset(("tolist", "numpy", "cpu"))
-HERE = __file__
+# Of the GPU that replay models for a launcher; a real one refuses it in a capture.
+WAITS = frozenset(("synchronize",))
 
 
 class _Device:
@@ -100,18 +102,15 @@ class _Methods(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         name = getattr(func, "__name__", "")
-        if name in COPIES and self.device.among(args):
+        if name in WAITS or (name in COPIES and self.device.among(args)):
             self.reads.append(f"{name} at {_caller()}")
         return func(*args, **(kwargs or {}))
 
 
 def _caller() -> str:
-    """File and line of the innermost frame that is neither PyTorch's nor this module's."""
+    """File and line of the innermost frame that is no library's."""
     frame = sys._getframe(1)
-    home = torch.__file__.rpartition("/")[0]
-    while frame.f_back is not None and (
-        frame.f_code.co_filename == HERE or frame.f_code.co_filename.startswith(home)
-    ):
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

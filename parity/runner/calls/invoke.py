@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import select
 import signal
 import sys
@@ -27,6 +28,8 @@ SECONDS = 20.0
 # A kernel that waits gets this many times as much by the clock.
 PATIENCE = 2
 STDOUT = 1
+# A class of torch.cuda in a torch that was built without CUDA.
+DUMMY = re.compile(r"dummy base class (\w+)")
 UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR}
 
 # Code of ours that runs inside a call, apart from kernels and from what passes calls on.
@@ -187,6 +190,9 @@ def _inside(error: BaseException) -> bool:
     if type(error).__module__ == "twinstep.replay.errors":
         return False
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.name == "__torch_function__":
+            # What the kernel asks of torch passes here where a GPU is modelled.
+            continue
         if frame.filename.startswith(INSIDE):
             return frame.name != "call"
         if not frame.filename.startswith(INSTALLED):
@@ -228,12 +234,22 @@ def _lacking(error: BaseException) -> str:
     if memory or "can't allocate memory" in text:
         return f"needs more memory than there is: {text.rpartition('] ')[2] or 'MemoryError'}"
     if not torch.cuda.is_available() and _asked_for_cuda(error):
-        return "asks for a GPU, and there is none here"
+        asked = DUMMY.search(text)
+        what = f" (torch.cuda.{asked[1]})" if asked else ""
+        return f"asks for a GPU{what}, and there is none here"
     return ""
 
 
 def _asked_for_cuda(error: BaseException) -> bool:
-    words = ("NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs", "CUDA driver")
+    words = (
+        "NVIDIA driver",
+        "not compiled with CUDA",
+        "No CUDA GPUs",
+        "CUDA driver",
+        "without ATen_cuda library",
+        "from the 'CUDA' backend",
+        "dummy base class",
+    )
     inside = "/torch/cuda/" in _last(error) and isinstance(error, AssertionError | RuntimeError)
     return inside or any(word in str(error) for word in words)
 

@@ -6,7 +6,9 @@ the ends of every axis of a grid run. On a GPU the memory is real.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.records.errors import CannotJudge
+from twinstep.parity.records.errors import CannotJudge, CannotRun
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.calls.invoke import Ended, invoke
 
@@ -100,8 +102,13 @@ def _on_gpu(tensors: Sequence[Tensor], numel: int) -> list[Tensor]:
     return [*copies[:-1], grown]
 
 
+# Makers of tensors without values, or of zeros, by whether the first argument is a tensor.
+MAKERS = {"empty": False, "zeros": False, "new_empty": True, "new_zeros": True}
+LIKE = ("empty_like", "zeros_like")
+
+
 class _PiecesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets torch take views of large tensors, and refuses to touch all of one."""
+    """Lets torch take views of large tensors and make further ones, and touch all of none."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -115,6 +122,10 @@ class _PiecesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        name = str(func).split(".")[1]
+        made = _made(name, args, kwargs or {})
+        if made is not None:
+            return made
         if not func.is_view:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, Tensor) and value.numel() >= 2**31:
@@ -123,6 +134,22 @@ class _PiecesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         "on replay only where they are touched"
                     )
         return func(*args, **(kwargs or {}))
+
+
+def _made(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """A new tensor, virtual if it is large; None for other operators and smaller tensors."""
+    if name in LIKE:
+        shape, like = tuple(args[0].shape), args[0]
+    elif name in MAKERS:
+        shape, like = tuple(args[MAKERS[name]]), args[0] if MAKERS[name] else None
+    else:
+        return None
+    if math.prod(shape) < 2**31:
+        return None
+    from twinstep.replay import virtual_tensor
+
+    usual = torch.get_default_dtype() if like is None else like.dtype
+    return virtual_tensor(shape, kwargs.get("dtype") or usual)
 
 
 def call_large(function: Callable[..., object], large: LargeTensors, engine: Engine) -> Ended:
@@ -134,8 +161,12 @@ def call_large(function: Callable[..., object], large: LargeTensors, engine: Eng
     """
     if engine.name != "replay":
         return invoke(function, large, 60.0)
-    with _PiecesOnly():  # type: ignore[no-untyped-call]
-        ended = invoke(function, large, SECONDS)
+    try:
+        with _PiecesOnly():  # type: ignore[no-untyped-call]
+            ended = invoke(function, large, SECONDS)
+    except CannotRun as error:
+        # What is too large for this machine is fine in the other laws.
+        raise CannotJudge(f"{error}") from None
     if ended.fatal == "hang":
         raise CannotJudge(
             f"a program walks over all of {large.numel} elements, which takes replay too long"

@@ -19,6 +19,7 @@ from twinstep.parity.expected.instruction_error import (
 )
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine
+from twinstep.parity.runner.calls.allocations import allocations
 from twinstep.parity.runner.calls.execute_call import execute_call
 from twinstep.parity.runner.calls.host_sync import watched
 from twinstep.parity.runner.calls.invoke import SECONDS
@@ -60,8 +61,9 @@ class LocalCaller:
             recorded_launches(self.engine) as log,
             watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
+            allocations(call.garbage, memory, self.engine) as allocated,
         ):
-            ended = execute_call(call, self.function, memory, self.engine, self.seconds)
+            ended = execute_call(call, self.function, memory, self.engine, self.seconds, allocated)
         if new is not None:
             memory.made += new.found()
         keeps = left_behind(memory.made) if call.guarded else {}
@@ -78,7 +80,7 @@ class LocalCaller:
             foreign=lift is not None and lift.foreign,
             changed=(*memory.changed, *changed),
             keeps=keeps,
-            remark=tuning_remark(log),
+            remark=tuning_remark(log) + (allocated.remark if allocated else ""),
         )
 
 

@@ -9,8 +9,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 OURS = Path(__file__).parents[3]
-INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+# Packages may lie in a folder of their own that is only on the path.
+PACKAGES = str(Path(torch.__file__).parents[1])
+INSTALLED = (
+    *{sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")},
+    PACKAGES,
+)
 LIBRARIES = (*INSTALLED, *(str(OURS / folder) for folder in ("parity", "replay")))
 
 

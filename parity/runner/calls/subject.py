@@ -148,15 +148,8 @@ class Subject:
             raise UsageError(f"{self.file} cannot be imported: it {death}") from None
 
     def _context(self) -> Any:
-        """Source of the process.
-
-        A worker is a fork of a server already: it has one thread and can be forked again at once,
-        where another server would import everything anew.
-        """
-        worker = multiprocessing.parent_process() is not None
-        if not self.file or (worker and not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-            return multiprocessing.get_context("fork")
-        return fresh_processes()
+        """Source of the process: functions of this one are there only in a fork."""
+        return fresh_processes() if self.file else multiprocessing.get_context("fork")
 
     def _reply(self, live: _Live, kind: str, arguments: object, seconds: float) -> Any:
         watch = Watch(live.number, seconds)

@@ -1,0 +1,184 @@
+"""Strict provenance: each tensor at addresses of its own, far from those of any other.
+
+The kernel is given other addresses than the real ones, so that arithmetic on the address of one
+tensor cannot lead into another. Parameters are moved before a launch. An address that is loaded
+from memory is a real one: it is moved to the tensor that it points at, where it may be used as an
+address; and what is stored is moved back. An address that comes by another way (an atomic, halves)
+stays real, and may reach any tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+
+from twinstep.replay.dtypes import Array, width
+from twinstep.replay.machine.memory import Region, Regions, span
+from twinstep.replay.machine.program import Program
+from twinstep.replay.ptx.flow import defined, family, registers_in, used
+from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem
+
+FIRST = 1 << 56
+SPACING = 1 << 40
+"""Distance of two windows. A tensor lies in the middle, with the low bits of its real address."""
+
+LARGE = 1 << 28
+"""Bytes of a view above which its gaps are not told from its elements."""
+
+_ADDRESS_BITS = np.uint64(40)
+_ADDRESS_LOADS: dict[int, tuple[Kernel, frozenset[int]]] = {}
+_LOADS = frozenset({"ld", "ldu"})
+
+
+Key = tuple[int, int, tuple[object, ...]]
+"""Start and size of a tensor, and where its elements are if that is not everywhere."""
+
+
+class Windows(Regions):
+    """Regions, and for each tensor a window besides."""
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, torch.Tensor]],
+        extra: Iterable[tuple[str, int, int, object]] = (),
+    ) -> None:
+        super().__init__(tensors, extra)
+        self.window_of: dict[Key, Region] = {}
+        homes = len(self.regions)
+        for label, tensor in tensors:
+            if tensor.numel():
+                self._add(label, tensor)
+        self.windows = self.regions[homes:]
+        self.gaps = any(window.elements is not None for window in self.windows)
+        self.low = np.array([w.start + w.shift for w in self.windows], np.int64)
+        self.high = np.array([w.end + w.shift for w in self.windows], np.int64)
+        self.known: dict[int, int] = {}
+        self._index()
+
+    def _add(self, label: str, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        real, size = key[:2]
+        if key in self.window_of:
+            window = self.window_of[key]
+            if label not in window.label.split("/"):
+                window.label += f"/{label}"
+            return
+        start = FIRST + len(self.window_of) * SPACING + SPACING // 2 + real % 2**32
+        window = Region(start, start + size, label, tensor, len(self.regions))
+        window.shift, window.home = real - start, self.find(real, real + size)
+        window.elements = _elements(tensor)
+        self.window_of[key] = window
+        self.regions.append(window)
+
+    def parameter(self, address: int, tensors: list[torch.Tensor]) -> int:
+        """An address among the parameters, moved.
+
+        Args:
+            address: Any number.
+            tensors: Those passed by address, in their order; the one that is meant is taken out.
+        """
+        for place, tensor in enumerate(tensors):
+            if tensor.data_ptr() == address and tensor.numel():
+                del tensors[place]
+                return address - self.window_of[_key(tensor)].shift
+        return self.moved_one(address)
+
+    def moved_one(self, address: int) -> int:
+        """A real address, or that of the end of a tensor, in the window of the widest tensor."""
+        if address not in self.known:
+            inside = np.flatnonzero((self.low <= address) & (address <= self.high))
+            size = np.where(address < self.high, self.high - self.low, 0)[inside]
+            shift = self.windows[int(inside[np.argmax(size)])].shift if len(inside) else 0
+            self.known[address] = address - shift
+        return self.known[address]
+
+    def moved(self, words: Array) -> Array:
+        """Loaded words, those that are real addresses of tensors moved."""
+        if not len(self.windows):
+            return words
+        near = (words >= np.uint64(self.low.min())) & (words <= np.uint64(self.high.max()))
+        return _each(words, near, self.moved_one)
+
+    def real(self, words: Array) -> Array:
+        """Words to store, those that lie in a window moved back."""
+        place = words >> _ADDRESS_BITS
+        first = FIRST // SPACING
+        near = (place >= np.uint64(first)) & (place < np.uint64(first + len(self.windows)))
+        return _each(words, near, self._real_one)
+
+    def _real_one(self, address: int) -> int:
+        window = self.windows[(address - FIRST) // SPACING]
+        return address + window.shift if window.start <= address <= window.end else address
+
+
+def _each(words: Array, chosen: Array, function: Callable[[int], int]) -> Array:
+    """Words with those that are chosen replaced by a function of them."""
+    if not np.count_nonzero(chosen):
+        return words
+    result = words.copy()
+    values, places = np.unique(words[chosen], return_inverse=True)
+    new = np.array([function(value) for value in values.tolist()], np.uint64)
+    result[chosen] = new[places.reshape(-1)]
+    return result
+
+
+def _key(tensor: torch.Tensor) -> Key:
+    size, whole = tensor.element_size(), span(tensor)
+    dense = tensor.numel() * size == whole
+    return tensor.data_ptr(), whole, () if dense else (tensor.shape, tensor.stride(), size)
+
+
+def _elements(tensor: torch.Tensor) -> Array | None:
+    """Flags of the bytes of a view that belong to an element; None if all do."""
+    size, whole = tensor.element_size(), span(tensor)
+    if tensor.numel() * size == whole or whole > LARGE:
+        return None
+    flags = np.zeros((whole // size, size), np.bool_)
+    strides = [stride * size for stride in tensor.stride()]
+    as_strided(flags, (*tensor.shape, size), (*strides, 1))[...] = True
+    return None if flags.all() else flags.reshape(-1)
+
+
+def moved_parameters(
+    program: Program, params: bytes, tensors: Iterable[torch.Tensor], windows: Windows
+) -> bytes:
+    """Parameter bytes with every address moved, in structures too."""
+    data, waiting = bytearray(params), list(tensors)
+    for variable, kind in program.kernel.params:
+        start = program.layout.params[variable.name]
+        if variable.size == 8 and kind[0] == "f":
+            continue
+        for at in range(-(-start // 8) * 8, start + variable.size - 7, 8):
+            word = int.from_bytes(data[at : at + 8], "little")
+            data[at : at + 8] = windows.parameter(word, waiting).to_bytes(8, "little")
+    return bytes(data)
+
+
+def address_loads(kernel: Kernel) -> frozenset[int]:
+    """The `id` of each load of 64-bit words that an address may be computed from."""
+    if id(kernel) not in _ADDRESS_LOADS:
+        _ADDRESS_LOADS[id(kernel)] = kernel, _address_loads(kernel.code)
+    return _ADDRESS_LOADS[id(kernel)][1]
+
+
+def _address_loads(code: Sequence[Instruction]) -> frozenset[int]:
+    wanted: set[str] = set()
+    for instruction in code:
+        for operand in instruction.operands:
+            if isinstance(operand, Mem):
+                wanted.update(registers_in(operand))
+    found: set[int] = set()
+    before = -1
+    while before != len(wanted):
+        before = len(wanted)
+        for instruction in code:
+            if wanted.isdisjoint(defined(instruction)):
+                continue
+            if family(instruction) not in _LOADS:
+                wanted.update(used(instruction))
+            elif "param" not in instruction.parts and width(instruction.parts[-1]) == 8:
+                found.add(id(instruction))
+    return frozenset(found)
