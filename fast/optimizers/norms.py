@@ -24,7 +24,7 @@ def kind_of_norm(norm_type: float, where: str) -> str:
     Raises:
         ValueError: norm_type is not positive.
     """
-    if not norm_type > 0.0:
+    if not float(norm_type) > 0.0:
         raise ValueError(f"norm_type={norm_type}, but should be positive or infinite [{where}]")
     return KINDS.get(float(norm_type), GIVEN)
 

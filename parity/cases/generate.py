@@ -33,11 +33,11 @@ from twinstep.parity.operations.operation import Control, ListArgument, Operatio
 
 def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Make the case that a recipe stands for."""
-    if recipe.period:
-        return _repeated(operation, combination, recipe)
     if operation.lists_of(Role.CODE):
         # An integer without dimensions is a count of steps.
         recipe = replace(recipe, dims=max(1, recipe.dims))
+    if recipe.period:
+        return _repeated(operation, combination, recipe)
     rng = np.random.default_rng(recipe.seed)
     controls = _controls(operation, recipe)
     codes = _codes(operation, recipe, rng)

@@ -17,8 +17,9 @@ from twinstep.parity.runner.judge_cell import Effort, fault, judge_cell
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin
 
-# Sequences of actions for each case of the value law.
-SEQUENCES = 2
+# Sequences of actions for each case of the value law: of any class, and of our own, which take
+# longest and which the tests drive through more.
+SEQUENCES, OWN_SEQUENCES = 13, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +208,11 @@ class Session:
         return replace(cell, arithmetic=kernel.arithmetic)
 
     def _twin(self, task: TwinTask) -> Cell:
-        # Whole optimizers take longest: the tests drive ours through more.
+        own = task.twin.subject.__module__.startswith("twinstep.")
+        each = OWN_SEQUENCES if own else SEQUENCES
         examples = self.effort.examples // (3 if self.effort.spread else 1)
         effort = TwinEffort(
-            sequences=max(1, SEQUENCES * examples),
+            sequences=max(1, each * examples),
             seed=self.effort.seed or 0,
             repros=self.effort.repros,
         )

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from twinstep.parity.sequences.actions import Rules, action
+    from twinstep.parity.sequences.adam_rules import AdamRules, LenientAdamRules
     from twinstep.parity.sequences.registry import Twin, register_optimizer
-    from twinstep.parity.sequences.rules import AdamRules, OptimizerRules
+    from twinstep.parity.sequences.rules import OptimizerRules
     from twinstep.parity.sequences.world import World
 
 _HOMES = {
-    "AdamRules": "rules",
+    "AdamRules": "adam_rules",
+    "LenientAdamRules": "adam_rules",
     "OptimizerRules": "rules",
     "Rules": "actions",
     "Twin": "registry",
@@ -32,6 +34,7 @@ _HOMES = {
 
 __all__ = [
     "AdamRules",
+    "LenientAdamRules",
     "OptimizerRules",
     "Rules",
     "Twin",

@@ -21,6 +21,9 @@ from twinstep.parity.sequences.world import Act, Value, World
 
 Method = TypeVar("Method", bound=Callable[..., object])
 MARK = "_twin_action"
+# An action, or one with some arguments fixed. One that builds comes first.
+Step = str | tuple[str, Mapping[str, Value]]
+Motif = Sequence[Step]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +42,14 @@ class Action:
     often: int
     choices: Mapping[str, Sequence[Value]]
 
-    def draw(self, dice: Random) -> Act:
-        """This action with drawn arguments."""
-        return Act(self.name, {name: dice.choice(row) for name, row in self.choices.items()})
+    def draw(self, dice: Random, fixed: Mapping[str, Value] | None = None) -> Act:
+        """This action with drawn arguments, but for those that are fixed."""
+        drawn = {name: dice.choice(row) for name, row in self.choices.items()}
+        return Act(self.name, {**drawn, **(fixed or {})})
+
+    def allows(self, fixed: Mapping[str, Value]) -> bool:
+        """True if arguments may have these values."""
+        return all(value in self.choices.get(name, ()) for name, value in fixed.items())
 
 
 def action(
@@ -69,10 +77,17 @@ class Rules:
     """Base of all rule sets: collects the actions, subclasses' replacing their parents'.
 
     Attributes:
-        exempt: public methods that no action drives, and why.
+        exempt: public methods that no action drives, and constructor arguments that none passes,
+            and why.
+        passed: arguments of the reference's constructor that `build` passes.
+        motifs: runs of actions that random drawing rarely meets, by name.
+        repeated: action that long sequences consist of; empty for none.
     """
 
     exempt: Mapping[str, str] = {}
+    passed: Sequence[str] = ()
+    motifs: Mapping[str, Motif] = {}
+    repeated: str = ""
 
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """A world to begin with. Declared with `action` as well, so that it draws and shrinks."""
@@ -99,14 +114,37 @@ class Rules:
         """Contracts of one update, for bounded twins; see `parity.sequences.contracts`."""
         return ()
 
-    def draw(self, dice: Random, mean: int) -> list[Act]:
-        """A sequence: `build`, then about `mean` actions."""
+    def arguments(self) -> set[str]:
+        """Arguments of the reference's constructor that some action passes."""
+        return set(self.passed)
+
+    def scripts(self) -> list[Motif]:
+        """Motifs whose actions, and the values of whose arguments, this rule set has."""
+        known = self.actions()
+
+        def possible(name: str, fixed: Mapping[str, Value]) -> bool:
+            return name in known and known[name].allows(fixed)
+
+        rows = self.motifs.values()
+        return [row for row in rows if all(possible(*_fixed(step)) for step in row)]
+
+    def draw(self, dice: Random, mean: int, motif: Motif = ()) -> list[Act]:
+        """A sequence: `build`, then about `mean` actions, with a motif somewhere among them."""
         known = self.actions()
         others = [row for name, row in known.items() if name != "build"]
         weights = [row.often for row in others]
         count = dice.randint(mean // 2, mean + mean // 2)
-        drawn = dice.choices(others, weights, k=count)
-        return [row.draw(dice) for row in (known["build"], *drawn)]
+        drawn = [row.draw(dice) for row in dice.choices(others, weights, k=count)]
+        script = [known[name].draw(dice, fixed) for name, fixed in map(_fixed, motif)]
+        starts = bool(script) and script[0].name == "build"
+        first = script.pop(0) if starts else known["build"].draw(dice)
+        at = dice.randint(0, count)
+        return [first, *drawn[:at], *script, *drawn[at:]]
+
+
+def _fixed(step: Step) -> tuple[str, Mapping[str, Value]]:
+    """Name of a motif's action, and the values that are fixed."""
+    return (step, {}) if isinstance(step, str) else step
 
 
 def public_methods(cls: type) -> set[str]:

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import Action, action
-from twinstep.parity.sequences.fills import REGIMES, Dice, filled
-from twinstep.parity.sequences.rules import (
+from twinstep.parity.sequences.actions import Action, Step, action
+from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
+from twinstep.parity.sequences.parts import (
+    GRAPHS,
+    RANKS,
     SEEDS,
     Group,
-    OptimizerRules,
+    backward_twice,
+    left_out,
     like,
     optimizers_of,
     parameters,
     side_of,
 )
+from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.universal import write_universal
 from twinstep.parity.sequences.world import Act, Value, World
 
 if TYPE_CHECKING:
     from twinstep.reference.optimizers.bf16 import BF16Optimizer
 
 NUMBERS = range(12)
+UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 TURNS = ("bf16", "fp32", "fp16")
 ACCUMULATION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Entry = dict[str, object]
@@ -43,13 +52,16 @@ def wrapped(
 ) -> object:
     """An optimizer around a fresh `FusedAdam` of its own side."""
     side, given = side_of(cls), dict(options)
-    mode, keep = bool(given.pop("adam_w_mode")), bool(given.pop("keep"))
+    mode, keep = given.pop("adam_w_mode", True), bool(given.pop("keep", False))
     params = [param for group in groups for param in cast(Sequence[Tensor], group["params"])]
     names = {param: f"p{at}" for at, param in enumerate(params)}
     adam = import_module(f"{optimizers_of(side)}.fused_adam").FusedAdam
     inside = adam([dict(group) for group in groups], adam_w_mode=mode)
-    compat = import_module("twinstep.contract.compat").Compat(keep_masters_on_load=keep)
-    return cls(inside, param_names=names, compat=compat, **given)
+    if keep:
+        given["compat"] = import_module("twinstep.contract.compat").Compat(
+            keep_masters_on_load=True
+        )
+    return cls(inside, **{"param_names": names, **given})
 
 
 class BF16Rules(OptimizerRules):
@@ -67,19 +79,56 @@ class BF16Rules(OptimizerRules):
         "bias_correction": (True, False),
     }
     tensor_hyper = True
+    passed = (
+        *("init_optimizer", "param_names", "clip_grad", "norm_type", "grad_acc_dtype"),
+        *("immediate_grad_update", "compat"),
+    )
+    exempt = {
+        **OptimizerRules.exempt,
+        **dict.fromkeys(("mpu", "dp_process_group", "expert_groups", "expert_data_groups"), RANKS),
+        "allgather_bucket_size": RANKS,
+        "has_moe_layers": RANKS,
+    }
+    sparse = True
+    refused = {
+        "norm_type": (0.0, -1.0, NAN, "largest"),
+        "clip_grad": ("small", None),
+        "grad_acc_dtype": (torch.float16, torch.float64),
+        "param_names": ({},),
+    }
+    motifs = {
+        **OptimizerRules.motifs,
+        "groups of unequal norms": (
+            ("build", {"groups": 2, "clip": 0.05}),
+            ("train", {"regime": "ordinary"}),
+            ("train", {"regime": "ordinary"}),
+        ),
+        "gradients that live": ("backward", "zero_grad", "backward", "step"),
+        "accumulated gradients": ("backward", "backward", "reduce", "step"),
+        "weights loaded between steps": ("train", "load_weights", "train"),
+        "a universal checkpoint": ("train", UNIVERSAL, "train", "train"),
+        "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
+        "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
+    }
 
     def actions(self) -> dict[str, Action]:
         """Every action but copying."""
         return {name: row for name, row in super().actions().items() if name != "copy"}
 
+    def arguments(self) -> set[str]:
+        """Arguments of the reference's constructor that some action passes."""
+        return {*self.passed, *self.refused}
+
     @action(
         seed=SEEDS,
         groups=(1, 1, 2, 3),
         accumulation=("fp32", "bf16", "bf16"),
-        clip=(0.0, 0.7, 0.05, 30.0),
+        clip=(0.0, 0.7, 0.05, 30.0, -1.0),
         norm=(2.0, 2.0, 1.0, float("inf")),
         immediate=(False, False, True),
         keep=(False, False, True),
+        alike=(False, False, True),
+        omitted=(False, False, True),
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, some frozen, around a fresh optimizer."""
@@ -89,7 +138,8 @@ class BF16Rules(OptimizerRules):
         for number in range(int(values["groups"])):
             own = TURNS[number % 3] if dtype == "mixed" else dtype
             row = parameters(dice, own, device, seed + number, together=False)
-            groups.append({"params": row, **self.drawn_hyper(dice)})
+            hyper = self.drawn_hyper(Dice(seed) if values["alike"] else dice)
+            groups.append({"params": row, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params[1:]:
             param.requires_grad_(dice.pick((True, True, True, False)))
@@ -101,6 +151,8 @@ class BF16Rules(OptimizerRules):
             "adam_w_mode": dice.pick((True, False)),
             "keep": values["keep"],
         }
+        if values["omitted"]:
+            options = left_out(dice, options)
         return World(
             cls=cls,
             options=options,
@@ -109,6 +161,10 @@ class BF16Rules(OptimizerRules):
             device=torch.device(device),
             more={"dtype": dtype, "groups": [len(cast(list[Tensor], g["params"])) for g in groups]},
         )
+
+    def construct(self, world: World, wrong: Mapping[str, object]) -> None:
+        """Construct another one over copies of the parameters."""
+        wrapped(world.cls, [{"params": [like(param) for param in world.params]}], wrong)
 
     @action(often=3, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
     def fill(self, world: World, seed: int, regime: str, missing: int) -> None:
@@ -126,9 +182,17 @@ class BF16Rules(OptimizerRules):
         missing=(0, 0, 0, *range(8)),
         update=(True, True, True, False),
         clear=(False, True),
+        graph=GRAPHS,
     )
     def backward(  # type: ignore[override]
-        self, world: World, seed: int, regime: str, missing: int, update: bool, clear: bool
+        self,
+        world: World,
+        seed: int,
+        regime: str,
+        missing: int,
+        update: bool,
+        clear: bool,
+        graph: str,
     ) -> None:
         """Backward through the optimizer; the gradients are those of the regime."""
         loss = torch.zeros((), device=world.device)
@@ -137,7 +201,8 @@ class BF16Rules(OptimizerRules):
                 continue
             weight = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
             loss = loss + (param * weight.to(world.device)).float().sum()
-        _of(world).backward(loss, update_hp_grads=update, clear_lp_grads=clear)
+        backward = partial(_of(world).backward, update_hp_grads=update, clear_lp_grads=clear)
+        backward_twice(backward, loss, graph)
 
     @action(
         often=9,
@@ -148,7 +213,7 @@ class BF16Rules(OptimizerRules):
     )
     def train(self, world: World, seed: int, regime: str, missing: int) -> object:
         """Backward through the optimizer, then one update."""
-        self.backward(world, seed, regime, missing, True, False)
+        self.backward(world, seed, regime, missing, True, False, "")
         return self.step(world)
 
     @action(often=3, drives=("update_hp_grads",), clear=(False, True))
@@ -262,6 +327,25 @@ class BF16Rules(OptimizerRules):
             self.save(world)
             world.kept = self._read(world)
         self._load(world, world.kept, True, True)
+
+    def enter(self, world: World, state: Entry) -> None:
+        """Load an entry that nothing else holds."""
+        self._load(world, state, True, True)
+
+    @action(
+        drives=("load_state_dict",),
+        seed=SEEDS,
+        states=(True, False),
+        missing=("", "", "folder", "weight", "elements"),
+    )
+    def load_universal(self, world: World, seed: int, states: bool, missing: str) -> None:
+        """Load a universal checkpoint, or try to where a part of it is missing."""
+        rows = [(f"p{at}", param) for at, param in enumerate(world.params)]
+        with TemporaryDirectory() as folder:
+            write_universal(Path(folder), rows, _of(world).param_groups, seed, missing)
+            _of(world).load_state_dict(
+                [], checkpoint_folder=Path(folder), load_optimizer_states=states
+            )
 
     def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
         _of(world).load_state_dict(

@@ -62,8 +62,13 @@ class Contract:
 
 
 def adam_contracts(world: World) -> Sequence[Contract]:
-    """One contract for each parameter with a gradient; parameters are found by their number."""
-    found = []
+    """One contract for each parameter with a gradient; parameters are found by their number.
+
+    There are none where a gradient is sparse, which is refused.
+    """
+    found: list[Contract] = []
+    if any(param.grad is not None and param.grad.is_sparse for param in world.params):
+        return found
     for group in world.torch_optimizer.param_groups:
         for param in group["params"]:
             if param.grad is not None:
@@ -74,7 +79,7 @@ def adam_contracts(world: World) -> Sequence[Contract]:
 
 def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Contract:
     param = world.params[index]
-    decoupled = bool(world.options["adam_w_mode"])
+    decoupled = bool(world.options.get("adam_w_mode", True))
     operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
     state = world.torch_optimizer.state.get(param) or {}
     zeros = torch.zeros(param.shape)

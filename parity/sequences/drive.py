@@ -17,7 +17,10 @@ from twinstep.parity.sequences.observe import Difference, Observation, differenc
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act, World, nothing, observe
 
-MEAN = 12
+# Actions of a sequence on average: without a motif, and around one.
+MEAN, AROUND = 12, 6
+# One sequence in so many takes LONG steps.
+EVERY, LONG = 50, 64
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 
@@ -149,8 +152,18 @@ def observe_nothing(outcome: dict[str, object]) -> Observation:
 
 
 def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
-    """The actions of a sequence; the same in every run."""
-    return rules.draw(Random(f"{seed} {dtype} {number}"), MEAN)
+    """The actions of a sequence; the same in every run.
+
+    Three of four have a motif, in turn; another begins with each seed and dtype.
+    """
+    dice = Random(f"{seed} {dtype} {number}")
+    if number % EVERY == EVERY - 1 and rules.repeated:
+        return rules.draw(dice, AROUND, [rules.repeated] * LONG)
+    motifs = rules.scripts()
+    if not motifs or number % 4 == 0:
+        return rules.draw(dice, MEAN)
+    first = Random(f"{seed} {dtype}").randrange(len(motifs))
+    return rules.draw(dice, AROUND, motifs[(first + number - number // 4) % len(motifs)])
 
 
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:

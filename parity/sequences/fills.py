@@ -18,7 +18,10 @@ MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
 INTEGER = {2: torch.int16, 4: torch.int32}
 # `planted` is one infinity or NaN among ordinary values: an overflow.
 REGIMES = ("ordinary", "tiny", "zeros", "subnormal", "extreme", "bits", "planted")
-PLANTED = (float("inf"), float("-inf"), float("nan"))
+# One NaN for all: an argument is found among its choices, where NaN equals itself alone.
+INF, NAN = float("inf"), float("nan")
+PLANTED = (INF, -INF, NAN)
+LAYOUTS = ("expanded", "transposed", "sparse")
 
 
 class Dice:
@@ -44,6 +47,17 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
             values[seed % count] = PLANTED[seed % 3]
         return values.reshape(shape)
     return _patterns(count, dtype, regime, source).reshape(shape)
+
+
+def laid_out(values: Tensor, layout: str) -> Tensor:
+    """Values in another layout: all alike in one element's memory, transposed, or sparse."""
+    if values.dim() == 0 or values.numel() == 0:
+        return values
+    if layout == "expanded":
+        return values.reshape(-1)[:1].expand(values.shape)
+    if layout == "sparse":
+        return values.to_sparse()
+    return values.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def _reals(count: int, regime: str, source: torch.Generator) -> Tensor:

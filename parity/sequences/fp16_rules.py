@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
-from twinstep.parity.sequences.fills import Dice, filled
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
+from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
+from twinstep.parity.sequences.fp16_parts import Scaled, Timers
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
-from twinstep.parity.sequences.rules import (
+from twinstep.parity.sequences.parts import (
+    GRAPHS,
+    RANKS,
     SEEDS,
-    OptimizerRules,
+    backward_twice,
+    left_out,
     like,
     optimizers_of,
     parameters,
     side_of,
 )
+from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import Act, Value, World
 
 Group = dict[str, object]
+REFUSED: Mapping[str, Sequence[object]] = {
+    "norm_type": (0.0, -1.0, NAN, "largest"),
+    "static_loss_scale": (0.0, -1.0, NAN, INF),
+    "clip_grad": ("small", None),
+    "dynamic_loss_args": ({"init_scale": 8.0},),
+}
 ADAM = {
     "lr": (3.7e-3, 0.25, 2.3e-5),
     "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.0, 0.99995)),
@@ -42,47 +53,6 @@ MARKS: tuple[Mapping[str, object], ...] = (
 )
 
 
-class _Scaler(Protocol):
-    dynamic: bool
-
-    def state_dict(self) -> dict[str, object]:
-        """State of the rule."""
-
-
-class Scaled(Protocol):
-    """The interface beyond that of torch's optimizers."""
-
-    loss_scale: float
-    overflow: bool
-    clip_grad: float
-    loss_scaler: _Scaler
-    load_state_dict: Callable[..., None]
-
-    def initialize_optimizer_states(self) -> None:
-        """Make all state."""
-
-    def backward(self, loss: Tensor, create_graph: bool, retain_graph: bool) -> None:
-        """Run backward from the scaled loss."""
-
-    def override_loss_scale(self, loss_scale: float | None) -> None:
-        """Put an external scale in force, or end it."""
-
-    def refresh_fp32_params(self) -> None:
-        """Masters from model weights."""
-
-    def get_global_norm(self) -> float:
-        """Norm of the last step."""
-
-    def memory_report(self) -> dict[str, int]:
-        """Bytes by kind."""
-
-    def set_lr(self, lr: float) -> None:
-        """One learning rate for all groups."""
-
-    def get_lr(self) -> float:
-        """That of the first group."""
-
-
 def scaled(world: World) -> Scaled:
     """The optimizer, typed."""
     return cast(Scaled, world.optimizer)
@@ -96,10 +66,28 @@ class FP16Rules(OptimizerRules):
     Attributes:
         recipes: ways to build a wrapper, by name.
         wide: build of every combination, which compiles hundreds of programs.
+        own: arguments of the constructor that the other wrapper does not have.
     """
 
     hyper = ADAM
     recipes: Mapping[str, Recipe] = RECIPES
+    passed: Sequence[str] = (
+        *("init_optimizer", "loss_scale_config", "low_precision_dtype", "static_loss_scale"),
+        *("dynamic_loss_scale", "dynamic_loss_args", "verbose", "clip_grad", "norm_type", "compat"),
+    )
+    exempt = {
+        **OptimizerRules.exempt,
+        **dict.fromkeys(("mpu", "deepspeed", "expert_groups", "expert_data_groups"), RANKS),
+    }
+    own: Mapping[str, Sequence[object]] = {
+        "has_moe_layers": (False, True),
+        "initial_dynamic_scale": (2.0**32, 64.0),
+        "timers": (False, True),
+    }
+    sparse = True
+    refused = {**REFUSED, "fused_adam_legacy": (True,)}
+    repeated = "train"
+    motifs = MOTIFS
 
     def __init__(self, wide: bool = False) -> None:
         self.wide = wide
@@ -112,11 +100,19 @@ class FP16Rules(OptimizerRules):
         found["build"] = replace(build, choices={**build.choices, "recipe": names})
         return found
 
-    @action(seed=SEEDS, groups=(1, 1, 2, 3), recipe=tuple(RECIPES))
+    @action(
+        seed=SEEDS,
+        groups=(1, 1, 2, 3),
+        recipe=tuple(RECIPES),
+        alike=(False, False, True),
+        omitted=(False, False, True),
+    )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """An optimizer of either side around one of the same side.
 
-        Some parameters are frozen; half of the optimizers have experts and replicas, too.
+        Some parameters are frozen; half of the optimizers have experts and replicas, too. With
+        `alike` groups have the same hyper-parameters; with `omitted` some arguments are left to
+        their defaults.
         """
         seed = int(values["seed"])
         dice = Dice(seed)
@@ -124,16 +120,18 @@ class FP16Rules(OptimizerRules):
         groups: list[Group] = []
         for number in range(int(values["groups"])):
             params = parameters(dice, dtype, device, seed + number, together=False)
-            groups.append({"params": params, **self.inside_hyper(dice, recipe)})
+            hyper = self.inside_hyper(Dice(seed) if values["alike"] else dice, recipe)
+            groups.append({"params": params, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params:
             param.requires_grad = dice.pick((True, True, True, True, False))
         if dice.pick((False, True)):
             for param in params:
                 mark(param, dice.pick(MARKS))
+        options = self.drawn_options(dice, recipe)
         world = World(
             cls=cls,
-            options=self.drawn_options(dice, recipe),
+            options=left_out(dice, options) if values["omitted"] else options,
             params=params,
             optimizer=None,
             device=torch.device(device),
@@ -158,14 +156,23 @@ class FP16Rules(OptimizerRules):
             return {**drawn, "max_grad_norm": dice.pick(limits), "max_coeff": dice.pick((7.3, 0.9))}
         return drawn
 
+    def arguments(self) -> set[str]:
+        """Arguments of the reference's constructor that some action passes."""
+        return {*self.passed, *self.own, *self.refused}
+
     def drawn_options(self, dice: Dice, recipe: Recipe) -> dict[str, object]:
         """Arguments of the constructor that both sides take unchanged."""
+        lows: Sequence[torch.dtype] = (torch.float16, torch.bfloat16)
+        if recipe.scales == "none":
+            # Without a rule of its own, bf16 is what does not scale.
+            lows = (torch.bfloat16, torch.bfloat16, torch.float16)
         return {
-            "clip_grad": dice.pick((0.7, 0.0, 0.01, 50.0)),
+            "clip_grad": dice.pick((0.7, 0.0, 0.01, 50.0, -1.0)),
             "norm_type": recipe.norm,
             "verbose": dice.pick((False, True)),
-            "low_precision_dtype": dice.pick((torch.float16, torch.bfloat16)),
+            "low_precision_dtype": dice.pick(lows),
             "compat": dict(recipe.policies),
+            **{name: dice.pick(row) for name, row in self.own.items()},
         }
 
     def made(self, world: World, groups: list[Group]) -> object:
@@ -173,13 +180,22 @@ class FP16Rules(OptimizerRules):
         recipe, seed = self.recipe_of(world)
         side, dice = side_of(world.cls), Dice(seed)
         compat = import_module("twinstep.contract.compat").Compat
-        policies = cast(dict[str, bool], world.options["compat"])
-        options = {**world.options, "compat": compat(**policies)}
+        options = dict(world.options)
+        if options.pop("timers", False):
+            options["timers"] = Timers(world.events)
+        if "compat" in options:
+            options["compat"] = compat(**cast(dict[str, bool], options["compat"]))
         return world.cls(
             self.inside(side, recipe.inside, groups, dice),
             **self.scaling(side, recipe, dice),
             **options,
         )
+
+    def construct(self, world: World, wrong: Mapping[str, object]) -> None:
+        """Construct another one over copies of the parameters."""
+        params = [like(param) for param in world.params]
+        inside = self.inside(side_of(world.cls), "adamw", [{"params": params}], Dice(0))
+        world.cls(inside, **{"dynamic_loss_scale": "dynamic_loss_args" in wrong, **wrong})
 
     def inside(self, side: str, inside: str, groups: list[Group], dice: Dice) -> object:
         """The optimizer inside."""
@@ -195,7 +211,7 @@ class FP16Rules(OptimizerRules):
     def scaling(self, side: str, recipe: Recipe, dice: Dice) -> Group:
         """Arguments that decide on the scale; windows are short, so that it moves."""
         scales, scalers = recipe.scales, import_module(f"{optimizers_of(side)}.scalers")
-        window, first = dice.pick((1, 2, 3)), dice.pick((8.0, 2.0**16, 3.7, 1.0))
+        window, first = dice.pick((1, 2, 3, 1000)), dice.pick((8.0, 2.0**16, 3.7, 1.0))
         if scales == "none":
             return {"static_loss_scale": first}
         if scales == "static":
@@ -233,20 +249,30 @@ class FP16Rules(OptimizerRules):
                 "scaler": optimizer.loss_scaler.state_dict(),
             }
 
-    @action(often=7, drives=("backward",), seed=SEEDS, size=(1.0, 1.0, 1e-3, 1e4, 1e30))
-    def backward(self, world: World, seed: int, size: float = 1.0) -> None:
+    @action(
+        often=7,
+        drives=("backward",),
+        seed=SEEDS,
+        size=SIZES,
+        loss=("fp32", "fp32", "fp16", "bf16"),
+        graph=GRAPHS,
+    )
+    def backward(  # type: ignore[override]
+        self, world: World, seed: int, size: float, loss: str, graph: str
+    ) -> None:
         """Gradients of a scaled loss, on top of those that are there; a large one overflows."""
-        loss = torch.zeros((), device=world.device)
+        total = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", seed + index if seed else 0)
-            loss = loss + (param.float() * weight.to(world.device)).sum()
-        if not loss.requires_grad:
-            return
-        with warnings.catch_warnings():
-            # torch remarks on gradients that are laid out otherwise than their parameter.
-            warnings.simplefilter("ignore", UserWarning)
-            scaled(world).backward(loss * size, False, False)
+            total = total + (param.float() * weight.to(world.device)).sum()
+        backward_twice(scaled(world).backward, (total * size).to(DTYPES[loss]), graph)
+
+    @action(often=9, drives=("backward", "step"), seed=SEEDS, size=SIZES)
+    def train(self, world: World, seed: int, size: float) -> object:  # type: ignore[override]
+        """Gradients of a scaled loss, then one update."""
+        self.backward(world, seed, size, "fp32", "")
+        return self.step(world)
 
     @action(often=2, drives=("set_lr", "get_lr"), lr=(0.013, 0.5, 0.0))
     def change_lr(self, world: World, lr: float) -> object:
@@ -254,12 +280,12 @@ class FP16Rules(OptimizerRules):
         scaled(world).set_lr(lr)
         return scaled(world).get_lr()
 
-    @action(often=2, drives=("override_loss_scale",), scale=(64.0, 1.0, 3.7, 0.0))
+    @action(often=2, drives=("override_loss_scale",), scale=(64.0, 1.0, 3.7, 0.0, -1.0, INF, NAN))
     def override(self, world: World, scale: float) -> None:
         """Put an external scale in force; 0 ends it."""
         scaled(world).override_loss_scale(scale or None)
 
-    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, -1.0))
+    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, -1.0, INF, NAN))
     def assign_scale(self, world: World, scale: float) -> None:
         """Assign the scaler's scale."""
         scaled(world).loss_scale = scale
@@ -288,7 +314,7 @@ class FP16Rules(OptimizerRules):
         """Bytes by kind."""
         return scaled(world).memory_report()
 
-    @action(limit=(0.5, 0.0, 1e-3))
+    @action(limit=(0.5, 0.0, 1e-3, -1.0, INF))
     def set_clip(self, world: World, limit: float) -> None:
         """Assign the largest norm."""
         scaled(world).clip_grad = limit

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
-from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
+from twinstep.parity.sequences.fp16_rules import REFUSED, FP16Rules, Group
 from twinstep.parity.sequences.world import World
 
 
@@ -16,6 +18,10 @@ class FP16UnfusedRules(FP16Rules):
         "adamw, dynamic, scaled norm": Recipe(policies={"report_scaled_norm": True}),
         "adamw, dynamic, without experts": Recipe(policies={"clip_without_experts": True}),
     }
+
+    own: Mapping[str, Sequence[object]] = {}
+    passed = (*FP16Rules.passed, "fused_lamb_legacy")
+    refused = {**REFUSED, "fused_lamb_legacy": (True,)}
 
     def made(self, world: World, groups: list[Group]) -> object:
         """Around LAMB, hand over or not."""

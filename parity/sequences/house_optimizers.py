@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from twinstep.parity.sequences.adam_rules import TensorAdamRules
 from twinstep.parity.sequences.registry import DTYPES, register_optimizer, twins
-from twinstep.parity.sequences.rules import TensorAdamRules
 
 # What the host learns of a step only when it asks, and where each side keeps it. The optimizer
 # inside is seen through `param_groups` and `state`, the rest through what is read after an action.

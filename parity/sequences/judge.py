@@ -21,7 +21,7 @@ from twinstep.parity.sequences.shrink import shrunk
 from twinstep.parity.sequences.world import Act
 
 LAW = "sequences"
-SEQUENCES = 24
+SEQUENCES = 156
 ELEMENT = re.compile(r"\[\d+\]")
 
 

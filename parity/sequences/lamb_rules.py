@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import action
-from twinstep.parity.sequences.fills import Dice, filled
-from twinstep.parity.sequences.rules import SEEDS, OptimizerRules
+from twinstep.parity.sequences.adam_rules import REFUSED, AdamRules
+from twinstep.parity.sequences.fills import INF, NAN, Dice, filled
+from twinstep.parity.sequences.parts import SEEDS
+from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
 
@@ -30,16 +32,28 @@ class LambRules(OptimizerRules):
 
     tensor_hyper = True
     hyper = {
-        "lr": (3.7e-3, 0.25, 2.3e-5, 0.0),
-        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995)),
-        "eps": (3e-6, 1.3e-3, 1e-10),
-        "weight_decay": (0.013, 0.0, 0.31, -0.02),
+        "lr": (3.7e-3, 0.25, 2.3e-5, 0.0, 1e-3),
+        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995), (0.9, 0.999)),
+        "eps": (3e-6, 1.3e-3, 1e-10, 1e-8),
+        "weight_decay": (0.013, 0.0, 0.31, -0.02, 0.01),
         "bias_correction": (True, False),
         "max_grad_norm": (0.0, 0.0, 0.7, -1.0, 1e-3),
         "max_coeff": (7.3, 0.9, 100.0),
         "min_coeff": (0.013, 0.0, 0.5),
     }
     options = {"eps_inside_sqrt": (False, True)}
+    sparse = True
+    refused = {
+        **REFUSED,
+        "max_grad_norm": (NAN, INF, None),
+        "max_coeff": (NAN, 0.001, None),
+        "min_coeff": (-0.1, NAN, 100.0),
+    }
+    exempt = AdamRules.exempt
+    motifs = {
+        **OptimizerRules.motifs,
+        "ratios of a step with clipping": ("train", "coefficients", "step_with_gradients"),
+    }
 
     @action(drives=("add_param_group",))
     def add_impossible_group(self, world: World) -> None:

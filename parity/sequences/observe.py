@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+NAMES = {kind: kind.__name__ for kind in (float, *PLAIN)}
 
 
 class Leaf(NamedTuple):
@@ -27,13 +28,17 @@ class Leaf(NamedTuple):
         says: everything but a tensor's elements, as text.
         tensor: the elements, on the CPU. They are no copy where the tensor is there already: an
             observation is to be compared before anything else happens to what it shows.
+        moved: True if the tensor was there at the last observation, elsewhere in memory.
     """
 
     says: str
     tensor: Tensor | None = None
+    moved: bool = False
 
 
 Observation = dict[str, Leaf]
+# Address of a tensor by path; its storage is kept, so that its memory becomes no other tensor's.
+Places = dict[str, tuple[int, object]]
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,14 @@ class Walk:
         home: device that counts as "here"; any other is named.
         skipped: paths that are left out.
         overlap: tensors are grouped by the bytes they have in common, not by storage.
+        before: places of tensors at the last observation.
     """
 
     home: torch.device
     skipped: frozenset[str] = frozenset()
     overlap: bool = False
+    before: Places = field(default_factory=dict)
+    places: Places = field(default_factory=dict)
     leaves: Observation = field(default_factory=dict)
     paths: dict[int, str] = field(default_factory=dict)
     storages: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -70,12 +78,21 @@ class Walk:
     def _visit(self, value: object, path: str) -> None:
         if path in self.skipped:
             return
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind in NAMES:
+            self.leaves[path] = Leaf(f"{NAMES[kind]} {value!r}")
+        elif kind is dict or kind is list or kind is tuple:
+            self._branch(value, path)
+        elif isinstance(value, Tensor):
             self._tensor(value, path)
+        else:
+            self._other(value, path)
+
+    def _other(self, value: object, path: str) -> None:
+        if isinstance(value, Enum):
+            self.leaves[path] = Leaf(f"enum {value.name}")
         elif isinstance(value, float):
             self.leaves[path] = Leaf(f"float {value!r}")
-        elif isinstance(value, Enum):
-            self.leaves[path] = Leaf(f"enum {value.name}")
         elif isinstance(value, PLAIN):
             self.leaves[path] = Leaf(f"{type(value).__name__} {value!r}")
         elif isinstance(value, set | frozenset):
@@ -96,19 +113,22 @@ class Walk:
             self.paths[id(value)] = path
             # An object that dies during the walk would give its id to another.
             self.alive.append(value)
-        if isinstance(value, Mapping):
-            named = {self._key(key, path): item for key, item in value.items()}
-            words = sorted(key for key in value if isinstance(key, str))
-            self.leaves[path] = Leaf(f"dict of {len(named)}: {', '.join(words)}".rstrip(": "))
-        elif isinstance(value, Sequence):
-            named = {f"{path}[{at}]": item for at, item in enumerate(value)}
+        if isinstance(value, dict | Mapping):
+            words = ", ".join(sorted([key for key in value if isinstance(key, str)]))
+            self.leaves[path] = Leaf(
+                f"dict of {len(value)}: {words}" if words else f"dict of {len(value)}"
+            )
+            for key, item in value.items():
+                self._visit(item, f"{path}.{key}" if type(key) is str else self._key(key, path))
+        elif isinstance(value, list | tuple | Sequence):
             kind = "tuple" if isinstance(value, tuple) else "list"
-            self.leaves[path] = Leaf(f"{kind} of {len(named)}")
+            self.leaves[path] = Leaf(f"{kind} of {len(value)}")
+            for at, item in enumerate(value):
+                self._visit(item, f"{path}[{at}]")
         else:
-            named = {f"{path}.{name}": item for name, item in attributes(value)}
             self.leaves[path] = Leaf("object")
-        for inner, item in named.items():
-            self._visit(item, inner)
+            for name, item in attributes(value):
+                self._visit(item, f"{path}.{name}")
 
     def _key(self, key: object, path: str) -> str:
         if isinstance(key, str):
@@ -127,16 +147,22 @@ class Walk:
         says = f"{kind} {str(value.dtype)[6:]} {tuple(value.shape)}{place}"
         if value.requires_grad:
             says += " with gradient"
-        shared = self._shared(value, path)
-        if shared != path:
-            says += f", shares memory with {shared}"
-        self.leaves[path] = Leaf(says, value.detach().cpu().contiguous())
+        if value.layout is not torch.strided:
+            says += f", {value.layout}"
+            self.leaves[path] = Leaf(says, value.detach().to_dense().cpu())
+            return
+        moved = False
+        if value.numel():
+            storage, address = value.untyped_storage(), value.data_ptr()
+            shared = self._shared(value, storage.data_ptr(), path)
+            says += f", shares memory with {shared}" if shared != path else ""
+            moved = path in self.before and self.before[path][0] != address
+            self.places[path] = address, storage
+        self.leaves[path] = Leaf(says, value.detach().cpu().contiguous(), moved)
 
-    def _shared(self, value: Tensor, path: str) -> str:
-        if value.numel() == 0:
-            return path
+    def _shared(self, value: Tensor, storage: int, path: str) -> str:
         if not self.overlap:
-            return self.storages.setdefault((value.untyped_storage().data_ptr(), 0), path)
+            return self.storages.setdefault((storage, 0), path)
         low, high = extent(value)
         for (start, stop), name in self.storages.items():
             if low < stop and start < high:
@@ -176,7 +202,10 @@ def differing(got: Tensor, want: Tensor) -> Tensor:
 
 
 def differences(got: Observation, want: Observation) -> list[Difference]:
-    """Every path that is missing, in excess, or different, in the order of the walk."""
+    """Every path that is missing, in excess, or different, in the order of the walk.
+
+    A tensor may stay in memory where another is made anew, but not the other way round.
+    """
     found = []
     for path in [*want, *(path for path in got if path not in want)]:
         one, other = got.get(path), want.get(path)
@@ -186,6 +215,8 @@ def differences(got: Observation, want: Observation) -> list[Difference]:
             found.append(Difference(path, here, there))
         elif one.says != other.says:
             found.append(Difference(path, one.says, other.says))
+        elif one.moved and not other.moved:
+            found.append(Difference(path, "in other memory than before", "where it was"))
         elif one.tensor is not None and other.tensor is not None:
             found += _elements(path, one.tensor, other.tensor)
     return found

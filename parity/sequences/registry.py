@@ -11,11 +11,12 @@ from typing import TypeVar
 
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
+from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
 from twinstep.parity.sequences.lamb_rules import LambRules
-from twinstep.parity.sequences.rules import AdamRules, OptimizerRules
+from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
@@ -116,7 +117,8 @@ def register_optimizer(
 
     Raises:
         UsageError: a taken name, an unknown reference or value, a method that the reference has
-            and the class has not, or a method that no action drives.
+            and the class has not, a method that no action drives, or a constructor argument that
+            none passes.
     """
 
     def decorate(cls: Class) -> Class:
@@ -189,6 +191,24 @@ def _check(twin: Twin) -> None:
             f'arithmetic is "bounded", but {type(twin.rules).__name__} has no contracts that say '
             f'what an update may do; it should be "exact" [{where}]'
         )
+    unpassed = sorted(constructor_arguments(twin.reference) - _accounted(twin.rules))
+    if unpassed:
+        raise UsageError(
+            f"no action of {type(twin.rules).__name__} passes {unpassed[0]}, but every constructor "
+            f"argument of {twin.reference.__name__} should be in `hyper`, `options`, `refused` or "
+            f"`passed`, or have a reason in `exempt` [{where}]"
+        )
+
+
+def constructor_arguments(cls: type) -> set[str]:
+    """Names of the constructor's arguments."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    found = inspect.signature(cls).parameters.values()
+    return {parameter.name for parameter in found if parameter.kind not in kinds}
+
+
+def _accounted(rules: Rules) -> set[str]:
+    return rules.arguments() | rules.exempt.keys()
 
 
 def undriven(cls: type, rules: Rules) -> list[str]:

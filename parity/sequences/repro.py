@@ -22,7 +22,7 @@ from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act
 
 SECONDS, RUNS = 60.0, 3
-BASE = ("twinstep.parity.sequences.rules",)
+BASE = ("twinstep.parity.sequences.adam_rules",)
 IMPORT = re.compile(r"^from (twinstep\.parity\.sequences\.\w+) import", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ def repro_text(
         resources.files("twinstep.parity.sequences").joinpath("repro_template.txt").read_text()
     )
     wanted = {
-        path: (leaf.says, None if leaf.tensor is None else digits(leaf.tensor))
+        path: (leaf.says, None if leaf.tensor is None else digits(leaf.tensor), leaf.moved)
         for path, leaf in mismatch.want.items()
     }
     resets = {

@@ -1,4 +1,4 @@
-"""Actions on any `torch.optim.Optimizer`, and on Adam in particular."""
+"""Actions on any `torch.optim.Optimizer`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
-from twinstep.parity.sequences.actions import Rules, action
-from twinstep.parity.sequences.fills import DTYPES, REGIMES, Dice, filled
+from twinstep.parity.sequences.actions import Motif, Rules, Step, action
+from twinstep.parity.sequences.damage import HOW, aged, damaged
+from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
+from twinstep.parity.sequences.parts import (
+    COUNTS,
+    SEEDS,
+    WINDOWS,
+    Group,
+    left_out,
+    like,
+    parameters,
+)
 from twinstep.parity.sequences.world import Value, World
 
-SEEDS = range(10_000)
-SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,))
-Group = dict[str, object]
+# Steps of motifs.
+PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
+TWO_ALIKE = ("build", {"groups": 2, "alike": True})
+OVERFLOW = ("train", {"regime": "planted"})
+CLEAR = ("zero_grad", {"how": "as it is"})
+FREEZE = ("freeze", {"trained": False})
 
 
 class OptimizerRules(Rules):
@@ -29,6 +42,8 @@ class OptimizerRules(Rules):
     Attributes:
         hyper: hyper-parameters of a group and the values they take, the ordinary one first.
         options: further arguments of the constructor, for the whole instance.
+        refused: values that the constructor should refuse, by argument.
+        sparse: whether sparse gradients should be refused; otherwise there are none.
         tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
     """
 
@@ -39,22 +54,65 @@ class OptimizerRules(Rules):
     }
     hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 0.0)}
     options: Mapping[str, Sequence[object]] = {}
+    refused: Mapping[str, Sequence[object]] = {"lr": (-1.0, "fast")}
+    sparse: bool = False
     tensor_hyper: bool = False
+    repeated = "train"
+    motifs: Mapping[str, Motif] = {
+        "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
+        "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
+        "overflow before a resume": (OVERFLOW, "resume", "train", CLEAR),
+        "a save in a streak of overflows": (
+            *(OVERFLOW, OVERFLOW, "save", OVERFLOW, "load", OVERFLOW, "train"),
+        ),
+        "24 bits of counters full": ("train", ("age", {"count": 2**24 - 2}), *("train",) * 3),
+        "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
+        "31 bits of counters full, gradients for all": (
+            *("initialize_states", ("age", {"count": 2**31 - 2})),
+            *(PLAIN, PLAIN, PLAIN),
+            "resume",
+        ),
+        "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
+        "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
+        "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
+        "a frozen parameter without": ("train", FREEZE, "zero_grad", "backward", "step", "step"),
+        "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
+        "a damaged first state": ("load_damaged", "load", "train"),
+        "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),
+        "gradients in a strange layout": ("fill_strangely", "step", "zero_grad", "train"),
+        "a closure after a step": ("train", "step_with_closure", CLEAR, "step"),
+        "a group that comes late": ("train", "add_group", "train", "resume", "train"),
+        "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
+        "a copy": ("train", "copy", "train"),
+        "a refused construction": ("construct_wrongly",) * 4,
+    }
 
-    @action(seed=SEEDS, groups=(1, 1, 2, 3), together=(False, False, True))
+    @action(
+        seed=SEEDS,
+        groups=(1, 1, 2, 3),
+        together=(False, False, True),
+        alike=(False, False, True),
+        omitted=(False, False, True),
+    )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, each with hyper-parameters of its own.
 
-        With `together` all parameters of a group are views of one buffer.
+        With `together` all parameters of a group are views of one buffer; with `alike` groups
+        have the same hyper-parameters; with `omitted` some arguments are left to their defaults.
         """
         seed = int(values["seed"])
         dice = Dice(seed)
         groups = []
         for number in range(int(values["groups"])):
             params = parameters(dice, dtype, device, seed + number, bool(values["together"]))
-            groups.append({"params": params, **self.drawn_hyper(dice)})
+            given = {} if values["alike"] else self.drawn_hyper(dice)
+            groups.append({"params": params, **given})
         options = {name: dice.pick(row) for name, row in self.options.items()}
-        optimizer = cls(groups, **self.drawn_hyper(dice), **options)
+        hyper = self.drawn_hyper(dice)
+        if values["omitted"]:
+            groups = [left_out(dice, group) for group in groups]
+            options, hyper = left_out(dice, options), left_out(dice, hyper)
+        optimizer = cls(groups, **hyper, **options)
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         return World(
             cls=cls,
@@ -69,6 +127,21 @@ class OptimizerRules(Rules):
         """A value for each hyper-parameter."""
         return {name: dice.pick(row) for name, row in self.hyper.items()}
 
+    def arguments(self) -> set[str]:
+        """Arguments of the reference's constructor that some action passes."""
+        return super().arguments() | {"params", *self.hyper, *self.options, *self.refused}
+
+    @action(seed=SEEDS)
+    def construct_wrongly(self, world: World, seed: int) -> None:
+        """Try to construct one with an argument that should be refused."""
+        rows = [(name, value) for name, row in self.refused.items() for value in row]
+        name, value = Dice(seed).pick(rows)
+        self.construct(world, {name: value})
+
+    def construct(self, world: World, wrong: Mapping[str, object]) -> None:
+        """Construct another one over copies of the parameters."""
+        world.cls([like(param) for param in world.params], **{**world.options, **wrong})
+
     @action(often=3, seed=SEEDS, regime=REGIMES[:1] * 4 + REGIMES, missing=(0, 0, 0, *range(8)))
     def fill(self, world: World, seed: int, regime: str, missing: int) -> None:
         """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
@@ -79,6 +152,20 @@ class OptimizerRules(Rules):
             grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
             param.grad = grad.to(world.device)
 
+    @action(seed=SEEDS, layout=LAYOUTS, every=(1, 2))
+    def fill_strangely(self, world: World, seed: int, layout: str, every: int) -> None:
+        """New gradients in another layout; those of some parameters alone."""
+        for index, param in enumerate(world.params):
+            if index % every == 0 and param.requires_grad:
+                values = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
+                other = layout if layout != "sparse" or self.sparse else "expanded"
+                param.grad = laid_out(values.to(world.device), other)
+
+    @action(number=range(4), trained=(False, False, True))
+    def freeze(self, world: World, number: int, trained: bool) -> None:
+        """Freeze a parameter, or train it again."""
+        world.params[number % len(world.params)].requires_grad_(trained)
+
     @action(often=2, seed=SEEDS)
     def backward(self, world: World, seed: int) -> None:
         """Gradients through autograd, on top of those that are there."""
@@ -88,6 +175,8 @@ class OptimizerRules(Rules):
                 tuple(param.shape), param.dtype, "ordinary", seed + index if seed else 0
             )
             loss = loss + (param * weight.to(world.device)).sum()
+        if not loss.requires_grad:
+            return
         with warnings.catch_warnings():
             # torch remarks on gradients that are laid out otherwise than their parameter.
             warnings.simplefilter("ignore", UserWarning)
@@ -244,6 +333,26 @@ class OptimizerRules(Rules):
             world.kept = self._read(world)
         world.torch_optimizer.load_state_dict(world.kept)
 
+    def enter(self, world: World, state: dict[str, object]) -> None:
+        """Load a state dict that nothing else holds."""
+        world.torch_optimizer.load_state_dict(state)
+
+    @action(drives=("load_state_dict",), seed=SEEDS, how=HOW)
+    def load_damaged(self, world: World, seed: int, how: str) -> None:
+        """Try to load the state of now with one entry that is gone or makes no sense.
+
+        Where it is taken, the whole state is loaded again: a step on nonsense may raise anything.
+        """
+        self.save(world)
+        self.enter(world, damaged(self._read(world), seed, how))
+        self.enter(world, self._read(world))
+
+    @action(drives=("load_state_dict",), count=COUNTS, since=WINDOWS)
+    def age(self, world: World, count: int, since: int) -> None:
+        """Load the state of now with counters as after a long run."""
+        self.save(world)
+        self.enter(world, aged(self._read(world), count, since))
+
     @action(how=("deepcopy", "pickle"))
     def copy(self, world: World, how: str) -> None:
         """Go on with a copy of optimizer and parameters."""
@@ -275,80 +384,3 @@ class OptimizerRules(Rules):
         optimizer.register_state_dict_post_hook(told("state_dict ends"))
         optimizer.register_load_state_dict_pre_hook(told("load begins"))
         optimizer.register_load_state_dict_post_hook(told("load ends"))
-
-
-def parameters(dice: Dice, dtype: str, device: str, seed: int, together: bool) -> list[Parameter]:
-    """Up to three parameters; `mixed` takes fp16, bf16 and fp32 in turn."""
-    turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
-    shapes = [dice.pick(SHAPES) for _ in range(dice.pick((1, 2, 3)))]
-    values = [
-        filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
-        for index, shape in enumerate(shapes)
-    ]
-    if dice.pick((False, False, True)):
-        values = [value.t() if value.dim() == 2 else value for value in values]
-    elif together and len(turns) == 1:
-        flat = torch.cat([value.reshape(-1) for value in values]).to(device)
-        parts = torch.split(flat, [value.numel() for value in values])
-        values = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-    return [Parameter(value.to(device)) for value in values]
-
-
-def like(param: Parameter) -> Parameter:
-    """A copy with memory of its own."""
-    copied = Parameter(param.detach().clone())
-    copied.grad = None if param.grad is None else param.grad.clone()
-    return copied
-
-
-def side_of(cls: Callable[..., object]) -> str:
-    """The package a class derives from; what it is built of comes from there, or else from ours."""
-    homes = [kind.__module__.split(".")[:2] for kind in cast(type, cls).__mro__]
-    sides = (home[1] for home in homes if home[0] == "twinstep")
-    return next((side for side in sides if side in ("reference", "fast")), "reference")
-
-
-def optimizers_of(side: str) -> str:
-    """The package that holds the optimizers of a side."""
-    return f"twinstep.{side}.optimizers"
-
-
-class _Initializing(Protocol):
-    def initialize_states(self) -> None:
-        """Make all state."""
-
-
-class AdamRules(OptimizerRules):
-    """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
-
-    hyper = {
-        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0),
-        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995)),
-        "eps": (3e-6, 1.3e-3, 1e-10),
-        "weight_decay": (0.013, 0.0, 0.31, -0.02),
-        "bias_correction": (True, False),
-    }
-    options = {"adam_w_mode": (True, False), "set_grad_none": (True, False)}
-
-    @action(drives=("add_param_group",))
-    def add_impossible_group(self, world: World) -> None:
-        """Try to add a group with a learning rate below zero."""
-        extra = Parameter(torch.ones(2, device=world.device))
-        world.torch_optimizer.add_param_group({"params": [extra], "lr": -1.0})
-
-    @action(drives=("initialize_states",))
-    def initialize_states(self, world: World) -> None:
-        """Make the state of parameters that have not been stepped yet."""
-        cast(_Initializing, world.optimizer).initialize_states()
-
-    def contracts(self, world: World) -> Sequence[object]:
-        """One `adamw_step` or `adam_step` for each parameter with a gradient."""
-        from twinstep.parity.sequences.contracts import adam_contracts
-
-        return adam_contracts(world)
-
-
-class TensorAdamRules(AdamRules):
-    """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
-
-    tensor_hyper = True

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from twinstep.parity.sequences.actions import Rules, action
-from twinstep.parity.sequences.fills import REGIMES, Dice, filled
-from twinstep.parity.sequences.rules import SEEDS, parameters
+from twinstep.parity.sequences.damage import HOW, aged, damaged
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled
+from twinstep.parity.sequences.parts import (
+    COUNTS,
+    GRAPHS,
+    SEEDS,
+    WINDOWS,
+    backward_twice,
+    left_out,
+    parameters,
+)
 from twinstep.parity.sequences.world import Act, Value, World
 
 SCALE_RULES = ("dynamic", "wrapper", "torch")
+OVERFLOW, CLEAN = ("update", {"overflow": True}), ("update", {"overflow": False})
+LOAD = ("load", {"change": ""})
+# Constructor arguments of a scale that moves, each with values that make no sense.
+SCALES = (0.0, -1.0, NAN, INF, "large", True)
+REFUSED: Mapping[str, Sequence[object]] = {
+    "rule": ("static", "other", None),
+    "init_scale": SCALES,
+    "scale_window": (0, -1),
+}
+CONSTANTS = (
+    *("rule", "init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift"),
+    *("backoff_factor", "consecutive_hysteresis", "raise_error_at_min_scale"),
+)
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -56,16 +77,45 @@ class ScalerRules(Rules):
     What a scaler remembers is read after every action and compared.
     """
 
-    exempt = {"after": "the rule as a pure function, which is a kernel on the other side"}
+    exempt = {
+        "after": "the rule as a pure function, which is a kernel on the other side",
+        "compat": "upstream behaviour of our own classes; others are judged by the default",
+    }
+    passed = ("scale", *CONSTANTS)
+    repeated = "update"
+    motifs = {
+        "an overflow before a save": (OVERFLOW, "save", LOAD, "update"),
+        **{
+            f"a save in a streak of overflows, {rule}": (
+                ("build", {"rule": rule, "omitted": False}),
+                *("save", OVERFLOW, LOAD, OVERFLOW, "save"),
+                *(OVERFLOW, OVERFLOW, LOAD, OVERFLOW, CLEAN, CLEAN, CLEAN),
+            )
+            for rule in SCALE_RULES
+        },
+        "the edge of a window": (("age", {"since": 998}), CLEAN, CLEAN, CLEAN, CLEAN),
+        "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
+        "24 bits of counters full": (("age", {"count": 2**24 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
+        "31 bits of counters full": (("age", {"count": 2**31 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
+        "the floor": (("assign", {"scale": 1.0}), *(OVERFLOW,) * 4, "backward", "update"),
+        "scales that are none": (
+            *(("assign", {"scale": scale}) for scale in (NAN, INF, -1.0, 0.0)),
+            "backward",
+        ),
+        "graphs that are kept": (("backward", {"graph": "retain"}), "backward"),
+        "a damaged state": ("update", "load_damaged", "load_damaged", "update"),
+        "a refused construction": ("construct_wrongly",) * 4,
+    }
 
     @action(
         seed=SEEDS,
         rule=SCALE_RULES,
         consecutive=(False, False, True),
         raises=(False, False, True),
+        omitted=(False, False, True),
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
-        """A scaler whose windows are short, and a few parameters."""
+        """A scaler whose windows are short for the most part, and a few parameters."""
         seed = int(values["seed"])
         dice = Dice(seed)
         options: dict[str, object] = {"scale": dice.pick((8.0, 2.0**16, 3.7))}
@@ -74,13 +124,15 @@ class ScalerRules(Rules):
                 "rule": values["rule"],
                 "init_scale": options["scale"],
                 "scale_factor": dice.pick((2.0, 1.7, 1e30)),
-                "scale_window": dice.pick((1, 2, 3)),
+                "scale_window": dice.pick((1, 2, 3, 1000)),
                 "min_scale": dice.pick((1.0, 3.0, 0.01)),
                 "delayed_shift": dice.pick((2, 1, 3)),
                 "backoff_factor": dice.pick((0.5, 0.3)),
                 "consecutive_hysteresis": values["consecutive"],
                 "raise_error_at_min_scale": values["raises"],
             }
+        if values["omitted"]:
+            options = left_out(dice, options)
         scaler = cls(**options)
         if hasattr(scaler, "on"):
             scaler.on(torch.device(device))
@@ -104,18 +156,28 @@ class ScalerRules(Rules):
         """A step that overflowed or did not."""
         _of(world).update_scale(overflow)
 
-    @action(often=2, drives=("backward", "scale_loss"), seed=SEEDS)
-    def backward(self, world: World, seed: int) -> object:
+    @action(seed=SEEDS)
+    def construct_wrongly(self, world: World, seed: int) -> None:
+        """Try to construct one with an argument that should be refused."""
+        dynamic = getattr(world.cls, "dynamic")  # noqa: B009
+        refused = REFUSED if dynamic else {"scale": SCALES}
+        name, value = Dice(seed).pick(
+            [(name, value) for name in refused for value in refused[name]]
+        )
+        world.cls(**{**world.options, name: value})
+
+    @action(
+        often=2, drives=("backward", "scale_loss"), seed=SEEDS, loss=tuple(DTYPES), graph=GRAPHS
+    )
+    def backward(self, world: World, seed: int, loss: str, graph: str) -> object:
         """Gradients of a scaled loss; the scaled loss is compared, too."""
-        loss = torch.zeros((), device=world.device)
+        total = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             weight = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
-            loss = loss + (param * weight.to(world.device)).float().sum()
-        with warnings.catch_warnings():
-            # torch remarks on gradients that are laid out otherwise than their parameter.
-            warnings.simplefilter("ignore", UserWarning)
-            _of(world).backward(loss, False, True)
-        return _of(world).scale_loss(loss.detach())
+            total = total + (param * weight.to(world.device)).float().sum()
+        total = total.to(DTYPES[loss])
+        backward_twice(_of(world).backward, total, graph)
+        return _of(world).scale_loss(total.detach())
 
     @action(drives=("scale_gradient",), seed=SEEDS)
     def hook(self, world: World, seed: int) -> object:
@@ -134,7 +196,7 @@ class ScalerRules(Rules):
             param.grad = grad.to(world.device) if every or index == 1 else None
         return _of(world).has_overflow(world.params)
 
-    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 1.0, -1.0, 0.0))
+    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 1.0, -1.0, 0.0, INF, NAN))
     def assign(self, world: World, scale: float) -> None:
         """Assign the scale."""
         _of(world).loss_scale = scale
@@ -156,7 +218,9 @@ class ScalerRules(Rules):
         _of(world).load_state_dict(state)
 
     @action(
-        drives=("load_state_dict", "restored"), scale=(64.0, 0.0, float("inf")), iteration=(5, 0)
+        drives=("load_state_dict", "restored"),
+        scale=(64.0, 0.0, INF, NAN, -1.0),
+        iteration=(5, 0, 2**31, -7),
     )
     def enter(self, world: World, scale: float, iteration: int) -> None:
         """Load a state of elsewhere, which is checked first."""
@@ -166,6 +230,16 @@ class ScalerRules(Rules):
             state["cur_iter"] = iteration
         _of(world).restored(state)
         _of(world).load_state_dict(state)
+
+    @action(drives=("load_state_dict",), count=COUNTS, since=WINDOWS)
+    def age(self, world: World, count: int, since: int) -> None:
+        """Load the state of now with counters as after a long run."""
+        _of(world).load_state_dict(aged(dict(_of(world).state_dict()), count, since))
+
+    @action(drives=("load_state_dict",), seed=SEEDS, how=HOW)
+    def load_damaged(self, world: World, seed: int, how: str) -> None:
+        """Try to load the state of now with one entry that is gone or makes no sense."""
+        _of(world).load_state_dict(damaged(dict(_of(world).state_dict()), seed, how))
 
     @action(drives=("load_state_dict",))
     def load_strange(self, world: World) -> None:

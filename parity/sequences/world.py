@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.observe import Observation, Walk
+from twinstep.parity.sequences.observe import Observation, Places, Walk
 
 Value = bool | int | float | str
 
@@ -62,6 +62,7 @@ class World:
         scheduler: the learning-rate scheduler in use, or None.
         events: what hooks received.
         more: anything that rules of a certain class want to keep; it is observed like the rest.
+        places: of the tensors of parameters and optimizer at the last observation.
         updating: to be called right before parameters are updated, gradients being final.
     """
 
@@ -75,6 +76,7 @@ class World:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     events: list[str] = field(default_factory=list)
     more: dict[str, object] = field(default_factory=dict)
+    places: Places = field(default_factory=dict)
     updating: Callable[[], None] = nothing
 
     @property
@@ -101,12 +103,14 @@ def observe(
         overlap: count memory as shared only where bytes are.
     """
     hidden = frozenset(f"optimizer.{name}" for name in (*machinery(), *private))
-    walk = Walk(home=world.device, skipped=hidden, overlap=overlap)
+    walk = Walk(home=world.device, skipped=hidden, overlap=overlap, before=world.places)
     walk.root("params", world.params)
     walk.root("grads", [param.grad for param in world.params])
     walk.root("optimizer", world.optimizer)
     for name in properties:
         walk.root(f"optimizer.{name}", read(world.optimizer, name))
+    # What comes next may be made anew.
+    world.places, walk.places, walk.before = walk.places, {}, {}
     walk.root("kept", world.kept)
     walk.root("events", world.events)
     walk.root("more", world.more)

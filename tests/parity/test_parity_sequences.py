@@ -15,8 +15,9 @@ from torch import Tensor
 from tests.helpers.profile import LONG
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
+from twinstep.parity.proof.corpus.sequence_power import power_of
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.corpus.wrong_optimizers import (
-    WRONG_OPTIMIZERS,
     CountsWithoutGradient,
     SharedCounter,
 )
@@ -25,26 +26,33 @@ from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.kernels import registrations
 from twinstep.parity.sequences import OptimizerRules, World, action, register_optimizer
 from twinstep.parity.sequences.actions import Rules
+from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.drive import Side, run, sequence
 from twinstep.parity.sequences.fills import REGIMES, filled
-from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.judge import SEQUENCES, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.observe import Walk, differences
 from twinstep.parity.sequences.registry import REFERENCES, RULES, borrowed_twins, undriven
-from twinstep.parity.sequences.rules import AdamRules
 from twinstep.parity.sequences.world import read
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("row", WRONG_OPTIMIZERS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
 def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
     for dtype in row.dtypes:
-        failure = judged_optimizer(row, dtype, 60)
+        failure = judged_optimizer(row, dtype, SEQUENCES)
         assert "breaks `sequences`" in failure, f"{row.says} on {dtype}"
         raised = "TypeError" in failure or "AttributeError" in failure
         assert not raised, f"rejected for the wrong reason: {failure}"
+
+
+@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
+def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer) -> None:
+    """Four notices end the measurement: within 130 sequences they are probability enough."""
+    power = power_of(row, row.dtypes[0], enough=4, most=130)
+    assert power.enough, f"{row.name}: {power.noticed} of {power.sequences}"
 
 
 @pytest.mark.parametrize("row", HARMLESS_OPTIMIZERS, ids=lambda row: row.name)
@@ -54,9 +62,9 @@ def test_harmless_optimizer_passes(row: Optimizer) -> None:
 
 
 def test_there_are_enough_of_both() -> None:
-    assert len(WRONG_OPTIMIZERS) >= 30
+    assert len(WRONG_CLASSES) >= 70
     assert len(HARMLESS_OPTIMIZERS) >= 6
-    names = [row.name for row in (*WRONG_OPTIMIZERS, *HARMLESS_OPTIMIZERS)]
+    names = [row.name for row in (*WRONG_CLASSES, *HARMLESS_OPTIMIZERS)]
     assert len(names) == len(set(names))
 
 
@@ -219,7 +227,8 @@ def test_sequences_are_the_same_in_every_run_and_differ_from_each_other() -> Non
     assert len(set(drawn)) == 20
     assert drawn != [str(sequence(rules, 4, "bf16", number)) for number in range(20)]
     lengths = [len(sequence(rules, 0, "fp32", number)) - 1 for number in range(200)]
-    assert 11 <= sum(lengths) / 200 <= 13
+    assert 10 <= sum(lengths) / 200 <= 15
+    assert sum(length >= 60 for length in lengths) == 4
 
 
 def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> None:
@@ -234,7 +243,12 @@ def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> N
         assert side.world is not None
         broken += any(not bool(param.isfinite().all()) for param in side.world.params)
     assert set(names) == set(rules.actions())
-    assert raised.keys() <= {"add_group_again", "add_impossible_group", "load", "load_kept"}
+    wrong = {"add_group_again", "add_impossible_group", "construct_wrongly", "load_damaged"}
+    # A sparse gradient is refused, and a dict of before a group was added.
+    assert raised.keys() <= wrong | {"load", "load_kept", "step"}
+    assert raised["step"] < names["step"] / 4
+    assert 0 < raised["load_damaged"] < names["load_damaged"]
+    assert raised["construct_wrongly"] == names["construct_wrongly"]
     assert raised["add_group_again"] == names["add_group_again"]
     assert raised["load"] < names["load"] / 4
     assert 1 <= broken <= 20

@@ -53,8 +53,8 @@ def test_ours_keeps_step_with_the_reference(ours: dict[str, Twin], name: str, dt
     cell = judge_twin(twin, dtype, twin_engine(twin), effort)
     assert cell.status is Status.PASSED, cell.failure
     assert cell.sequences == effort.sequences
-    # Twelve actions and the construction, on average.
-    assert abs(cell.calls / cell.sequences - 13) < 1.5
+    # Twelve actions and the construction, or a motif and half as many; few are long.
+    assert abs(cell.calls / cell.sequences - 13) < 3
 
 
 def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:

@@ -1,4 +1,4 @@
-"""Commands that judge the judge: mutate, compile, replay-conformance, peers."""
+"""Commands that judge the judge: mutate, sequence-power, compile, replay-conformance, peers."""
 
 from __future__ import annotations
 
@@ -48,6 +48,24 @@ def mutate(
         first=first,
     )
     raise typer.Exit(run_mutate(chosen, outputs))
+
+
+@proof.command(name="sequence-power")
+def sequence_power(
+    most: Annotated[
+        int, typer.Option("--most", min=1, metavar="N", help="Sequences for a class and dtype.")
+    ] = 450,
+    name: Annotated[
+        Names, typer.Option("--class", metavar="NAME", help="A wrong class; may be repeated.")
+    ] = None,
+) -> None:
+    """Measure how likely sequences notice wrong classes.
+
+    docs/guide/adding-an-optimizer.md describes sequences.
+    """
+    from twinstep.parity.proof.commands.sequence_power import sequence_power as measured
+
+    raise typer.Exit(measured(most, tuple(name or ())))
 
 
 @proof.command(name="compile")

@@ -28,7 +28,7 @@ from twinstep.parity.proof.corpus import (
 )
 from twinstep.parity.proof.corpus.entry import Entry, Variant
 from twinstep.parity.proof.corpus.optimizers import Optimizer
-from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 
 WRONG = (
     wrong_adam_formula,
@@ -65,4 +65,4 @@ def harmless() -> tuple[Variant, ...]:
 
 def planted_classes() -> dict[str, Optimizer]:
     """Wrong optimizer classes by the row of docs/reference/bugs.md that they replant."""
-    return {bug: row for row in WRONG_OPTIMIZERS for bug in row.bugs}
+    return {bug: row for row in WRONG_CLASSES for bug in row.bugs}

@@ -6,20 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
 
-Cls = TypeVar("Cls", bound=torch.optim.Optimizer)
+Cls = TypeVar("Cls")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer class against `FusedAdam` of the reference.
+    """A class against one of the reference.
 
     Attributes:
         cls: the class.
+        reference: name of the class that decides what is right.
         says: one sentence, what is wrong or merely written otherwise.
         dtypes: dtypes it is judged on; a fault shows in each of them.
         arithmetic: what it claims to be.
@@ -30,6 +29,7 @@ class Optimizer:
 
     cls: type
     says: str
+    reference: str = "FusedAdam"
     dtypes: tuple[str, ...] = ("fp32",)
     arithmetic: str = "exact"
     private: tuple[str, ...] = ()
@@ -64,6 +64,7 @@ def twin_of(row: Optimizer) -> Twin:
     with borrowed_twins() as found:
         register_optimizer(
             f"wrong.{row.name}",
+            reference=row.reference,
             arithmetic=row.arithmetic,
             dtypes=row.dtypes,
             private=row.private,

@@ -17,7 +17,7 @@ from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.judged import absent, judged
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer
-from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.mutate.copies import changed, kernel_of
 from twinstep.parity.proof.mutate.same_code import Compiled, compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
@@ -32,9 +32,8 @@ from twinstep.parity.runner.session import Session
 # A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None, call_seconds=120.0)
-# The law and the column of whole optimizers.
+# The law of whole optimizers.
 SEQUENCES = "sequences"
-CLASSES = "FusedAdam"
 # The laws that kill most faults first.
 FIRST = ("value", "boundary_sizes", "nothing_else_written")
 
@@ -96,7 +95,7 @@ def variants() -> dict[str, Variant]:
 @cache
 def classes(kind: Kind) -> dict[str, Optimizer]:
     """The wrong or the harmless optimizer classes by name."""
-    rows = {Kind.WRONG: WRONG_OPTIMIZERS, Kind.HARMLESS: HARMLESS_OPTIMIZERS}
+    rows = {Kind.WRONG: WRONG_CLASSES, Kind.HARMLESS: HARMLESS_OPTIMIZERS}
     return {row.name: row for row in rows.get(kind, ())}
 
 
@@ -124,7 +123,7 @@ def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
     ends = (End.REJECTED, End.ACCEPTED) if harmless else (End.KILLED, End.SURVIVED)
     return Verdict(
         subject=Subject(kind=kind, name=row.name),
-        operation=CLASSES,
+        operation=row.reference,
         end=ends[0] if broken else ends[1],
         says=row.says,
         law=SEQUENCES,

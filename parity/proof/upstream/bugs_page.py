@@ -7,7 +7,7 @@ from collections import Counter
 from twinstep.parity.proof.corpus.corpus import corpus, harmless, planted_classes
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
-from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
+from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.upstream.bugs import BUGS, CHECKS, Bug
 
 HEAD = """# Real bugs, replanted
@@ -75,7 +75,7 @@ def _counts(planted: dict[str, list[Entry]]) -> list[str]:
         f"{listed}.",
         "",
         f"The corpus has {len(every)} wrong kernels, of which "
-        f"{sum(bool(entry.bugs) for entry in every)} plant a row, {len(WRONG_OPTIMIZERS)} wrong "
+        f"{sum(bool(entry.bugs) for entry in every)} plant a row, {len(WRONG_CLASSES)} wrong "
         f"optimizer classes, {len(harmless())} harmless variants and {len(HARMLESS_OPTIMIZERS)} "
         "harmless classes.",
     ]

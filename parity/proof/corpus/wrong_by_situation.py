@@ -1,0 +1,161 @@
+"""Optimizer classes that are wrong in situations that random drawing rarely meets.
+
+Long runs, defaults, states that are to be refused, gradients and parameters out of the ordinary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.proof.corpus.optimizers import Optimizer, put
+from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
+
+Group = dict[str, object]
+StateDict = dict[str, object]
+Closure = Callable[[], float]
+WRONG_BY_SITUATION: list[Optimizer] = []
+
+
+@put(WRONG_BY_SITUATION)
+class AcceptsAnyRate(FusedAdam):
+    """Constructs with a learning rate that is none."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        torch.optim.Optimizer.add_param_group(self, param_group)
+
+
+@put(WRONG_BY_SITUATION)
+class OtherDefault(FusedAdam):
+    """Decays unless told not to."""
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[Group], **options: object) -> None:
+        super().__init__(params, **{"weight_decay": 0.01, **options})  # type: ignore[arg-type]
+
+
+@put(WRONG_BY_SITUATION)
+class OtherDefaultMode(FusedAdam):
+    """Is Adam with L2 decay unless told."""
+
+    def __init__(self, params: Iterable[Tensor] | Iterable[Group], **options: object) -> None:
+        super().__init__(params, **{"adam_w_mode": False, **options})  # type: ignore[arg-type]
+
+
+@put(WRONG_BY_SITUATION)
+class LoadWritesBeforeItRefuses(FusedAdam):
+    """Takes learning rates over before the state has been checked."""
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        saved = cast(list[Group], state_dict.get("param_groups", []))
+        for group, given in zip(self.param_groups, saved, strict=False):
+            group["lr"] = cast(float, given["lr"]) * 0.5
+        super().load_state_dict(state_dict)
+
+
+@put(WRONG_BY_SITUATION)
+class LoadsWithoutACheck(FusedAdam):
+    """Takes a moment of any shape over."""
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        torch.optim.Optimizer.load_state_dict(self, state_dict)
+
+
+@put(WRONG_BY_SITUATION)
+class StateMadeAnew(FusedAdam):
+    """Makes a moment anew in every step: a captured graph would go on with the old one."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        super()._step_param(param, group, t)
+        self.state[param]["exp_avg"] = self.state[param]["exp_avg"].clone()
+
+
+@put(WRONG_BY_SITUATION)
+class CounterOf24Bits(FusedAdam):
+    """Counts steps in fp32, in an integer's place."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, params)
+        for param in params:
+            self.state[param]["step"].copy_(self.state[param]["step"].float())
+
+
+@put(WRONG_BY_SITUATION)
+class CounterOf32Bits(FusedAdam):
+    """Counts steps in 32 bits, in 64 bits' place."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, params)
+        for param in params:
+            self.state[param]["step"].copy_(self.state[param]["step"].int())
+
+
+@put(WRONG_BY_SITUATION)
+class SparseIsDense(FusedAdam):
+    """Takes a sparse gradient."""
+
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and param.grad.is_sparse:
+                    param.grad = param.grad.to_dense()
+        return super().step(closure) if closure is not None else super().step()
+
+
+@put(WRONG_BY_SITUATION)
+class ReadsMemoryNotElements(FusedAdam):
+    """Reads a gradient in the order of its memory."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        grad = cast(Tensor, param.grad)
+        dense = grad.numel() > 0 and 0 not in grad.stride()
+        if dense and not grad.is_contiguous():
+            param.grad = grad.as_strided((grad.numel(),), (1,)).view(grad.shape)
+        super()._step_param(param, group, t)
+        param.grad = grad
+
+
+@put(WRONG_BY_SITUATION)
+class SkipsWhatIsFrozen(FusedAdam):
+    """Leaves a parameter that was frozen out, though it has a gradient."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, [param for param in params if param.requires_grad])
+
+
+@put(WRONG_BY_SITUATION)
+class FirstGroupsEps(FusedAdam):
+    """Uses the eps of the first group for all."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group({**group, "eps": self.param_groups[0]["eps"]}, params)
+
+
+@put(WRONG_BY_SITUATION)
+class EightForAStep(FusedAdam):
+    """Steps the first eight parameters of a group."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        super()._step_group(group, params[:8])
+
+
+@put(WRONG_BY_SITUATION)
+class LargeTailStays(FusedAdam):
+    """Leaves the elements of a parameter past 512."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        before = param.detach().clone()
+        super()._step_param(param, group, t)
+        if param.numel() > 512 and param.is_contiguous():
+            param.view(-1)[512:] = before.view(-1)[512:]
+
+
+@put(WRONG_BY_SITUATION)
+class DecaysMatricesAlone(FusedAdam):
+    """Leaves decay out where a parameter has more than two dimensions."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        decay = 0.0 if param.dim() > 2 else group["weight_decay"]
+        super()._step_param(param, {**group, "weight_decay": decay}, t)

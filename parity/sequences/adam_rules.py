@@ -1,0 +1,81 @@
+"""Actions on Adam in particular."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+import torch
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.fills import INF, NAN
+from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.world import World
+
+REFUSED: Mapping[str, Sequence[object]] = {
+    "lr": (-1.0, NAN, INF, "fast", None),
+    "betas": ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9, NAN), (0.9,), 0.9),
+    "eps": (-1e-8, NAN, "small"),
+    "weight_decay": (NAN, INF, None),
+    "bias_correction": (None, 1),
+    "amsgrad": (True,),
+}
+
+
+class _Initializing(Protocol):
+    def initialize_states(self) -> None:
+        """Make all state."""
+
+
+class AdamRules(OptimizerRules):
+    """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
+
+    hyper = {
+        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0, 1e-3),
+        "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995), (0.9, 0.999)),
+        "eps": (3e-6, 1.3e-3, 1e-10, 1e-8),
+        "weight_decay": (0.013, 0.0, 0.31, -0.02, 0.01),
+        "bias_correction": (True, False),
+    }
+    options = {"adam_w_mode": (True, False), "set_grad_none": (True, False)}
+    sparse = True
+    refused = REFUSED
+    exempt = {
+        **OptimizerRules.exempt,
+        "compat": "upstream behaviour of our own classes; others are judged by the default",
+    }
+
+    @action(drives=("add_param_group",))
+    def add_impossible_group(self, world: World) -> None:
+        """Try to add a group with a learning rate below zero."""
+        extra = Parameter(torch.ones(2, device=world.device))
+        world.torch_optimizer.add_param_group({"params": [extra], "lr": -1.0})
+
+    @action(drives=("initialize_states",))
+    def initialize_states(self, world: World) -> None:
+        """Make the state of parameters that have not been stepped yet."""
+        cast(_Initializing, world.optimizer).initialize_states()
+
+    def contracts(self, world: World) -> Sequence[object]:
+        """One `adamw_step` or `adam_step` for each parameter with a gradient."""
+        from twinstep.parity.sequences.contracts import adam_contracts
+
+        return adam_contracts(world)
+
+
+class TensorAdamRules(AdamRules):
+    """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
+
+    tensor_hyper = True
+
+
+class LenientAdamRules(AdamRules):
+    """Adam that need not refuse anything: arguments and states are sound, gradients dense."""
+
+    sparse = False
+
+    def actions(self) -> dict[str, Action]:
+        """Every action but those that should be refused."""
+        left = {"construct_wrongly", "load_damaged"}
+        return {name: row for name, row in super().actions().items() if name not in left}

@@ -1,0 +1,90 @@
+"""State dicts that are malformed, partial, or of a run that has gone on for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinstep.parity.sequences.fills import NAN, Dice
+
+HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra")
+# Entry of a dict or list: what holds it, and its key.
+Place = tuple[Any, Any]
+State = dict[str, object]
+
+
+def damaged(state: State, seed: int, how: str) -> State:
+    """A state dict, changed in place: one entry of it is gone or makes no sense.
+
+    Hyper-parameters stay as they are: torch loads any.
+
+    Args:
+        state: freshly loaded, so that it may be written.
+        seed: chooses the entry.
+        how: one of HOW.
+    """
+    places = list(_places(state))
+    if not places:
+        return state
+    holder, key = Dice(seed).pick(places)
+    if how == "drop":
+        del holder[key]
+    elif how == "extra":
+        (holder if isinstance(holder, dict) else state)["stranger"] = 1
+    else:
+        holder[key] = _wrong(holder[key], how)
+    return state
+
+
+def _places(value: Any, group: bool = False) -> Iterator[Place]:
+    rows = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in list(rows):
+        if group and key != "params":
+            continue
+        yield value, key
+        if isinstance(item, dict | list):
+            yield from _places(item, group=isinstance(key, int) and "params" in item)
+
+
+def _wrong(value: object, how: str) -> object:
+    if how == "none":
+        return None
+    if how == "text":
+        return "strange"
+    if not isinstance(value, Tensor):
+        return NAN if how == "nan" else -5
+    if how == "negative":
+        return -value - 1
+    if how == "nan":
+        return torch.full_like(value, NAN) if value.is_floating_point() else NAN
+    if how == "longer":
+        return torch.cat([value.reshape(-1), value.reshape(-1), torch.zeros(1, dtype=value.dtype)])
+    return value.to(torch.int32)
+
+
+def aged(state: State, count: int, since: int) -> State:
+    """A state dict whose counters stand at a number, changed in place.
+
+    Args:
+        state: freshly loaded.
+        count: of steps.
+        since: clean steps since the last overflow, where these are counted.
+    """
+    for key, value in state.items():
+        rows = value if isinstance(value, list) else [value]
+        for row in rows:
+            if isinstance(row, dict):
+                aged(row, count, since)
+        numbers = {
+            "step": count,
+            "cur_iter": count,
+            "last_overflow_iter": count - since,
+            "growth_tracker": since,
+        }
+        if key in numbers:
+            number = numbers[key]
+            state[key] = torch.full_like(value, number) if isinstance(value, Tensor) else number
+    return state

@@ -1,0 +1,56 @@
+"""Runs of actions on an FP16 wrapper that random drawing rarely meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twinstep.parity.sequences.actions import Motif
+from twinstep.parity.sequences.fills import INF, NAN
+from twinstep.parity.sequences.rules import OptimizerRules
+
+# Factors of a loss; the last one overflows in every dtype.
+SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
+OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
+
+MOTIFS: Mapping[str, Motif] = {
+    **OptimizerRules.motifs,
+    **{
+        f"an active clip around {recipe}": (
+            ("build", {"recipe": recipe}),
+            ("set_clip", {"limit": 1e-3}),
+            *(CLEAN, CLEAN, "step"),
+        )
+        for recipe in ("adamw, none", "sgd, none, sum")
+    },
+    "groups of unequal norms": (
+        ("build", {"groups": 2}),
+        ("set_clip", {"limit": 1e-3}),
+        *(("train", {"size": 1e4}), CLEAN),
+    ),
+    "a clip norm below zero": (("set_clip", {"limit": -1.0}), ("train", {"size": 1e4})),
+    "overflow before a save": (OVERFLOW, "save", "load", CLEAN),
+    "overflow before a resume": (OVERFLOW, "resume", CLEAN),
+    "a save in a streak of overflows": (
+        *(OVERFLOW, OVERFLOW, "save"),
+        *(OVERFLOW, "load", OVERFLOW, CLEAN, CLEAN),
+    ),
+    "the edge of a window": (("age", {"since": 998}), *(CLEAN,) * 4),
+    "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
+    "graphs that are kept": (
+        ("backward", {"graph": "retain", "size": 1.0}),
+        ("backward", {"graph": "create", "size": 1.0}),
+        "step",
+    ),
+    "scales that are none": (
+        *(("assign_scale", {"scale": scale}) for scale in (NAN, INF, -1.0)),
+        *(("override", {"scale": scale}) for scale in (NAN, INF, -1.0)),
+        CLEAN,
+    ),
+    "a scale from outside over an overflow": (
+        ("override", {"scale": 64.0}),
+        *(CLEAN, OVERFLOW, CLEAN),
+        ("override", {"scale": 0.0}),
+        CLEAN,
+    ),
+    "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
+}

@@ -1,0 +1,87 @@
+"""Parts that worlds are built of: parameters, their copies, and the side that a class is on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.fills import DTYPES, Dice, filled
+
+SEEDS = range(10_000)
+SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
+# Small groups, for the most part.
+SMALL = (*(1, 2, 3) * 6, 12)
+Group = dict[str, object]
+# Reason why an argument is passed by no action.
+RANKS = "collectives of several ranks, which tests of our own classes simulate"
+# Counters at which 24 and 31 bits are full, and steps since an overflow around a usual window.
+COUNTS, WINDOWS = (2**24 - 2, 2**31 - 2, 1000), (1, 998, 999, 1000)
+# Arguments of torch's backward besides the loss.
+GRAPHS = ("", "", "retain", "create")
+
+
+def parameters(dice: Dice, dtype: str, device: str, seed: int, together: bool) -> list[Parameter]:
+    """Some parameters, rarely more than three; `mixed` takes fp16, bf16 and fp32 in turn."""
+    turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
+    shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
+    values = [
+        filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
+        for index, shape in enumerate(shapes)
+    ]
+    if dice.pick((False, False, True)):
+        values = [value.transpose(0, -1) if value.dim() > 1 else value for value in values]
+    elif together and len(turns) == 1:
+        flat = torch.cat([value.reshape(-1) for value in values]).to(device)
+        parts = torch.split(flat, [value.numel() for value in values])
+        values = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [Parameter(value.to(device)) for value in values]
+
+
+def like(param: Parameter) -> Parameter:
+    """A copy with memory of its own."""
+    copied = Parameter(param.detach().clone())
+    copied.grad = None if param.grad is None else param.grad.clone()
+    return copied
+
+
+def side_of(cls: Callable[..., object]) -> str:
+    """The package a class derives from; what it is built of comes from there, or else from ours."""
+    homes = [kind.__module__.split(".")[:2] for kind in cast(type, cls).__mro__]
+    sides = (home[1] for home in homes if home[0] == "twinstep")
+    return next((side for side in sides if side in ("reference", "fast")), "reference")
+
+
+def optimizers_of(side: str) -> str:
+    """The package that holds the optimizers of a side."""
+    return f"twinstep.{side}.optimizers"
+
+
+def left_out(dice: Dice, given: Mapping[str, object]) -> dict[str, object]:
+    """Arguments without some of them, but with the parameters."""
+    return {k: v for k, v in given.items() if k == "params" or dice.pick((False, True))}
+
+
+def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> None:
+    """Run backward; a second time if the graph is retained.
+
+    Args:
+        backward: takes the loss, `create_graph` and `retain_graph`.
+        loss: a scalar.
+        graph: one of GRAPHS.
+    """
+    if not loss.requires_grad:
+        return
+    with warnings.catch_warnings():
+        # torch remarks on gradients that are laid out otherwise than their parameter, and on cycles
+        # of graphs that it creates.
+        warnings.simplefilter("ignore", UserWarning)
+        # Only the gradient of a curve has a graph.
+        loss = loss * loss if graph == "create" else loss
+        backward(loss, create_graph=graph == "create", retain_graph=graph == "retain")
+        if graph == "retain":
+            backward(loss, create_graph=False, retain_graph=False)
