@@ -51,6 +51,7 @@ SHARED_LIMIT = 64 << 20
 """Bytes of shared memory that one batch may take."""
 
 _PROGRAMS: dict[tuple[str, str], Program] = {}
+_TABLES: dict[int, tuple[Program, frozenset[int]]] = {}
 _LOCK = threading.RLock()
 
 
@@ -168,7 +169,20 @@ def _known(request: Request) -> list[Labelled]:
         for found in (request.tensors, reachable())
     )
     known = [*arguments, *others]
-    return [*known, *listed(arguments, known)]
+    starts = _tables(request.program, request.params)
+    tables = [row for row in arguments if row[1].data_ptr() in starts] if starts else []
+    return [*known, *listed(tables, known)]
+
+
+def _tables(program: Program, params: bytes) -> set[int]:
+    """Parameter values behind which a kernel loads what it uses as addresses."""
+    known = _TABLES.get(id(program))
+    if known is None:
+        loads = address_loads(program.kernel)
+        code = [i for i in program.kernel.code if id(i) in loads]
+        starts = {start for i in code for start in _starts(program, i)}
+        known = _TABLES[id(program)] = program, frozenset(starts)
+    return {_word_at(params, start) for start in known[1]}
 
 
 def _constants(program: Program) -> list[tuple[str, int, int, object]]:
@@ -293,13 +307,18 @@ def _run_batch(
 
 def _pointers(program: Program, params: bytes, instruction: Instruction) -> list[int]:
     """Values of the 64-bit parameters that an address derives from."""
+    return [_word_at(params, start) for start in _starts(program, instruction)]
+
+
+def _starts(program: Program, instruction: Instruction) -> list[int]:
+    """Where among the parameters those lie."""
     wide = {v.name for v, _ in program.kernel.params if v.size == 8}
-    starts = [
-        program.layout.params[name]
-        for name in parameters_of_address(program.kernel, instruction)
-        if name in wide
-    ]
-    return [int.from_bytes(params[start : start + 8], "little") for start in starts]
+    names = parameters_of_address(program.kernel, instruction)
+    return [program.layout.params[name] for name in names if name in wide]
+
+
+def _word_at(params: bytes, start: int) -> int:
+    return int.from_bytes(params[start : start + 8], "little")
 
 
 def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:

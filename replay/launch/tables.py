@@ -1,4 +1,4 @@
-"""Tables of addresses: tensors that a launch reaches through the integers of an argument."""
+"""Tables of addresses: tensors that a launch reaches through the elements of an argument."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LOWEST = 1 << 20
 """Address below which this machine has no tensor: an ordinary number is not looked up."""
 
 
-def listed(arguments: Sequence[Labelled], known: Sequence[Labelled]) -> list[Labelled]:
-    """Tensors of this process that addresses among the elements of integer arguments lead to.
+def listed(tables: Sequence[Labelled], known: Sequence[Labelled]) -> list[Labelled]:
+    """Tensors of this process that addresses among the integers of tables lead to.
 
     Args:
-        arguments: Tensors of the launch.
+        tables: Arguments that addresses are loaded from.
         known: Tensors within its reach already.
     """
     asked: dict[int, str] = {}
-    for label, tensor in arguments:
+    for label, tensor in tables:
         if tensor.dtype in WORDS and 0 < tensor.numel() <= LONGEST:
             words = np.unique(tensor.detach().reshape(-1).view(torch.int64).numpy())
             asked |= dict.fromkeys(words[words >= LOWEST].tolist(), label)

@@ -1,4 +1,4 @@
-"""For messages only: which parameters an address was computed from."""
+"""Parameters that an address was computed from: for messages, and to find tables of addresses."""
 
 from __future__ import annotations
 
