@@ -235,7 +235,8 @@ def running(engine: Engine) -> Iterator[None]:
 
     twinstep.replay.activate()
     try:
-        yield
+        with twinstep.replay.options(strict_provenance=True):
+            yield
     finally:
         twinstep.replay.deactivate()
 
