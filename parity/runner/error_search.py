@@ -137,7 +137,7 @@ def _changed(case: Case, dice: np.random.Generator) -> Case:
                 tensors.append(tensor)
                 continue
             mutant = _mutated(tensor.reshape(-1), 0, argument.role, dice).view(tensor.shape)
-            some = torch.from_numpy(dice.random(tensor.shape) < 0.1)
+            some = torch.from_numpy(dice.random(tensor.numel()) < 0.1).view(tensor.shape)
             tensors.append(torch.where(some, mutant, tensor))
         lists[argument.name] = tensors
     return case.with_lists(lists)

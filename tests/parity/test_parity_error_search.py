@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.helpers.profile import LONG
+from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.finding import Finding
@@ -27,7 +30,7 @@ from twinstep.parity.proof.corpus.bound_pairs import (
 from twinstep.parity.proof.corpus.judged import row_of
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.error_search import ErrorSearch
+from twinstep.parity.runner.error_search import ErrorSearch, _changed
 from twinstep.parity.runner.run_plan import PlanRunner
 
 CASES = 16
@@ -88,3 +91,13 @@ def test_climbing_finds_a_worse_error_than_as_many_random_cases(name: str) -> No
     better = {output: climbed[output] > random[output] for output in random}
     assert sum(better.values()) > len(better) / 2, (random, climbed)
     assert max(climbed.values()) > max(random.values())
+
+
+def test_a_changed_case_keeps_every_shape() -> None:
+    operation = operation_named("global_norm", "test")
+    recipe = Recipe(layout="list", sizes=(1, 6, 12), seed=1)
+    for dims in (0, 1, 3):
+        case = generate(operation, "fp32", replace(recipe, dims=dims))
+        shapes = [grad.shape for grad in case.lists["grads"]]
+        changed = _changed(case, np.random.default_rng(0))
+        assert [grad.shape for grad in changed.lists["grads"]] == shapes
