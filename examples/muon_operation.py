@@ -64,6 +64,7 @@ register_operation(
             "fp32": {"params": FP32, "grads": FP32, "momentums": FP32},
             "bf16": {"params": BF16, "grads": BF16, "momentums": FP32},
         },
+        dims=(1, 2),
         # The elements of a matrix belong together: cutting a tensor in two changes the result.
         laws=("value", "nothing_else_written", "non_finite", "boundary_sizes", "repeat"),
     )

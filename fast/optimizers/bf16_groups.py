@@ -189,6 +189,11 @@ def _moved(params: Sequence[Tensor], dtype: torch.dtype, device: torch.device, u
     return flat
 
 
+def _flat(grad: Tensor) -> Tensor:
+    """Elements of a gradient in a row; an expanded one is copied."""
+    return grad.detach().reshape(-1).contiguous()
+
+
 def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
     """Add the parameters' own gradients to the accumulators: one launch for each dtype of them."""
     views, grads = [], []
@@ -196,7 +201,7 @@ def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
         for index, (param, view) in enumerate(zip(group.params, group.gradients(), strict=True)):
             if param.grad is not None:
                 views.append(view)
-                grads.append(param.grad.detach().reshape(-1))
+                grads.append(_flat(param.grad))
                 group.has_gradient[index] = True
     accumulate_(views, grads)
 
@@ -216,7 +221,7 @@ def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]
 def _accumulate_now(group: PartitionedGroup, index: int, param: Tensor) -> None:
     grad, param.grad = param.grad, None
     if grad is not None:
-        accumulate_([group.gradients()[index]], [grad.detach().reshape(-1)])
+        accumulate_([group.gradients()[index]], [_flat(grad)])
         group.has_gradient[index] = True
 
 

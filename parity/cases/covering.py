@@ -97,7 +97,7 @@ def factors(operation: Operation, layouts: Sequence[str]) -> Factors:
     if operation.lists:
         kinds = [kind for kind in SHAPES if kind in layouts]
         found["shape"] = tuple(f"{kind}:{name}" for kind in kinds for name in SHAPES[kind])
-        found |= {"dims": (1, 3, 2, 0, 4), "guard": (0x5A, 0xFF), "one_step": (False, True)}
+        found |= {"dims": operation.dims, "guard": (0x5A, 0xFF), "one_step": (False, True)}
         found["requires_grad"] = (False, True)
         if any(argument.optional for argument in operation.lists):
             found["absent"] = (False, False, True)

@@ -201,7 +201,7 @@ def _flat(
 
 def _shaped(tensor: Tensor, dims: int) -> Tensor:
     """The tensor in that many dimensions: a small divisor in each but the first, or else 1."""
-    if dims == 0:
+    if dims == 0 or not tensor.numel():
         return tensor.reshape(()) if tensor.numel() == 1 else tensor
     shape, rest = list[int](), tensor.numel()
     for _ in range(dims - 1):

@@ -20,7 +20,7 @@ from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan, Untouched, Values
 
 FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 65, 127, 129, 257)
-FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 12_289)
+FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 10_001, 12_289)
 # Dimensions in turn: the second size and the seventh list have scalars.
 DIMS = (2, 0, 3, 1, 4)
 LISTS = (
@@ -30,12 +30,12 @@ LISTS = (
     (1, 0, 2, 0),
     (0, 5, 0, 0, 31, 33, 0),
     (127, 128, 129, 255, 256, 257),
-    (1, 3, 2) * 86,
+    (0, *(1, 3, 2) * 86),
     (12, 28, 24),
-    (511, 512, 513, 1023, 1024, 1025),
-    (4095, 4096, 4097),
-    (4099, 1, 0, 8191, 7),
-    (8192, 20_481),
+    (511, 512, 513, 1001, 1023, 1024, 1025),
+    (4095, 4096, 4097, 4096),
+    (4099, 1, 0, 8191, 7, 10_001),
+    (8192, 20_481, 20_481),
 )
 
 
@@ -46,8 +46,9 @@ def sized(case: Case) -> Iterable[Case]:
         rows: Iterable[tuple[int, ...]] = LISTS
     else:
         rows = [(size,) for size in (*FLAT_SIZES, *FLAT_BLOCKS)]
+    known = [dims for dims in DIMS if dims in operation.dims] or operation.dims
     for number, sizes in enumerate(rows):
-        dims = DIMS[number % len(DIMS)]
+        dims = known[number % len(known)]
         yield generate(operation, case.combination, replace(recipe, sizes=sizes, dims=dims))
 
 

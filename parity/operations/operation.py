@@ -140,6 +140,7 @@ class Operation:
         layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
         bound: what `arithmetic="bounded"` allows.
         whole_tensors: a result depends on all elements of its tensor.
+        dims: numbers of dimensions that tensors have; empty ones have one.
         together: values of controls and options that some cases give all at once: customary
             settings, and those that meet in one branch.
     """
@@ -157,6 +158,7 @@ class Operation:
     layouts: tuple[str, ...] = LAYOUTS
     bound: Bound = Bound.PROPAGATED
     whole_tensors: bool = False
+    dims: tuple[int, ...] = (1, 3, 2, 0, 4)
     together: tuple[Mapping[str, OptionValue | float], ...] = ()
 
     def list_named(self, name: str) -> ListArgument:

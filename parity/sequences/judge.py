@@ -47,7 +47,7 @@ class TwinEffort:
 
     sequences: int = SEQUENCES
     seed: int = 0
-    shrink_runs: int = 300
+    shrink_runs: int = 120
     repros: str | None = FOLDER
 
 

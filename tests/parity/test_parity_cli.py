@@ -36,7 +36,7 @@ def written(text: str, name: str = "kernel.py") -> str:
 def test_a_right_kernel_is_0_and_the_table_names_every_law(capsys: Capture) -> None:
     assert parity("check", written(GOOD), "--quick") == 0
     out = capsys.readouterr().out
-    assert "all laws kept in 10 cells" in out
+    assert "all laws kept in 11 cells" in out
     assert "mine" in out
     assert "\x1b" not in out
 
@@ -121,7 +121,7 @@ def test_json_and_junit_are_written(capsys: Capture) -> None:
     file = written(GOOD)
     assert parity("check", file, "--quick", "--json", "a/b.json", "--junitxml", "c.xml") == 0
     document = json.loads(Path("a/b.json").read_text())
-    assert document["counts"]["passed"] == 10
+    assert document["counts"]["passed"] == 11
     assert ElementTree.parse("c.xml").getroot().tag == "testsuites"
 
 

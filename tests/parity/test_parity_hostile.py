@@ -230,9 +230,9 @@ def test_who_waits_for_the_reader_of_the_output_does_not_hang(
 
 def test_a_closed_process_is_never_killed_again() -> None:
     """Its number may be another's by then."""
-    subject = Subject()
+    before, subject = _at_our_end(), Subject()
     subject.load()
-    (at,) = _at_our_end()
+    (at,) = _at_our_end() - before
     subject.close()
     assert at not in _at_our_end()
 

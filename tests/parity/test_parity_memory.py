@@ -155,7 +155,7 @@ def mine(accumulators, grads):
     for a, g in zip(accumulators, grads):
         if a.numel():
             length = triton.next_power_of_2(a.numel())
-            table = torch.tensor([a.data_ptr(), g.data_ptr()])
+            table = torch.tensor([a.data_ptr(), g.data_ptr()], device=a.device)
             by_table[(1,)](table, a.numel(), BLOCK=length)
 """
 

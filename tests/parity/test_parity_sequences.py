@@ -44,11 +44,12 @@ def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
     for dtype in row.dtypes:
         failure = judged_optimizer(row, dtype, SEQUENCES)
         assert "breaks `sequences`" in failure, f"{row.says} on {dtype}"
-        raised = "TypeError" in failure or "AttributeError" in failure
+        got = next(line for line in failure.splitlines() if line.strip().startswith("got"))
+        raised = "TypeError" in got or "AttributeError" in got
         assert not raised, f"rejected for the wrong reason: {failure}"
 
 
-@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", WRONG_CLASSES[:: 1 if LONG else 6], ids=lambda row: row.name)
 def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer) -> None:
     """Four notices end the measurement: within 130 sequences they are probability enough."""
     power = power_of(row, row.dtypes[0], enough=4, most=130)

@@ -28,6 +28,9 @@ Step = Callable[..., object]
 
 def twin_of(reference: type, body: dict[str, object]) -> Twin:
     """The reference class with something else in it, judged against itself."""
+    subject = type("Planted", (reference,), body)
+    # Copies by pickle look for it here.
+    globals()["Planted"] = subject
     with borrowed_twins() as found:
         register_optimizer(
             "planted",
@@ -36,7 +39,7 @@ def twin_of(reference: type, body: dict[str, object]) -> Twin:
             dtypes=("bf16",),
             engines=("cpu",),
             rules=RULES[reference],
-        )(type("Planted", (reference,), body))
+        )(subject)
     return found[0]
 
 

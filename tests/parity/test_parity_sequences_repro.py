@@ -116,7 +116,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]
         user = folder / f"my_{row.reference}.py"
         user.write_text(row.text(mended=False))
         twin = load_file(str(user)).twins[0]
-        effort = TwinEffort(sequences=60, shrink_runs=25, repros=str(folder / row.reference))
+        effort = TwinEffort(sequences=60, shrink_runs=6, repros=str(folder / row.reference))
         cell = judge_twin(twin, row.dtype, twin_engine(twin), effort)
         assert cell.status is Status.FAILED, row
         right = folder / f"mended_{row.reference}.py"

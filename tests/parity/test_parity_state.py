@@ -264,12 +264,12 @@ def drawn() -> Case:
 
 def test_companions_follow_their_tensors_wherever_these_go() -> None:
     case = drawn()
-    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (7,)]
+    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (1,), (7,), (1,)]
     assert [t.numel() for t in case.lists["scales"]] == [1, 1, 0, 2, 1]
     assert bool((torch.cat(list(case.lists["scales"])) >= 0).all())
     moved = case.taken([3, 1, 0])
     assert [t.numel() for t in moved.lists["params"]] == [21, 5, 12]
-    assert torch.equal(moved.lists["columns"][0], case.lists["columns"][1])
+    assert torch.equal(moved.lists["columns"][0], case.lists["columns"][2])
     assert torch.equal(moved.lists["scales"][0], case.lists["scales"][3])
     cut = case.with_lists({**case.lists, "params": [torch.ones(40), torch.ones(2, 9)]})
     assert [tuple(t.shape) for t in cut.lists["scales"]] == [(3,), (2,)]
