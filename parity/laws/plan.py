@@ -28,8 +28,7 @@ class Call:
 
     Attributes:
         case: its arguments.
-        reuse: an earlier call whose memory, filled with what this case holds, this one works on;
-            None for memory of its own. Both cases lie alike in memory.
+        reuse: an earlier call in whose memory this one works, its case lying alike; None for own.
         fresh: make the call even where another law has made it already.
         may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.
@@ -37,9 +36,9 @@ class Call:
         lifted: evaluate the kernel's formula in float64 beside it.
         guarded: look for changes of the process's state, and for tensors that are kept alive.
         races: on replay, let two threads that touch the same bytes without order be an error.
-        garbage: what the kernel allocates without values holds that, one of `GARBAGE`.
-        end: `first`, `middle` or `last`: make the last tensors larger than 2³¹ elements, with the
-            case's values in each of the three places, and look at that one.
+        schedule: on replay, order of the blocks: `one by one`, `backwards`, `permuted`.
+        garbage: content of what the kernel allocates without values, one of `GARBAGE`.
+        end: `first`, `middle` or `last`: where to look in tensors larger than 2³¹ elements.
     """
 
     case: Case
@@ -51,19 +50,20 @@ class Call:
     lifted: bool = False
     guarded: bool = False
     races: bool = False
+    schedule: str = ""
     garbage: str = ""
     end: str = ""
 
     @property
     def plain(self) -> bool:
         """True if its outcome may serve another law."""
-        special = self.fresh or self.watched or self.lifted or self.guarded
-        return self.reuse is None and not special and self.portable
+        own = self.fresh or self.watched or self.lifted or self.guarded
+        return self.portable and not own and self.reuse is None
 
     @property
     def portable(self) -> bool:
         """True if a stand-alone file can make it."""
-        return not (self.captured or self.races or self.garbage or self.end)
+        return not (self.captured or self.races or self.schedule or self.garbage or self.end)
 
 
 @dataclass(frozen=True)

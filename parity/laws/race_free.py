@@ -5,7 +5,8 @@ two accesses, between blocks only atomics that acquire and release do. A plain r
 meets a plain or atomic write of another thread without such an order is a race, whatever came out
 this time. A store of the value that is there already is none. Tensors are large enough for several
 blocks, every step is taken, and where gradients are searched for overflow the first and the last
-of them overflow.
+of them overflow. The call is made again with its blocks one by one, backwards, and permuted by
+threes, unless it waits for blocks that then do not run.
 
 Real bugs: a block reduction without its last barrier, so that the norms of LAMB differ on new GPUs
 (NVIDIA/apex#1798, pytorch/pytorch#5242); an overflow flag cleared by one block while others raise
@@ -21,9 +22,10 @@ from dataclasses import replace
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import generate, plant
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan
+from twinstep.parity.laws.plan import Call, Check, Plan, Same, Values
 from twinstep.parity.operations.operation import Role
 
+SCHEDULES = ("one by one", "backwards", "permuted")
 # More than one block of any usual size; whole tensors are usually left to larger ones.
 LONG, LONGER = 4103, 16_391
 
@@ -48,13 +50,21 @@ def crowded(case: Case) -> Iterable[Case]:
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """One call, its accesses compared."""
-    return Plan(calls=(Call(case=case, races=True),), checks=())
+    """One call, its accesses compared, and the same one with its blocks in other orders."""
+    others = tuple(Call(case=case, schedule=name) for name in SCHEDULES)
+    numbers = range(1, len(others) + 1)
+    says = "depends on the order in which blocks run"
+    checks: tuple[Check, ...] = (
+        tuple(Same(says=says, second=number) for number in numbers)
+        if arithmetic == "exact"
+        else tuple(Values(call=number) for number in numbers)
+    )
+    return Plan(calls=(Call(case=case, races=True), *others), checks=checks)
 
 
 RACE_FREE = Law(
     name="race_free",
-    says="no two threads touch the same bytes without an order",
+    says="no two threads touch bytes without an order; no result depends on that of blocks",
     share=0.1,
     each_layout=True,
     draw=Draw(regimes=("ordinary",)),

@@ -25,6 +25,7 @@ from twinstep.parity.runner.calls.local import LocalCaller
 from twinstep.parity.runner.calls.made import Caller
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
+WAITS = re.compile(r"raises (Deadlock|NoProgress): ")
 REFUSAL = re.compile(r"raises (ValueError|TypeError|RuntimeError): (?!\(no message\))")
 Scores = dict[tuple[str, int], Tensor]
 
@@ -104,7 +105,11 @@ class PlanRunner:
             refusal(made.failure)
         memory, failure = made.memory, made.failure
         after = memory.before if failure and not call.may_refuse else made.after
-        refused = call.may_refuse and REFUSAL.match(failure) and torch.equal(after, memory.before)
+        refused = bool(call.may_refuse and REFUSAL.match(failure)) and torch.equal(
+            after, memory.before
+        )
+        # A kernel may count on blocks that run together, and then no other order is one of a GPU's.
+        refused = refused or (bool(call.schedule) and WAITS.match(failure) is not None)
         if failure and not refused:
             says = f"the kernel {failure}"
             return Finding(says=says, call=number, failure=failure, fatal=made.fatal)

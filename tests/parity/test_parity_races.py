@@ -24,7 +24,12 @@ TWINS = {
     "partial_sums_read_without_acquiring_them": "triton_last_program_adds_up",
     "lock_given_back_before_all_have_stored": "triton_sums_under_a_lock",
     "lock_of_one_block": "triton_sums_under_a_lock",
+    "tickets_reset_while_others_still_ask": "triton_tiles_by_tickets",
 }
+
+
+# Every access has its order, and the result is wrong in some orders of the blocks.
+BY_ORDER = ("tickets_reset_while_others_still_ask",)
 
 
 def twin(entry: Entry) -> Variant:
@@ -38,6 +43,12 @@ def test_every_kernel_that_races_has_a_twin_that_does_not() -> None:
 @pytest.mark.parametrize("entry", SHELF, ids=lambda entry: entry.name)
 def test_a_race_is_named_with_lines_and_tensor_and_its_twin_has_none(entry: Entry) -> None:
     (cell,) = judged(entry, laws=("race_free",), effort=EFFORT).with_status(Status.FAILED)
+    other = judged(twin(entry), laws=("race_free",), effort=EFFORT)
+    assert len(other.with_status(Status.PASSED)) == 1, str(other.with_status(Status.FAILED))
+    assert not cell.repro
+    if entry.name in BY_ORDER:
+        assert "depends on the order in which blocks run" in cell.failure
+        return
     line = r"\S*racing_kernels\.py:\d+"
     found = re.search(
         rf"of \d+ bytes of (\S+) without order after a \w+ at {line} by", cell.failure
@@ -45,9 +56,6 @@ def test_a_race_is_named_with_lines_and_tensor_and_its_twin_has_none(entry: Entr
     assert found is not None
     assert found[1] in ("step/steps[0]", "flag", "partial", "sums", "lock")
     assert len(re.findall(line, cell.failure)) == 2
-    assert not cell.repro
-    other = judged(twin(entry), laws=("race_free",), effort=EFFORT)
-    assert len(other.with_status(Status.PASSED)) == 1, str(other.with_status(Status.FAILED))
 
 
 def test_values_do_not_show_a_race() -> None:

@@ -12,6 +12,7 @@ from twinstep.parity.proof.corpus import memory_kernels, racing_kernels
 from twinstep.parity.proof.corpus import triton_kernels as kernels
 from twinstep.parity.proof.corpus.adam import next_count, scalars
 from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
     AdamCall,
     CastCopyCall,
     GlobalNormCall,
@@ -87,6 +88,12 @@ def triton_last_program_adds_up(call: GlobalNormCall) -> None:
 def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
     """Programs add lane by lane under a lock; a barrier comes before it is given back."""
     racing_kernels.global_norm_by_lock(call, "gpu", barrier=True)
+
+
+@harmless(SHELF, "accumulate", engines=ENGINES)
+def triton_tiles_by_tickets(call: AccumulateCall) -> None:
+    """Tiles are handed out by a counter that is new for every launch."""
+    racing_kernels.accumulate_by_tickets(call, resets=False)
 
 
 @harmless(SHELF, "global_norm", engines=ENGINES)

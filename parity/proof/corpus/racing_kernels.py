@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
     GlobalNormCall,
     SgdCall,
     TorchScaleCall,
@@ -220,3 +221,29 @@ def update_scale_torch(call: TorchScaleCall) -> None:
         num_warps=4,
         enable_fp_fusion=False,
     )
+
+
+@triton.jit
+def ticket_kernel(a, g, tickets, numel, tiles, BLOCK: tl.constexpr, RESETS: tl.constexpr):
+    """Adds tiles as a counter hands them out; with RESETS the last program sets it back."""
+    tile = tl.atomic_add(tickets, 1)
+    while tile < tiles:
+        at = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        here = at < numel
+        total = tl.load(a + at, mask=here).to(tl.float32) + tl.load(g + at, mask=here).to(
+            tl.float32
+        )
+        tl.store(a + at, total.to(a.dtype.element_ty), mask=here)
+        tile = tl.atomic_add(tickets, 1)
+    if RESETS and tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.atomic_xchg(tickets, 0)
+
+
+def accumulate_by_tickets(call: AccumulateCall, *, resets: bool) -> None:
+    """One launch for each pair of tensors, of eight programs at most."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        if a.numel():
+            tickets = torch.zeros((), dtype=torch.int32, device=a.device)
+            tiles = triton.cdiv(a.numel(), BLOCK)
+            grid = (min(tiles, 8),)
+            ticket_kernel[grid](a, g, tickets, a.numel(), tiles, BLOCK=BLOCK, RESETS=resets)

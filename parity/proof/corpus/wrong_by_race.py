@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from twinstep.parity.proof.corpus import racing_kernels as kernels
-from twinstep.parity.proof.corpus.calls import GlobalNormCall, SgdCall, UnscaleCall
+from twinstep.parity.proof.corpus.calls import AccumulateCall, GlobalNormCall, SgdCall, UnscaleCall
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.shelf import wrong
 
@@ -42,3 +42,9 @@ def lock_given_back_before_all_have_stored(call: GlobalNormCall) -> None:
 def lock_of_one_block(call: GlobalNormCall) -> None:
     """Programs meet at a lock whose scope is a program."""
     kernels.global_norm_by_lock(call, "cta", barrier=True)
+
+
+@locked("accumulate", component="accumulation", arithmetic="exact")
+def tickets_reset_while_others_still_ask(call: AccumulateCall) -> None:
+    """The last program sets the counter of tiles back when it ends, not when all have."""
+    kernels.accumulate_by_tickets(call, resets=True)

@@ -41,7 +41,7 @@ def execute_call(
     if call.captured:
         return call_captured(function, memory, seconds)
     if not call.end:
-        with _on_replay(engine, memory, check_races=call.races, made=made):
+        with _on_replay(engine, memory, check_races=call.races, made=made, schedule=call.schedule):
             return invoke(function, memory, seconds)
     if not memory.ends:
         grown = large_tensors.LargeTensors(call.case, engine)
@@ -63,6 +63,7 @@ def _on_replay(
     only_ends: int | None = None,
     made: Allocations | None = None,
     and_middle: bool = False,
+    schedule: str = "",
 ) -> Iterator[None]:
     """Settings of replay, and every tensor of the call within reach: a table may hold its address.
 
@@ -73,11 +74,13 @@ def _on_replay(
         only_ends: see `replay.options`.
         made: see `execute_call`.
         and_middle: see `replay.options`.
+        schedule: see `Call`.
     """
     if engine.name != "replay":
         yield
         return
     from twinstep.replay import allow, options
+    from twinstep.replay.machine.watchdog import PATIENCE
 
     with (
         allow(**memory.named()),
@@ -85,6 +88,9 @@ def _on_replay(
             check_races=check_races,
             only_ends=only_ends,
             and_middle=and_middle,
+            order={"backwards": "backwards", "permuted": "permuted"}.get(schedule, "natural"),
+            together=3 if schedule == "permuted" else int(bool(schedule)),
+            patience=2.0 if schedule else PATIENCE,
             strict_provenance=True,
             uninitialised=made.unwritten if made else None,
             garbage=BYTES[made.garbage] if made else 0xCD,
