@@ -72,6 +72,7 @@ def wrong(**switches: object) -> Variant:
         "IEEE": True,
         "IEEE_ROOT": True,
         "NARROW_INDEX": False,
+        "LOST_BLOCK": False,
         "NARROW_MOMENTS": False,
         "COPY_VIA_FP16": False,
         "EPS_INSIDE": False,
@@ -133,7 +134,7 @@ def test_every_variant_has_a_ceiling_on_every_target() -> None:
 def test_recording_variants_compiles_and_runs_nothing() -> None:
     x = torch.zeros(256)
     with recorded() as found:
-        adamw_kernel[(1,)](*[x] * 5, 256, *[0.5] * 10, 256, False, 0, *[True] * 2, *[False] * 5)
+        adamw_kernel[(1,)](*[x] * 5, 256, *[0.5] * 10, 256, False, 0, *[True] * 2, *[False] * 6)
     assert len(found) == 1
     assert x.eq(0).all()
 
