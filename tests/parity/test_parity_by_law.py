@@ -20,9 +20,7 @@ ELSEWHERE = {"graph_capture", "large_index", "formula", "race_free"}
 def test_wrong_kernel_is_rejected_by_its_law_alone(entry: Entry) -> None:
     ledger = judged(entry, effort=EFFORT)
     broken = {cell.key.law for cell in ledger.with_status(Status.FAILED)}
-    # Whatever depends on the old content of an output breaks `uninitialised` as well.
-    also = {"uninitialised"} if entry.law == "every_output_written" else set[str]()
-    assert broken - also == {entry.law}
+    assert broken == {entry.law}
 
 
 def test_every_law_has_such_a_kernel() -> None:

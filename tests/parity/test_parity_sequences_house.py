@@ -26,9 +26,9 @@ from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
 
-SEQUENCES = settings().max_examples if LONG else 50
+SEQUENCES = settings().max_examples if LONG else 150
 # For twins whose other dtypes are judged already, and those with little inside.
-FEW = 240 if LONG else 12
+FEW = 240 if LONG else 24
 OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
 SCALERS = ("DynamicLossScale", "StaticLossScale")
 SEED = SystemRandom().randrange(2**31) if LONG else 1
