@@ -56,6 +56,12 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
+def _generator_starts_anew() -> None:
+    """What a test draws may not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _engine_is_left_as_it_was() -> Iterator[None]:
     """A test that leaves replay switched on would change what later ones are refused."""
     before = _replays()

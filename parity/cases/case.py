@@ -15,6 +15,28 @@ NO_TENSORS: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Place in memory of the elements of matrices that are not stored row after row without gaps.
+
+    Attributes:
+        names: of the lists whose matrices are stored so.
+        columns: stored column after column, else row after row.
+        gap: elements between two columns or rows that belong to none.
+    """
+
+    names: frozenset[str] = frozenset()
+    columns: bool = False
+    gap: int = 0
+
+    def strides(self, name: str, tensor: Tensor) -> tuple[int, ...]:
+        """Strides of a tensor of this list; () for contiguous."""
+        if name not in self.names or tensor.dim() != 2:
+            return ()
+        rows, width = tensor.shape
+        return (1, rows + self.gap) if self.columns else (width + self.gap, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Source of a case: small, so that it is cheap to draw.
 
@@ -68,7 +90,7 @@ class Case:
         seen: pairs of regime and size class among its elements.
         placement: positions of every list in the order in which their tensors lie in memory; empty
             for the order of the list.
-        columns: lists whose matrices are stored column after column.
+        storage: of matrices that are not contiguous.
     """
 
     operation: Operation
@@ -81,7 +103,7 @@ class Case:
     recipe: Recipe
     seen: frozenset[tuple[str, str]] = frozenset()
     placement: tuple[int, ...] = ()
-    columns: frozenset[str] = frozenset()
+    storage: Storage = Storage()
 
     @property
     def numel(self) -> int:
@@ -114,9 +136,18 @@ class Case:
         Lists with shapes of their own are fitted to the leading list.
         """
         lists = {**lists, **_fitted(self.operation, lists)}
+        lists |= self._with_room(lists)
         skews = {name: _fit(self.skews.get(name, ()), len(lists[name])) for name in lists}
         case = replace(self, lists=lists, skews=skews)
         return case if len(self.placement) == case.length else replace(case, placement=())
+
+    def _with_room(self, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, Sequence[Tensor]]:
+        """Flat buffers, refilled where they are too short for the tensors of the other lists."""
+        single = [argument.name for argument in self.operation.lists if argument.single]
+        sizes = [t.numel() for name in lists if name not in single for t in lists[name]]
+        length = packed_length(sizes, int(self.options.get("slot", 1)))
+        short = [name for name in single if lists[name][0].numel() < length]
+        return {name: _refilled(lists[name], [(length,)]) for name in short}
 
     def taken(self, positions: Sequence[int]) -> Case:
         """The case with the tensors at these positions, in this order, and their companions."""
@@ -149,6 +180,14 @@ def evaluate(case: Case, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, lis
     for name, result in zip(case.operation.writes, results, strict=True):
         named[name] = [result] if isinstance(result, Tensor) else list(_tensors(result))
     return named
+
+
+def packed_length(sizes: Sequence[int], slot: int) -> int:
+    """Elements of a flat buffer that holds tensors of these sizes, in slots."""
+    end = 0
+    for size in sizes:
+        end = -(-end // slot) * slot + size
+    return end
 
 
 def is_counter(tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case, Recipe, is_counter
+from twinstep.parity.cases.case import Case, Recipe, is_counter, packed_length
 from twinstep.parity.cases.covering import completed_steps, size_class
 from twinstep.parity.cases.formats import (
     FORMATS,
@@ -190,10 +190,7 @@ def _flat(
 ) -> Tensor:
     """A flat buffer long enough for the sizes in slots, with a tail."""
     slot = int(recipe.options.get("slot", 1))
-    end = 0
-    for size in recipe.sizes:
-        end = -(-end // slot) * slot + size
-    length = end + int(rng.integers(0, 2 * slot + 1))
+    length = packed_length(recipe.sizes, slot) + int(rng.integers(0, 2 * slot + 1))
     form = FORMATS[dtype]
     reals = values(codes_of("mixture", rng, length), rng, {}).param
     return to_tensor(round_to_bits(reals, form.name), form)

@@ -31,7 +31,7 @@ class Span:
         start: first byte.
         value: the tensor's content before the call; gives dtype and shape.
         control: whether it is a 0-dim control.
-        columns: whether a matrix is stored column after column.
+        strides: of the tensor, in elements; empty if it is contiguous.
     """
 
     name: str
@@ -39,21 +39,31 @@ class Span:
     start: int
     value: Tensor
     control: bool
-    columns: bool = False
+    strides: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
         """First byte past the tensor."""
-        return self.start + self.value.numel() * self.value.element_size()
+        size, shape = self.value.element_size(), self.value.shape
+        last = sum((n - 1) * by for n, by in zip(shape, self._strides, strict=True))
+        return self.start + (last + 1) * size if self.value.numel() else self.start
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return self.strides or self.value.contiguous().stride()
+
+    def bytes_of(self, block: Tensor) -> Tensor:
+        """The tensor's bytes inside a block, or what a mask has for them: a view (..., bytes)."""
+        size = self.value.element_size()
+        strides = [by * size for by in self._strides]
+        first = block.storage_offset() + self.start
+        return block.as_strided((*self.value.shape, size), (*strides, 1), first)
 
     def of(self, block: Tensor) -> Tensor:
         """The tensor inside a block of bytes: a view, except that an empty tensor is new."""
         if not self.value.numel():
             return torch.empty(self.value.shape, dtype=self.value.dtype, device=block.device)
-        flat = block[self.start : self.stop].view(self.value.dtype)
-        if self.columns:
-            return flat.view(tuple(reversed(self.value.shape))).t()
-        return flat.view(self.value.shape)
+        return self.bytes_of(block).view(self.value.dtype).squeeze(-1)
 
 
 def spans_of(case: Case) -> tuple[list[Span], int]:
@@ -63,8 +73,8 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     def place(name: str, index: int, value: Tensor, skew: int, control: bool) -> None:
         nonlocal end
         start = -(-(end + ROOM) // ALIGNMENT) * ALIGNMENT + skew * value.element_size()
-        columns = name in case.columns and value.dim() == 2
-        spans.append(Span(name, index, start, value, control, columns))
+        strides = case.storage.strides(name, value)
+        spans.append(Span(name, index, start, value, control, strides))
         end = spans[-1].stop
 
     for name, tensors in case.lists.items():

@@ -144,7 +144,7 @@ class Untouched:
         writes = outcome.memory.case.operation.writes
         for span in outcome.memory.spans:
             if span.name in writes:
-                changed[span.start : span.stop] = False
+                span.bytes_of(changed)[...] = False
         places = changed.nonzero()
         if not places.numel():
             return None
@@ -168,10 +168,9 @@ class Unchanged:
         for span in outcome.memory.spans:
             if span.name not in self.names:
                 continue
-            inside = slice(span.start, span.stop)
-            changed = (outcome.after[inside] != outcome.before[inside]).nonzero()
-            if changed.numel():
-                place = int(changed[0].item()) // span.value.element_size()
+            changed = span.bytes_of(outcome.after != outcome.before).any(-1).reshape(-1)
+            if bool(changed.any()):
+                place = int(changed.nonzero()[0].item())
                 accepted = Accepted(value=span.value)
                 says = "changed although the step is skipped"
                 return _finding("skipped step", says, self.call, outcome, span, place, accepted)
@@ -379,15 +378,18 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
     """Describe a byte that should not have changed by the tensor it belongs to or follows."""
     spans = sorted(outcome.memory.spans, key=lambda span: span.start)
     for span in spans:
-        if span.start <= byte < span.stop:
-            place = (byte - span.start) // span.value.element_size()
+        inside = span.bytes_of(torch.arange(len(outcome.before))) == byte
+        if bool(inside.any()):
+            place = int(inside.any(-1).reshape(-1).nonzero()[0].item())
             says = "is read-only and was written"
             accepted = Accepted(value=span.value)
             return _finding("stray write", says, call, outcome, span, place, accepted)
-    before = [span for span in spans if span.stop <= byte]
+    before = [span for span in spans if span.start <= byte]
     near = before[-1] if before else spans[0]
-    offset = byte - (near.stop if before else near.start)
-    side = f"{offset} bytes past the end" if before else f"{-offset} bytes before the start"
+    side = f"{near.start - byte} bytes before the start"
+    if before:
+        past = byte - near.stop
+        side = f"{past} bytes past the end" if past >= 0 else "between the elements"
     return Finding(
         says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
         call=call,

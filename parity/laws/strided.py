@@ -1,8 +1,9 @@
-"""Matrices stored column after column are handled, or refused with a clear error.
+"""Matrices that are not contiguous are handled, or refused with a clear error.
 
 For kernels that claim `strided`; the operations themselves promise contiguous tensors. All lists
-hold matrices; first those of one list, then those of all are stored column after column. Each call
-gives the same results, or is refused with an error that gives a reason, with every byte unchanged.
+hold matrices; first those of one list, then those of all are stored column after column, then with
+room between the columns, and between the rows. Each call gives the same results and writes nothing
+into that room, or is refused with an error that gives a reason, with every byte unchanged.
 
 Real bugs: kernels that walk over raw storage update transposed parameters wrongly or not at all
 (bitsandbytes-foundation/bitsandbytes#1187, bitsandbytes-foundation/bitsandbytes#1902); the layout
@@ -17,11 +18,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case, is_counter
+from twinstep.parity.cases.case import Case, Storage, is_counter
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.laws.plan import Call, Plan, Same, Untouched, Values
 
 WIDTH = 5
+GAP = 3
 
 
 def matrices(case: Case) -> Iterable[Case]:
@@ -46,18 +48,28 @@ def matrices(case: Case) -> Iterable[Case]:
 def plan(case: Case, arithmetic: str) -> Plan:
     """The case, one list stored column after column, and all."""
     names = tuple(case.lists)
-    one = replace(case, columns=frozenset(names[1:2] or names))
-    every = replace(case, columns=frozenset(names))
-    calls = (Call(case=case), Call(case=one, may_refuse=True), Call(case=every, may_refuse=True))
+    every = frozenset(names)
+    stored = (
+        Storage(names=frozenset(names[1:2] or names), columns=True),
+        Storage(names=every, columns=True),
+        Storage(names=every, columns=True, gap=GAP),
+        Storage(names=every, gap=GAP),
+    )
+    others = [Call(case=replace(case, storage=storage), may_refuse=True) for storage in stored]
+    calls = (Call(case=case), *others)
+    numbers = range(1, len(calls))
+    untouched = tuple(Untouched(call=number) for number in numbers)
     if arithmetic != "exact":
-        return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(3)))
+        values = tuple(Values(call=number) for number in range(len(calls)))
+        return Plan(calls=calls, checks=(*values, *untouched))
     says = "depends on how matrices are stored"
-    return Plan(calls=calls, checks=(Same(says=says, second=1), Same(says=says, second=2)))
+    same = tuple(Same(says=says, second=number) for number in numbers)
+    return Plan(calls=calls, checks=(*same, *untouched))
 
 
 STRIDED = Law(
     name="strided",
-    says="matrices stored by columns are handled, or refused with a clear error",
+    says="matrices that are not contiguous are handled, or refused with a clear error",
     share=0.15,
     draw=Draw(sizes="small"),
     vary=matrices,

@@ -110,7 +110,8 @@ def register(
         layouts: "list" (many tensors), "flat" (lists of one); by default both.
         engines: "cuda", "replay", "cpu", "interpret"; by default found out: Triton kernels run
             on the GPU or on replay, everything else on the CPU.
-        claims: "strided" (matrices stored by columns are handled, or refused with a clear error),
+        claims: "strided" (matrices that are not contiguous are handled, or refused with a clear
+            error),
             "capturable" (reads no device value on the host; may be captured as a CUDA graph).
 
     Raises:

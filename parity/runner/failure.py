@@ -185,9 +185,10 @@ def _layout(case: Case) -> str:
     for name, tensors in case.lists.items():
         shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() != 1]
         moved = [skew for skew in case.skews.get(name, ()) if skew]
-        if shapes and name in case.columns:
-            strides = [(1, shape[0]) for shape in shapes[:2]]
-            said.append(f"{name} {_listed(shapes)} by columns, strides {_listed(strides)}")
+        strides = [found for t in tensors if (found := case.storage.strides(name, t))]
+        if strides:
+            order = "columns" if case.storage.columns else "rows"
+            said.append(f"{name} {_listed(shapes)} by {order}, strides {_listed(strides)}")
         elif shapes and name == lead:
             said.append(f"shapes {_listed(shapes)}")
         if moved:

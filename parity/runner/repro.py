@@ -110,7 +110,7 @@ def _call(call: Call) -> dict[str, object]:
             span.start,
             str(span.value.dtype)[6:],
             list(span.value.shape),
-            span.columns,
+            list(span.strides),
         )
         for span in sorted(memory.spans, key=lambda span: span.index)
     ]

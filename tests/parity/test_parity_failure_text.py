@@ -63,6 +63,17 @@ def test_strides_are_shown_where_they_decide(tmp_path: Path) -> None:
     assert "number 2 of the law" in text
 
 
+def test_room_between_columns_and_rows_is_not_written(tmp_path: Path) -> None:
+    behind = "torch.as_strided(g, (3,), (1,), g.storage_offset() + g.shape[{0}])"
+    room = "g.stride({0}) == 1 and g.stride(1 - {0}) == g.shape[{0}] + 3"
+    for axis, order in ((0, "columns"), (1, "rows")):
+        wrong = f"({room}) and {behind}.fill_(3)"
+        body = f"{RIGHT}; {wrong.format(axis)}"
+        text = judged(tmp_path, "strided", body=body).failure
+        assert "memory outside every tensor was written: between the elements of gr" in text
+        assert f"by {order}, strides (" in text
+
+
 def test_no_line_is_wider_than_it_must_be(tmp_path: Path) -> None:
     text = judged(tmp_path, "value", body="g.zero_()").failure
     assert max(map(len, text.splitlines())) <= 100

@@ -61,6 +61,11 @@ def test_every_operation_has_a_kernel_of_ours_that_claims_every_dtype(house: lis
     assert sorted(FILES) == sorted(names)
 
 
+def test_a_repro_file_finds_our_own_kernels(house: list[Kernel]) -> None:
+    for kernel in house:
+        assert kernel.file.resolve() == KERNELS / f"{FILES[kernel.operation.name]}.py"
+
+
 def test_names_are_unique(house: list[Kernel]) -> None:
     names = [row.name for row in house]
     assert len(names) == len(set(names))

@@ -255,3 +255,18 @@ def cast_copies_rows_only(call: CastCopyCall) -> None:
     for s, c in zip(call.sources, call.copies, strict=True):
         rows = s.shape[0] if s.dim() else 1
         c.view(-1)[:rows].copy_(s.view(-1)[:rows])
+
+
+@wrong(SHELF, "cast_copy", component="layout", law="strided", claims=("strided",))
+def padding_copied_too(call: CastCopyCall) -> None:
+    """Matrices stored alike are copied from the first byte to the last, with the room between."""
+
+    def stored(t: Tensor) -> Tensor:
+        last = sum((n - 1) * by for n, by in zip(t.shape, t.stride(), strict=True))
+        return t.as_strided((last + 1,), (1,)) if t.numel() else t
+
+    for s, c in zip(call.sources, call.copies, strict=True):
+        if s.stride() == c.stride():
+            stored(c).copy_(stored(s))
+        else:
+            c.copy_(s)
