@@ -31,7 +31,7 @@ from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.windows import Windows, address_loads, moved_parameters
-from twinstep.replay.ptx.flow import family, waits_for_blocks
+from twinstep.replay.ptx.flow import family
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
 from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
@@ -223,7 +223,7 @@ def _batches(request: Request) -> Iterator[Array]:
     shared = _shared_size(request)
     if shared and not settings.together:
         per_batch = max(1, min(per_batch, SHARED_LIMIT // shared))
-    if not settings.together and waits_for_blocks(request.program.blocks):
+    if not settings.together and request.program.waits_for_blocks:
         per_batch = max(per_batch, PROCESSORS)
     count = grid[0] * grid[1] * grid[2]
     if settings.only_blocks is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from twinstep.replay.dtypes import Array
-from twinstep.replay.ptx.flow import Block
+from twinstep.replay.ptx.flow import Block, waits_for_blocks
 from twinstep.replay.ptx.syntax import Kernel, Variable
 
 BlockFunction = Callable[[list[Array | None], object], Array | None]
@@ -71,3 +72,8 @@ class Program:
     undefined: list[Array]
     layout: Layout
     source: str
+
+    @cached_property
+    def waits_for_blocks(self) -> bool:
+        """Whether a block may wait for another."""
+        return waits_for_blocks(self.blocks)
