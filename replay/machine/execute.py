@@ -18,7 +18,7 @@ from twinstep.replay.errors import CannotReplay, LimitReached, ReplayError
 from twinstep.replay.machine.lanes import Batch, Lanes
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.waiting import Waiting
-from twinstep.replay.machine.watchdog import EVERY, Watchdog
+from twinstep.replay.machine.watchdog import EVERY, IN_FLIGHT, Watchdog
 from twinstep.replay.ptx.flow import EXIT, Block, family
 
 FAIR_TURN = 128
@@ -64,7 +64,8 @@ class Execution:
             ReplayError: a fault, or a limit of replay; nothing else.
         """
         try:
-            self._run()
+            with IN_FLIGHT:
+                self._run()
         except ReplayError:
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ stays real, and may reach any tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from twinstep.replay.dtypes import Array, width
 from twinstep.replay.machine.memory import Region, Regions, span
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.flow import defined, family, registers_in, used
-from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem
+from twinstep.replay.ptx.syntax import Mem
 
 FIRST = 1 << 56
 SPACING = 1 << 40
@@ -29,7 +30,6 @@ LARGE = 1 << 28
 """Bytes of a view above which its gaps are not told from its elements."""
 
 _ADDRESS_BITS = np.uint64(40)
-_ADDRESS_LOADS: dict[int, tuple[Kernel, frozenset[int]]] = {}
 _LOADS = frozenset({"ld", "ldu"})
 
 
@@ -157,14 +157,10 @@ def moved_parameters(
     return bytes(data)
 
 
-def address_loads(kernel: Kernel) -> frozenset[int]:
+@cache
+def address_loads(program: Program) -> frozenset[int]:
     """The `id` of each load of 64-bit words that an address may be computed from."""
-    if id(kernel) not in _ADDRESS_LOADS:
-        _ADDRESS_LOADS[id(kernel)] = kernel, _address_loads(kernel.code)
-    return _ADDRESS_LOADS[id(kernel)][1]
-
-
-def _address_loads(code: Sequence[Instruction]) -> frozenset[int]:
+    code = program.kernel.code
     wanted: set[str] = set()
     for instruction in code:
         for operand in instruction.operands:
