@@ -43,7 +43,7 @@ PAIRS = [("adam", "adam"), ("adam", "bf16"), ("lamb", "fp16"), ("fp16 unfused", 
 
 
 def recorded(run: Callable[[], object]) -> tuple[object, list[object]]:
-    """What a run gives, and name and bytes of every tensor that its launches touched."""
+    """The result of a run, and what each of its launches touched and executed."""
     with twinstep.replay.launches() as log:
         found = run()
     return found, [(launch.kernel, launch.buffers, launch.opcodes) for launch in log]
@@ -64,7 +64,7 @@ def trained(kind: str, seed: int) -> str:
 
 
 def moved(seed: int) -> object:
-    """What the functions with the common cache make of some tensors."""
+    """Tensors after the functions whose tables are in the common cache."""
     seen: list[object] = []
     for round_ in range(3):
         sources = [torch.arange(float(n + seed)) + round_ for n in (3, 0, 5)]
