@@ -87,6 +87,11 @@ def launches() -> Iterator[list[Launch]]:
         _LOGS.reset(token)
 
 
+def recording() -> bool:
+    """True if this thread has a log open."""
+    return bool(_LOGS.get())
+
+
 def publish(launch: Launch) -> None:
     """Add a record to every log of this thread."""
     for log in _LOGS.get():

@@ -16,6 +16,7 @@ from twinstep.replay.checks.history import History
 from twinstep.replay.checks.races import BatchChecks
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
+from twinstep.replay.launch.count import count_accesses, count_instructions
 from twinstep.replay.launch.options import (
     OPTIONS,
     TRANSLATION,
@@ -24,7 +25,7 @@ from twinstep.replay.launch.options import (
     Options,
     reachable,
 )
-from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
+from twinstep.replay.launch.record import Launch, publish
 from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
@@ -123,7 +124,7 @@ def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes
 
 @dataclass
 class Request:
-    """Everything that one launch needs."""
+    """Everything that one launch needs; `counted` if its record is wanted in full."""
 
     program: Program
     digest: str
@@ -133,6 +134,7 @@ class Request:
     tensors: list[Labelled]
     shared: int = 0
     settings: Options = field(default_factory=Options)
+    counted: bool = True
 
 
 def run(request: Request) -> Launch:
@@ -172,7 +174,8 @@ def run(request: Request) -> Launch:
             runs += _run_batch(request, blocks, regions, history, launch)
             if settings.after_batch is not None:
                 settings.after_batch()
-    _count_instructions(launch, program, runs)
+    if request.counted:
+        count_instructions(launch, program, runs)
     launch.seconds = perf_counter() - started
     publish(launch)
     return launch
@@ -313,6 +316,7 @@ def _run_batch(
         np.full((len(blocks) * threads if local else 0, local), request.settings.garbage, np.uint8),
         program.kernel.name,
     )
+    batch.counted = request.counted
     batch.pointers = partial(_pointers, program, request.params)
     if isinstance(regions, Windows):
         batch.windows, batch.address_loads = regions, address_loads(program)
@@ -321,7 +325,8 @@ def _run_batch(
     settings = request.settings
     execution = Execution(program, batch, settings.max_steps, settings.patience)
     execution.run()
-    _count_accesses(launch, batch)
+    if request.counted:
+        count_accesses(launch, batch)
     return np.array(execution.runs, np.float64)
 
 
@@ -339,37 +344,6 @@ def _starts(program: Program, instruction: Instruction) -> list[int]:
 
 def _word_at(params: bytes, start: int) -> int:
     return int.from_bytes(params[start : start + 8], "little")
-
-
-def _count_instructions(launch: Launch, program: Program, runs: Array) -> None:
-    # Products of floats are BLAS's, and exact as far as 2^53.
-    totals = runs @ program.census
-    for opcode, count in zip(program.opcodes, totals.tolist(), strict=True):
-        if count:
-            launch.opcodes[opcode] += int(count)
-            launch.classes[class_of(opcode)] += int(count)
-    for place in program.noted:
-        threads = int(runs[place])
-        for name, count in program.charges[place].items() if threads else ():
-            launch.approximations[name] += threads * count
-            launch.approximated_at[name] = program.charged_at[name]
-        launch.barriers += threads if program.blocks[place].waits == "block" else 0
-
-
-def _count_accesses(launch: Launch, batch: Batch) -> None:
-    for (site, index), (threads, moved) in batch.traffic.items():
-        traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
-        launch.widths[site.kind, site.bytes] += threads
-        if site.kind != "write":
-            traffic.read += moved
-        if site.kind != "read":
-            traffic.written += moved
-        traffic.reads += threads if site.kind == "read" else 0
-        traffic.writes += threads if site.kind == "write" else 0
-        traffic.atomics += threads if site.kind == "atomic" else 0
-    counts = batch.counts
-    launch.shared_read += counts["shared read"] + counts["shared atomic"]
-    launch.shared_written += counts["shared write"] + counts["shared atomic"]
 
 
 def run_ptx(

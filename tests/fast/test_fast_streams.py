@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,13 +139,17 @@ def test_a_kernel_on_any_stream_finds_its_table_uploaded(
         cache = TableCache(limit=2)
         tensors = [torch.zeros(n + 1, device=GPU) for n in range(4)]
         seen: list[tuple[list[int], list[int]]] = []
+
+        def read(data: Tensor, wanted: list[int]) -> None:
+            seen.append((data.tolist(), wanted))
+
         for place, which, progress in uses:
             device.current = device.streams[place]
             (table,) = tensor_tables([[tensors[which]]], chunk=8, cache=cache)
-            data, host = table.data, table.upload.host.tolist()
+            host = table.upload.host.tolist()
             assert host[0] == tensors[which].data_ptr()
-            device.current.add(lambda d=data, h=host: seen.append((d.tolist(), h)))
-            at = data.data_ptr()
+            device.current.add(partial(read, table.data, host))
+            at = table.data.data_ptr()
             assert device.owner[at] is device.current or (at, device.current) in device.kept
             for stream in progress:
                 device.streams[stream].advance()
