@@ -168,7 +168,7 @@ class Lanes:
 
     @functools.cached_property
     def warp_count(self) -> int:
-        """How many warps the rows of this shape have in all."""
+        """Number of warps of all rows of this shape."""
         return self.shape[0] * -(-self.shape[1] // 32)
 
     def barrier(self, warp_only: bool = False, count: int = 0) -> None:

@@ -101,9 +101,6 @@ def first_of_the_table(table_ptr, out_ptr):
     tl.store(out_ptr, tl.load(tl.load(table_ptr).to(tl.pointer_type(tl.float32))))
 
 
-# --- each thread its own -------------------------------------------------------------------
-
-
 ORDERS = {
     "natural": [0, 1, 2, 3, 4, 5],
     "backwards": [5, 4, 3, 2, 1, 0],
@@ -180,7 +177,7 @@ def test_memory_that_one_thread_allows_is_out_of_bounds_for_another() -> None:
     assert found == [(4, 7), "out of bounds"]
 
 
-def test_a_log_holds_the_launches_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_holds_the_launches_of_its_thread() -> None:
     def logged(switch: Callable[[], None], blocks: int) -> list[int]:
         with launches() as log:
             for extra in range(3):
