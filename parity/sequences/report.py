@@ -114,9 +114,7 @@ def failure_text(
         f"  want     {mismatch.difference.want}",
     ]
     if kind_of(mismatch.difference, acts[-1], twin.rules) == "refusal missing":
-        lines.append(
-            "  or       rules without this action, if the class need not refuse"
-        )
+        lines.append("  or       rules without this action, if the class need not refuse")
     if mismatch.accepted is not None:
         lines.append(f"  accepted {_interval(mismatch)}")
     lines += [
