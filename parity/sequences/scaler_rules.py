@@ -25,6 +25,7 @@ from twinstep.parity.sequences.world import Act, Value, World
 SCALE_RULES = ("dynamic", "wrapper", "torch")
 OVERFLOW, CLEAN = ("update", {"overflow": True}), ("update", {"overflow": False})
 LOAD = ("load", {"change": ""})
+HIT: Mapping[str, Value] = {"regime": "planted", "once": True}
 # Constructor arguments of a scale that moves, each with values that make no sense.
 SCALES = (0.0, -1.0, NAN, INF, "large", True)
 REFUSED: Mapping[str, Sequence[object]] = {
@@ -98,8 +99,8 @@ class ScalerRules(Rules):
         "24 bits of counters full": (("age", {"count": 2**24 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
         "31 bits of counters full": (("age", {"count": 2**31 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
         "an overflow among parameters read once": (
-            *(("look", {"regime": "planted", "every": False, "once": True}),) * 2,
-            ("look", {"regime": "planted", "once": True}),
+            *(("look", {**HIT, "every": False}),) * 2,
+            ("look", HIT),
         ),
         "the floor": (("assign", {"scale": 1.0}), *(OVERFLOW,) * 4, "backward", "update"),
         "scales that are none": (
