@@ -151,7 +151,7 @@ class PendingWork(dist.Work):
         return f"{self.request} on {self._call.comm.name}"
 
     def arrived(self) -> bool:
-        """Whether it has failed, or all ranks have come."""
+        """True once it has failed, or all ranks have come."""
         return self._done or self.error is not None or self.values is not None
 
     def deliver(self) -> None:
@@ -222,13 +222,13 @@ class PendingWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it has ended; others run meanwhile, so that a loop that asks does end."""
+        """True once it has ended; others run meanwhile, so that a loop that asks does end."""
         if not self._done and self.error is None:
             self._call.comm.turns.poll(self.rank)
         return self._done or self.error is not None
 
     def is_success(self) -> bool:
-        """Whether outputs have been written."""
+        """True once outputs have been written."""
         return self._done
 
     def exception(self) -> CollectiveError | None:

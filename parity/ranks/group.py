@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,26 @@ class Sent:
     bytes: int
 
 
+class Reducing(Protocol):
+    """Options of a call that reduces."""
+
+    @property
+    def reduceOp(self) -> dist.ReduceOp:
+        """The operation."""
+
+
+class Rooted(Protocol):
+    """Options of a call with a root."""
+
+    @property
+    def rootRank(self) -> int:
+        """Rank in the group."""
+
+
+class ReducingToRoot(Reducing, Rooted, Protocol):
+    """Options of a call that reduces to a root."""
+
+
 class Collectives:
     """Methods of a process group that torch.distributed calls, as requests to a comm.
 
@@ -56,19 +76,19 @@ class Collectives:
 
     # torch 2.11 calls some of these by the names that are given after them.
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+    def allreduce(self, tensors: list[Tensor], opts: Reducing) -> dist.Work:
         """All-reduce of one tensor, in place."""
         return self._reduced("all_reduce", tensors, opts)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Reducing) -> dist.Work:
         """All-reduce of several tensors, in place."""
         return self._reduced("all_reduce_coalesced", tensors, opts)
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+    def reduce(self, tensors: list[Tensor], opts: ReducingToRoot) -> dist.Work:
         """Reduction to the root."""
         return self._reduced("reduce", tensors, opts, opts.rootRank)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
+    def broadcast(self, tensors: list[Tensor], opts: Rooted) -> dist.Work:
         """The root's tensor to all."""
         own = self._flat("broadcast", tensors)
         is_root = opts.rootRank == self.member
@@ -84,26 +104,26 @@ class Collectives:
         )
 
     def allgather(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None
     ) -> dist.Work:
         """All-gather into lists, one output for each rank."""
         return self._gathered("all_gather", outputs, inputs)
 
     def allgather_coalesced(
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: object = None
     ) -> dist.Work:
         """All-gather of several tensors; a list of outputs for each rank."""
         by_input = [list(each) for each in zip(*outputs, strict=True)]
         return self._gathered("all_gather_coalesced", by_input, inputs)
 
-    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> dist.Work:
         """All-gather into one tensor."""
         return self.all_gather_single_coalesced([output], [given], opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None
     ) -> dist.Work:
         """All-gather of several tensors, each into one."""
         name = "all_gather_into_tensor"
@@ -112,7 +132,7 @@ class Collectives:
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> dist.Work:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Rooted) -> dist.Work:
         """All tensors to the root."""
         own = self._flat("gather", inputs)
         taken = self._flat("gather", outputs[0] if opts.rootRank == self.member else ())
@@ -123,7 +143,7 @@ class Collectives:
             )
         )
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> dist.Work:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Rooted) -> dist.Work:
         """A tensor of the root's to each."""
         taken = self._flat("scatter", outputs)
         own = self._flat("scatter", inputs[0] if opts.rootRank == self.member else ())
@@ -136,19 +156,19 @@ class Collectives:
         )  # fmt: skip
 
     def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Reducing
     ) -> dist.Work:
         """Reduction of lists, of which each rank gets its place."""
         return self._scattered("reduce_scatter", outputs, inputs, opts)
 
-    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> dist.Work:
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Reducing) -> dist.Work:
         """Reduction of one tensor, of which each rank gets its share."""
         return self.reduce_scatter_single_coalesced([output], [given], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Reducing
     ) -> dist.Work:
         """Reduction of several tensors, of which each rank gets its shares."""
         name = "reduce_scatter_tensor"
@@ -157,7 +177,9 @@ class Collectives:
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def alltoall(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: object = None
+    ) -> dist.Work:
         """A tensor from each rank to each."""
         return self._exchanged("all_to_all", outputs, inputs)
 
@@ -167,7 +189,7 @@ class Collectives:
         given: Tensor,
         output_sizes: Sequence[int],
         input_sizes: Sequence[int],
-        opts: Any = None,
+        opts: object = None,
     ) -> dist.Work:
         """A part of one tensor from each rank to each; sizes are those of the first dimension."""
         name = "all_to_all_single"
@@ -176,7 +198,7 @@ class Collectives:
 
     alltoall_base = all_to_all_single
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    def barrier(self, opts: object = None) -> dist.Work:
         """A meeting of all ranks."""
         return self._post(Request("barrier"))
 
@@ -195,7 +217,7 @@ class Collectives:
     # The way of a request.
 
     def _reduced(
-        self, name: str, tensors: list[Tensor], opts: Any, root: int | None = None
+        self, name: str, tensors: list[Tensor], opts: Reducing, root: int | None = None
     ) -> dist.Work:
         own = self._flat(name, tensors)
         written = own if root in (None, self.member) else ()
@@ -217,7 +239,7 @@ class Collectives:
         return self._post(Request(name, own, taken, agreed=sizes(own), dtype=dtype_of(own)))
 
     def _scattered(
-        self, name: str, outputs: list[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
+        self, name: str, outputs: list[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Reducing
     ) -> dist.Work:
         taken = self._flat(name, outputs)
         pieces = [self._flat(name, each) for each in inputs]
@@ -286,7 +308,7 @@ class Collectives:
             )
         return list(torch.split(whole, counts))
 
-    def _operation(self, name: str, opts: Any, own: Sequence[Tensor]) -> Operation:
+    def _operation(self, name: str, opts: Reducing, own: Sequence[Tensor]) -> Operation:
         try:
             return operation_of(opts.reduceOp, dtype_of(own) or torch.float32)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""What torch.distributed knows of process groups, for each rank's thread by itself."""
+"""Process groups as torch.distributed knows them, for each rank's thread by itself."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def poison(output: Tensor) -> None:
 
 
 def is_poison(output: Tensor) -> bool:
-    """Whether it has been left as `poison` filled it."""
+    """True if it has been left as `poison` filled it."""
     wanted = torch.empty_like(output)
     poison(wanted)
     return torch.equal(octets(output), octets(wanted))

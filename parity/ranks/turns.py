@@ -10,10 +10,10 @@ from typing import Protocol
 
 
 class Awaited(Protocol):
-    """What a rank waits for, as far as turns go."""
+    """A collective that a rank waits for, as far as turns go."""
 
     def arrived(self) -> bool:
-        """Whether it has failed, or needs no other rank any more."""
+        """True once it has failed, or needs no other rank any more."""
 
     def deliver(self) -> None:
         """Complete it, if it has arrived and has not failed."""

@@ -171,7 +171,7 @@ class Run(Generic[T]):
         self._errors: dict[int, BaseException] = {}
 
     def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """What the ranks of a group share."""
+        """The part of a group that its ranks share."""
         full = f"group {name} of ranks {', '.join(map(str, ranks))}"
         with self.turns.lock:
             if full not in self._communicators:
