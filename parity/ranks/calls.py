@@ -240,14 +240,43 @@ class PendingWork(dist.Work):
         self.wait()
         return [output for output in self.request.outputs if output is not None]
 
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """The outputs as a future, for whoever waits there."""
+        return _PendingFuture(self)
 
-def _refused(name: str) -> Callable[..., object]:
-    def refuse(self: PendingWork, *args: object, **options: object) -> object:
+    def refusal(self, says: str) -> Refused:
+        """The error for a call that no handle carries out."""
         facts = {"group": self._call.comm.name, "collective": str(self.request)}
-        raise Refused(f"Work.{name} is not simulated", rank=self.rank, **facts)
+        return Refused(says, rank=self.rank, **facts)
+
+
+class _PendingFuture(torch.futures.Future[list[Tensor]]):
+    """A future of torch that waits as its work does; torch's own would keep the turn."""
+
+    def __init__(self, work: PendingWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> list[Tensor]:
+        return self._work.result()
+
+    value = wait
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+
+def _refused(cls: type, name: str) -> Callable[..., object]:
+    def refuse(self: PendingWork | _PendingFuture, *args: object, **options: object) -> object:
+        work = self if isinstance(self, PendingWork) else self._work
+        raise work.refusal(f"{cls.__name__.strip('_')}.{name} is not simulated")
 
     return refuse
 
 
-for _name in ("get_future", "get_future_result", "block_current_stream"):
-    setattr(PendingWork, _name, _refused(_name))
+for _cls, _names in (
+    (PendingWork, ("get_future_result", "block_current_stream")),
+    (_PendingFuture, ("then", "add_done_callback", "set_result", "set_exception")),
+):
+    for _name in _names:
+        setattr(_cls, _name, _refused(_cls, _name))

@@ -181,11 +181,12 @@ class Turns:
 
     def _pass_on(self) -> None:
         """Give the turn to a rank that can go on; where all wait, what they wait for fails."""
-        while True:
-            able = self._ready + [r for r, awaited in self._waiting.items() if awaited.arrived()]
-            if able or not self._waiting:
-                break
+        if self._over:
+            return
+        able = self._able()
+        if not able and self._waiting:
             self._fail_deadlock()
+            able = self._able()
         self._running = self._draw.choice(sorted(able)) if able else None
         if self._running is None:
             self._idle.set()
@@ -193,6 +194,9 @@ class Turns:
         self._waiting.pop(self._running, None)
         self._ready = [rank for rank in self._ready if rank != self._running]
         self._gates[self._running].release()
+
+    def _able(self) -> list[int]:
+        return self._ready + [r for r, awaited in self._waiting.items() if awaited.arrived()]
 
     def _fail_deadlock(self) -> None:
         """Fail what needs a stalled rank; if nothing does, all ranks wait for each other."""
