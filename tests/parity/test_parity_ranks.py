@@ -59,7 +59,7 @@ class Example:
     is_async: bool
 
     def tensor(self, rank: int) -> Tensor:
-        """What a rank brings."""
+        """The tensor that a rank brings."""
         return torch.tensor(self.values[rank], dtype=self.dtype)
 
     def reduced(self) -> list[float]:
