@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+_TORCH: Any = dist  # exports without saying so
+NAME = "simulated"
 _HERE = threading.local()
 _LOCK = threading.Lock()
 _RUNS: list[object] = []
+_NUMBERS = itertools.count()
 
 
 class GroupRegistry:
-    """Attributes that torch.distributed keeps of process groups; those of one rank."""
+    """Attributes that torch.distributed keeps of process groups; those of one rank.
 
-    def __init__(self) -> None:
+    Args:
+        new_group: makes a group of some ranks.
+    """
+
+    def __init__(self, new_group: Callable[[Sequence[int]], dist.ProcessGroup | None]) -> None:
+        self.new_group = new_group
         self.default_pg: dist.ProcessGroup | None = None
-        self.pg_map: dict[dist.ProcessGroup, tuple[str, None]] = {}
+        self.pg_map: dict[dist.ProcessGroup, tuple[str, object]] = {}
         self.pg_names: dict[dist.ProcessGroup, str] = {}
         self.pg_group_ranks: dict[dist.ProcessGroup, dict[int, int]] = {}
         self.pg_backend_config: dict[dist.ProcessGroup, str] = {}
@@ -28,14 +37,32 @@ class GroupRegistry:
         self.tags_to_pg: dict[str, list[dist.ProcessGroup]] = {}
         self.pg_coalesce_state: dict[dist.ProcessGroup, list[object]] = {}
         self.comms: list[object] = []
-        self.group_count = 0
+        self._store = _TORCH.HashStore()
+
+    @property
+    def group_count(self) -> int:
+        """A number that no other group of any rank gets: torch makes names of it.
+
+        Names are known to the whole process, and threads of one name would take each other's group.
+        """
+        return next(_NUMBERS)
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        """Nothing."""
 
     def enter(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """Make a group of these ranks known."""
         name = group.group_name
-        self.pg_map[group], self.pg_names[group] = ("simulated", None), name
-        self.pg_backend_config[group] = "simulated"
+        self.pg_map[group], self.pg_names[group] = (NAME, self._store), name
+        self.pg_backend_config[group] = NAME
         self.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+
+
+def _create(options: Any, _: object) -> dist.ProcessGroup | None:
+    """A group of torch.distributed.new_group, in the thread of one of its ranks."""
+    registry: GroupRegistry = _HERE.registry
+    return registry.new_group(options.global_ranks_in_group)
 
 
 class _ByThread:
@@ -60,6 +87,10 @@ def registries_by_thread() -> Iterator[None]:
     run = object()
     with _LOCK:
         if not _RUNS:
+            if NAME not in _TORCH.Backend.backend_list:
+                _TORCH.Backend.register_backend(
+                    NAME, _create, extended_api=True, devices=["cpu", "cuda"]
+                )
             c10d._world = _ByThread(c10d._world)  # type: ignore[assignment]
         _RUNS.append(run)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import itertools
 import math
@@ -16,7 +17,7 @@ import torch
 
 from twinstep.parity.ranks.arithmetic import ORDERS
 from twinstep.parity.ranks.calls import Communicator, PendingWork
-from twinstep.parity.ranks.errors import MismatchedCalls, RankLost, RanksFailed
+from twinstep.parity.ranks.errors import RankLost, RanksFailed
 from twinstep.parity.ranks.group import Sent, SimulatedGroup
 from twinstep.parity.ranks.registry import GroupRegistry, registries_by_thread, use_registry
 from twinstep.parity.ranks.turns import Abandoned, Turns
@@ -47,7 +48,7 @@ class World:
     seed: int = 0
     order: str = "ranks"
     late: bool = True
-    patience: float = 60.0
+    patience: float = 120.0
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -91,9 +92,9 @@ class Rank:
         self.place = dict(zip(sizes, places, strict=True))
         self.generator = torch.Generator().manual_seed(run.world.seed * run.world.size + number)
         self.sent: list[Sent] = []
-        self.registry = GroupRegistry()
+        self.registry = GroupRegistry(self.new_group)
         self._handles: dict[tuple[str, ...], SimulatedGroup] = {}
-        self._made = 0
+        self._made: Counter[tuple[int, ...]] = Counter()
         self.registry.default_pg = self.group(*sizes)
 
     def group(self, *axes: str) -> SimulatedGroup:
@@ -118,27 +119,16 @@ class Rank:
         return self._handles[axes]
 
     def new_group(self, ranks: Sequence[int]) -> SimulatedGroup | None:
-        """A new group of some ranks; all ranks of the world name the same ones, in one order.
+        """A new group of some ranks, as `torch.distributed.new_group` makes it too.
 
         Returns:
             None on a rank that is no part of it.
-
-        Raises:
-            MismatchedCalls: another rank has named others.
         """
-        name, made = f"new group {self._made}", self._run.made
-        self._made += 1
-        with self._run.turns.lock:
-            first = made.setdefault(name, (self.number, tuple(ranks)))
-        if first[1] != tuple(ranks):
-            raise MismatchedCalls(
-                f"rank {first[0]} makes it of ranks {first[1]}, but rank {self.number} of "
-                f"{tuple(ranks)}",
-                rank=self.number,
-                group=name,
-                collective="new_group",
-            )
-        return self._handle(name, ranks) if self.number in ranks else None
+        if self.number not in ranks:
+            return None
+        made = self._made[tuple(ranks)]
+        self._made[tuple(ranks)] += 1
+        return self._handle(f"new group {made}", ranks)
 
     def stall(self) -> None:
         """Do nothing until the run is over; never returns."""
@@ -165,7 +155,6 @@ class Run(Generic[T]):
     def __init__(self, world: World) -> None:
         self.world = world
         self.turns = Turns(world.size, world.seed, late=world.late)
-        self.made: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._communicators: dict[str, Communicator] = {}
         self._returned: dict[int, T] = {}
         self._errors: dict[int, BaseException] = {}
@@ -186,18 +175,23 @@ class Run(Generic[T]):
     def results(self, function: Callable[[Rank], T]) -> list[T]:
         """Results of all ranks, in order; see `World.run`."""
         ranks = [Rank(self, number) for number in range(self.world.size)]  # type: ignore[arg-type]
+        # What holds by context holds for the ranks as well; replay's options are such.
         threads = [
-            threading.Thread(target=self._one, args=(rank, function), daemon=True) for rank in ranks
+            threading.Thread(
+                target=contextvars.copy_context().run, args=(self._one, rank, function), daemon=True
+            )
+            for rank in ranks
         ]
         with registries_by_thread():
-            for thread in threads:
-                thread.start()
             try:
+                for thread in threads:
+                    thread.start()
                 self.turns.run(self.world.patience)
             finally:
                 self.turns.close(_interrupt)
                 for thread in threads:
-                    thread.join(JOIN_S)
+                    if thread.ident is not None:
+                        thread.join(JOIN_S)
         for work in self.turns.failed:
             if isinstance(work, PendingWork) and work.error is not None and not work.raised:
                 self._errors.setdefault(work.rank, work.error)

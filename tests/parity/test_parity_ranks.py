@@ -187,16 +187,34 @@ def all_to_all_single(example: Example, rank: Rank, own: Tensor) -> tuple[Any, A
     return work, out
 
 
+def all_gather_coalesced(example: Example, rank: Rank, own: Tensor) -> tuple[Any, Any]:
+    halves = [own[:1].clone(), own[1:].clone()]
+    outs = [[torch.empty_like(half) for half in halves] for _ in range(example.world.size)]
+    work = TORCH.all_gather_coalesced(outs, halves, async_op=example.is_async)
+    return work, flattened(outs)
+
+
+def coalesced(example: Example, rank: Rank, own: Tensor) -> tuple[Any, Any]:
+    """Two reduce-scatters in one."""
+    outs = [own.new_empty(own.numel() // example.world.size) for _ in range(2)]
+    op = example.options()["op"]
+    with TORCH.distributed_c10d._coalescing_manager(rank.group("data"), async_ops=True) as both:
+        for out in outs:
+            dist.reduce_scatter_tensor(out, own, op, group=rank.group("data"))
+    return both, outs
+
+
 def ring_of_messages(example: Example, rank: Rank, own: Tensor) -> tuple[Any, Any]:
     size, out = example.world.size, torch.empty_like(own)
     if size == 1:
         return None, own
-    works = [
-        dist.isend(own, dst=(rank.number + 1) % size, tag=7),
-        dist.irecv(out, src=(rank.number - 1) % size, tag=7),
-    ]
+    to, source = (rank.number + 1) % size, (rank.number - 1) % size
+    if example.is_async:
+        pair = dist.P2POp(dist.isend, own, to), dist.P2POp(dist.irecv, out, source)
+        works = TORCH.batch_isend_irecv(list(pair))
+    else:
+        works = [dist.isend(own, dst=to, tag=7), dist.irecv(out, src=source, tag=7)]
     for work in reversed(works):
-        assert work is not None
         work.wait()
     return None, out
 
@@ -210,7 +228,7 @@ def added(row: Sequence[int], number: int) -> list[int]:
     return [x + number for x in row]
 
 
-def flattened(rows: Sequence[Sequence[int]]) -> list[int]:
+def flattened(rows: Sequence[Sequence[Any]]) -> list[Any]:
     return [x for row in rows for x in row]
 
 
@@ -224,6 +242,8 @@ WANTED: dict[Call, Callable[[Example, int], Sequence[float]]] = {
     reduce_scatter_in_place: share,
     broadcast: lambda e, rank: e.values[e.root],
     all_gather: lambda e, rank: flattened(e.values),
+    all_gather_coalesced: lambda e, rank: flattened(e.values),
+    coalesced: lambda e, rank: [*share(e, rank)] * 2,
     all_gather_into_tensor: lambda e, rank: flattened(e.values),
     all_gather_in_place: lambda e, rank: flattened(e.values),
     gather: lambda e, rank: flattened(e.values) if rank == e.root else [],

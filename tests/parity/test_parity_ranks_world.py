@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -65,6 +66,38 @@ def test_a_new_group_is_known_to_torch() -> None:
         return *facts, own.item()
 
     assert World(3).run(run) == [(1, 2, "simulated", 2), None, (0, 2, "simulated", 2)]
+
+
+def test_groups_are_made_and_destroyed_as_torch_does() -> None:
+    def run(rank: Rank) -> object:
+        pair = dist.new_group([0, 2])
+        mesh = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+        own = torch.ones(1)
+        if rank.number != 1:
+            dist.all_reduce(own, group=pair)
+        for group in mesh:
+            if group != dist.GroupMember.NON_GROUP_MEMBER:
+                dist.all_reduce(own, group=group)
+        dist.destroy_process_group(pair if rank.number != 1 else mesh[0])
+        dist.destroy_process_group()
+        return own.item(), dist.is_initialized()
+
+    for seed in range(3):
+        assert World(3, seed=seed).run(run) == [(3.0, False), (5.0, False), (5.0, False)]
+
+
+def test_what_holds_by_context_holds_for_ranks() -> None:
+    """A list that a block records into, as replay does; what a rank sets is its own."""
+    log: ContextVar[list[int]] = ContextVar("log")
+    token = log.set([])
+
+    def run(rank: Rank) -> None:
+        log.get().append(rank.number)
+        log.set([])
+
+    World(3).run(run)
+    assert sorted(log.get()) == [0, 1, 2]
+    log.reset(token)
 
 
 def test_torch_knows_of_groups_in_the_threads_of_ranks_alone() -> None:
