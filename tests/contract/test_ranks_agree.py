@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("replay")
 
 BOTH = pytest.mark.parametrize("side", SIDES)
 BRAIN = torch.bfloat16
+MASTERS = "single_partition_of_fp32_groups"
 
 
 @pytest.mark.parametrize("refusing", range(6))
@@ -129,6 +133,58 @@ def test_experts_on_four_ranks_resume_from_the_entries_of_all(
 
     assert world.run(resumed) == list(wanted)
     assert len({str(each) for each in wanted}) == 2  # one for each rank of experts
+
+
+def crossed(side: str, rank: Rank) -> tuple[list[nn.Parameter], Any]:
+    """Two groups, one over rows and one over columns."""
+    home = CLASSES[side]
+    params = [nn.Parameter(torch.zeros(shape, dtype=BRAIN)) for shape in SHAPES.values()]
+    expert: Any = params[-1]
+    expert.allreduce, expert.group_name = False, "ep"
+    groups = [{"params": params[:-1]}, {"params": [expert], "moe": True, "name": "ep"}]
+    optimizer = home["BF16Optimizer"](
+        home["FusedAdam"](groups),
+        param_names=dict(zip(params, SHAPES, strict=True)),
+        dp_process_group=rank.group("row"),
+        expert_data_groups={"ep": rank.group("column")},
+        has_moe_layers=True,
+    )
+    return params, optimizer
+
+
+@BOTH
+@pytest.mark.parametrize("universal", [True, False], ids=["universal", "entries"])
+@pytest.mark.parametrize("refusing", [0, 3])
+def test_a_state_that_one_rank_refuses_is_loaded_by_no_rank_of_any_group(
+    side: str, universal: bool, refusing: int, tmp_path: Path
+) -> None:
+    """The rank across has no group in common with it."""
+    for name in ("whole", "cut"):
+        shutil.copytree(UNIVERSAL, tmp_path / name)
+        torch.save({"param_groups": []}, tmp_path / name / "zero" / "optimizer_state.pt")
+    (tmp_path / "cut" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
+
+    def run(rank: Rank) -> tuple[str, list[float]]:
+        params, optimizer = crossed(side, rank)
+        if universal:
+            folder = tmp_path / ("cut" if rank.number == refusing else "whole")
+            load = partial(optimizer.load_state_dict, [], checkpoint_folder=folder)
+        else:
+            entry = optimizer.state_dict()
+            masters = [flat + 1.0 for flat in entry[MASTERS]]
+            masters = masters[rank.number == refusing :]
+            entries = [{**entry, MASTERS: masters}] * 2
+            load = partial(optimizer.load_state_dict, entries, load_from_fp32_weights=True)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
+            load()
+        return str(caught.value), [float(param.detach().abs().sum()) for param in params]
+
+    found = World({"row": 2, "column": 2}).run(run)
+    assert [values for _, values in found] == [[0.0] * 3] * 4
+    others = {text for rank, (text, _) in enumerate(found) if rank != refusing}
+    assert len(others) == 1
+    assert "another rank" in others.pop()
+    assert ("exp_avg.pt" if universal else MASTERS) in found[refusing][0]
 
 
 @BOTH

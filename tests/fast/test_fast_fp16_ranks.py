@@ -78,8 +78,14 @@ def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_typ
     assert not math.isfinite(float.fromhex(said[1][1]))
 
 
-def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
-    said = compared(2, 1, cls=Unreduced, given=lambda mesh: {"mpu": mesh, **engine(mesh, False)})
+@pytest.mark.parametrize("unit", [True, False], ids=["data-parallel group", "all ranks"])
+def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow(unit: bool) -> None:
+    """Without a model-parallel unit these are all ranks of the default group."""
+
+    def given(mesh: Mesh) -> dict[str, Any]:
+        return {**({"mpu": mesh} if unit else {}), **engine(mesh, False)}
+
+    said = compared(2, 1, cls=Unreduced, given=given)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
