@@ -332,6 +332,33 @@ def test_all_ranks_get_the_same_bits_in_any_order(order: str) -> None:
     assert len({str(ranks[0]) for ranks in found}) == 6  # values are drawn from the seed
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_places_in_a_reduction_are_drawn_once_for_each_group(order: str) -> None:
+    """In the order of ranks, where 2048 swallows each 1 after it, nothing is drawn."""
+
+    def run(rank: Rank) -> list[float]:
+        value = (2048.0, 1.0, 1.0, -2048.0)[rank.number]
+        own = [torch.tensor(value).half() for _ in range(3)]
+        for tensor in own:
+            dist.all_reduce(tensor)
+        return [tensor.item() for tensor in own]
+
+    found = [World(4, seed=seed, order=order).run(run)[0] for seed in range(12)]
+    assert all(sums == sums[:1] * 3 for sums in found)
+    sums = {row[0] for row in found}
+    assert sums == {0.0} if order == "ranks" else len(sums) > 1
+
+
+def test_each_rank_has_a_factor_of_its_own() -> None:
+    def run(rank: Rank) -> float:
+        own = torch.tensor(1.0)
+        dist.all_reduce(own, op=TORCH._make_nccl_premul_sum(float(10**rank.number)))
+        return own.item()
+
+    for seed in range(4):
+        assert World(3, seed=seed, order="ring").run(run) == [111.0] * 3
+
+
 def test_floats_of_eight_bits_are_added_and_divided() -> None:
     def run(rank: Rank) -> list[float]:
         own = torch.full((2,), 0.5 + rank.number).to(torch.float8_e5m2)

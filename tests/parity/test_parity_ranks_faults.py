@@ -147,6 +147,32 @@ def failed(run: Callable[[Rank], object], world: World | int) -> dict[int, str]:
     return {rank: str(error) for rank, error in caught.value.errors.items()}
 
 
+def test_a_rank_that_stalls_never_goes_on() -> None:
+    after: list[int] = []
+
+    def run(rank: Rank) -> None:
+        if rank.number == 1:
+            rank.stall()
+            after.append(rank.number)
+
+    assert list(failed(run, 3)) == [1]
+    assert not after
+
+
+def test_a_rank_that_only_asks_hears_of_a_dead_one() -> None:
+    def run(rank: Rank) -> None:
+        if rank.number == 1:
+            raise Own
+        work = dist.all_reduce(torch.zeros(1), async_op=True)
+        assert work is not None
+        while not work.is_completed():
+            pass
+        work.wait()
+
+    errors = failed(run, World(2, patience=5.0))
+    assert errors[0].startswith("rank 1 has raised Own, and does not come")
+
+
 def test_a_mismatch_names_both_calls_and_the_group() -> None:
     def run(rank: Rank) -> None:
         for fault in (other_collective, other_root)[rank.number :][:1]:

@@ -150,6 +150,20 @@ def test_an_async_collective_is_poisoned_until_it_is_waited_for() -> None:
     assert World(3, seed=1).run(run) == [[True, True]] * 3
 
 
+def test_a_rank_keeps_its_own_part_of_a_gather_in_place() -> None:
+    def run(rank: Rank) -> list[float]:
+        whole = torch.zeros(2, 2)
+        whole[rank.number] = rank.number + 1.0
+        work = dist.all_gather_into_tensor(whole, whole[rank.number], async_op=True)
+        assert whole[rank.number].tolist() == [rank.number + 1.0] * 2
+        assert bool(whole[1 - rank.number].isnan().all())
+        assert work is not None
+        work.wait()
+        return whole.flatten().tolist()
+
+    assert World(2).run(run) == [[1.0, 1.0, 2.0, 2.0]] * 2
+
+
 def test_collectives_complete_late_and_out_of_order_as_the_seed_has_it() -> None:
     def run(rank: Rank) -> tuple[bool, ...]:
         tensors = [torch.ones(2) for _ in range(3)]
@@ -189,6 +203,7 @@ def test_what_is_written_in_flight_is_an_error(changed: str) -> None:
 
 def test_hooks_of_backward_start_collectives_that_are_waited_for_later() -> None:
     def run(rank: Rank) -> list[float]:
+        assert not torch._C._is_multithreading_enabled()  # hooks run in the rank's own thread
         params = [torch.nn.Parameter(torch.full((2,), float(at))) for at in range(3)]
         works: list[Any] = []
 
