@@ -95,6 +95,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
     monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
+    for name in ("all_gather_single", "all_gather_into_tensor"):
+        single = lambda out, t, group: group.all_gather_single(out, t)  # noqa: E731
+        monkeypatch.setattr(dist, name, single, raising=False)
     monkeypatch.setattr(
         dist, "all_gather_object", lambda out, own, group: group.all_gather_object(out, own)
     )

@@ -31,7 +31,7 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.contract.refusals import check_accumulation_dtype
+from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
 from twinstep.fast.optimizers.bf16_groups import (
@@ -60,7 +60,8 @@ class BF16Optimizer(Wrapper):
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2 or infinity, all exact.
-        allgather_bucket_size: largest number of elements that one message gathers.
+        allgather_bucket_size: largest number of elements, of all ranks together, that one message
+            gathers.
         dp_process_group: over which masters are split; None for one rank.
         grad_acc_dtype: of the accumulators, fp32 or bf16.
         immediate_grad_update: accumulate each gradient as soon as backward has it.
@@ -102,7 +103,7 @@ class BF16Optimizer(Wrapper):
         super().__init__(init_optimizer)
         self.mpu = mpu
         self.clip_grad, self.norm_type = float(clip_grad), float(norm_type)
-        self.allgather_bucket_size = allgather_bucket_size
+        self.allgather_bucket_size = check_bucket(allgather_bucket_size, "BF16Optimizer")
         self.grad_acc_dtype = grad_acc_dtype
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers

@@ -192,6 +192,8 @@ def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]
 def copy_masters_to_model(group: PartitionedGroup, bucket: int) -> None:
     """Write the masters of all ranks into the model weights, each rounded once.
 
+    Partitions are gathered as a list: nothing depends on their lying side by side in memory.
+
     Args:
         group: its flat buffer is written.
         bucket: largest number of elements that one message brings together.

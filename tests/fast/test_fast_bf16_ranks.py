@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.helpers.partitions import BRAIN, built, seen, trained
 from tests.helpers.ranks import Polite, in_turns
@@ -32,27 +32,6 @@ def test_the_world_size_does_not_matter(bucket: int, accumulation: torch.dtype) 
     (alone,) = in_turns(1, lambda group: run("reference", group))
     for side, world in product(SIDES, (2, 3, 4)):
         assert in_turns(world, partial(run, side)) == [alone] * world, (side, world)
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_no_message_brings_more_together_than_the_bucket(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    gather = Polite.all_gather
-
-    def noted(group: Polite, outputs: list[Tensor], tensor: Tensor) -> None:
-        sizes.append(tensor.numel() * group.world)
-        gather(group, outputs, tensor)
-
-    monkeypatch.setattr(Polite, "all_gather", noted)
-    in_turns(
-        2,
-        lambda group: built(side, dp_process_group=group, allgather_bucket_size=4)[
-            1
-        ].update_lp_params(),
-    )
-    assert max(sizes) == 4
 
 
 class Unit:

@@ -48,6 +48,10 @@ class Group:
         for output, found in zip(outputs, self.exchange(tensor), strict=True):
             output.copy_(found)
 
+    def all_gather_single(self, output: Tensor, tensor: Tensor) -> None:
+        """All ranks' in a row."""
+        output.copy_(torch.cat(self.exchange(tensor)))
+
     def all_gather_object(self, outputs: list[object], own: object) -> None:
         """One output per rank, of any kind."""
         sent = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
