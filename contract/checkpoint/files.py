@@ -1,4 +1,4 @@
-"""Checkpoint files, read so that they can run no code.
+"""Checkpoint files: read so that they can run no code, written so that none is ever half there.
 
 `torch.load` with `weights_only=True` makes tensors and plain values alone. A few classes that
 DeepSpeed's files name are allowed besides, and something harmless is made instead of them.
@@ -6,9 +6,11 @@ DeepSpeed's files name are allowed besides, and something harmless is made inste
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -33,6 +35,38 @@ BROKEN = (
     *(RuntimeError, ValueError, TypeError, LookupError),
     *(AttributeError, AssertionError, EOFError, pickle.UnpicklingError),
 )
+
+
+def write_checkpoint(path: Path, contents: Mapping[str, object]) -> None:
+    """Write a file with `torch.save`; if interrupted, the old file or the new one is there.
+
+    The new one is written beside the old one, reaches the disk, and takes its name. A process that
+    is killed may leave a hidden file that ends in `.partial`.
+
+    Args:
+        path: of the file; a link is followed.
+        contents: tensors and plain values.
+
+    Raises:
+        OSError, RuntimeError: it cannot be written. The old file is still there.
+    """
+    target = path.resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(beside, "xb") as file:
+            torch.save(dict(contents), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    # The new name is on the disk with its folder.
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def read_checkpoint(path: Path) -> dict[str, object]:
