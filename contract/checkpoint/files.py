@@ -16,7 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.parallel import Groups
+
+CPU = torch.device("cpu")
 
 
 class SavedScaler:
@@ -69,15 +73,28 @@ def write_checkpoint(path: Path, contents: Mapping[str, object]) -> None:
         os.close(folder)
 
 
-def read_checkpoint(path: Path) -> dict[str, object]:
+def read_checkpoint(
+    path: Path, ranks: Groups = (), device: torch.device = CPU
+) -> dict[str, object]:
     """Read a file that `torch.save` has made of a dict.
 
     Tensors are on the CPU, whatever device they were saved from.
 
+    Args:
+        path: of the file.
+        ranks: groups of ranks that read a file each; all of them do, or none. `ranks` of an
+            optimizer are those that load alike.
+        device: that the groups communicate from.
+
     Raises:
-        ValueError: it is cut off, no such file at all, or holds more than tensors and plain values.
+        ValueError: it is cut off, no such file at all, or holds more than tensors and plain values;
+            or another rank has had an error.
         OSError: it cannot be opened.
     """
+    return on_all_ranks(lambda: _read_dict(path), ranks, device)
+
+
+def _read_dict(path: Path) -> dict[str, object]:
     loaded = _read(path)
     if not isinstance(loaded, dict):
         raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a dict")

@@ -22,6 +22,7 @@ from torch import Tensor
 from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint.entries import (
     PARTITIONS,
+    SAME,
     Loaded,
     clip_norm,
     matching_tensors,
@@ -31,6 +32,7 @@ from twinstep.contract.checkpoint.inner import inner_state, parsed_inner_state
 from twinstep.contract.errors import in_words
 from twinstep.contract.fragments import Partition
 from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.parallel import Groups
 
 INNER = "base_optimizer_state"
 # The layout of the dict is that of this version of DeepSpeed.
@@ -60,6 +62,7 @@ def checked(
     groups: Sequence[Partition],
     optimizer: torch.optim.Optimizer,
     entries: Sequence[StateDict],
+    ranks: Groups,
     *,
     states: bool = True,
 ) -> Loaded:
@@ -70,15 +73,18 @@ def checked(
         optimizer: the inner one.
         entries: in the order of ranks. As many as there are ranks now: each takes its own, and
             the others may be None. Otherwise all are joined and cut anew.
+        ranks: groups of all ranks that load.
         states: the state of the inner optimizer is asked for, too.
 
     Raises:
-        ValueError: something does not fit, here or on another rank.
+        ValueError: something does not fit, here or on another rank, or ranks would load states of
+            different steps or clip norms.
     """
     return on_all_ranks(
         lambda: _checked(groups, optimizer, entries, states),
-        [group.process_group for group in groups],
+        ranks,
         groups[0].master.device,
+        same=SAME,
     )
 
 
@@ -92,8 +98,9 @@ def _checked(
     if not isinstance(entries, list | tuple) or not entries:
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
     worlds = [group.world for group in groups]
+    # Entries are of the ranks of the largest group; of two, that of the shared parameters.
+    rank = max(groups, key=lambda group: (group.world, group.expert is None)).rank
     if len(entries) == max(worlds):
-        rank = max(group.rank for group in groups)
         entry = _checked_entry(entries[rank], rank, worlds)
         _check_places(groups, entry)
     else:

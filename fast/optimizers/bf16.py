@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
@@ -76,6 +77,7 @@ class BF16Optimizer(Wrapper):
     Source: names as in DeepSpeed's `BF16_Optimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -122,6 +124,9 @@ class BF16Optimizer(Wrapper):
         self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
+    def _agree(self) -> None:
+        agree_on_layouts(self.groups, self.ranks)
+
     def initialize_optimizer_states(self) -> None:
         """Make the state of the optimizer inside; no value changes, on no Compat."""
         inside = self.optimizer
@@ -145,8 +150,7 @@ class BF16Optimizer(Wrapper):
         for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
             where = f"group {index}, BF16Optimizer"
             expert = expert_of_group(options, self.has_moe_layers, where)
-            split = splits.get(expert)
-            dtype = self.grad_acc_dtype
+            split, dtype = splits.get(expert), self.grad_acc_dtype
             groups.append(
                 partitioned_group(params, names, split, dtype, device, where, expert=expert)
             )
@@ -236,8 +240,7 @@ class BF16Optimizer(Wrapper):
             cast(FusedAdam, self._held()),
             clip_apart=self._clipped_apart(),
         )
-        for group in self.groups:
-            gather(group, self.allgather_bucket_size)
+        gather(self.groups, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
 
@@ -287,8 +290,7 @@ class BF16Optimizer(Wrapper):
     def update_lp_params(self) -> None:
         """Model weights := masters of all ranks."""
         copy_masters_to_model(self.groups)
-        for group in self.groups:
-            gather(group, self.allgather_bucket_size)
+        gather(self.groups, self.allgather_bucket_size)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
@@ -367,16 +369,16 @@ class BF16Optimizer(Wrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        groups, inside, states = self.groups, self.optimizer, load_optimizer_states
+        given, states = (self.groups, self.optimizer), load_optimizer_states
         if checkpoint_folder is not None:
-            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(*given, checkpoint_folder, self.ranks, states=states)
         else:
-            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(*given, state_dict_list, self.ranks, states=states)
         if loaded.inner is not None:
             self._load_inner(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         if load_from_fp32_weights or checkpoint_folder is not None:
-            for group, master in zip(groups, loaded.masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:

@@ -237,14 +237,19 @@ def copy_model_to_masters(groups: Sequence[PartitionedGroup]) -> None:
     cast_copy_([group.own(group.flat) for group in groups], targets)
 
 
-def gather(group: PartitionedGroup, bucket: int) -> None:
+def gather(groups: Sequence[PartitionedGroup], bucket: int) -> None:
     """Bring the model weights of all ranks together, in place where one message does it.
 
     Args:
-        group: its flat buffer is written.
+        groups: their flat buffers are written.
         bucket: largest number of elements that one message brings together; one of each rank if
             it is less.
     """
+    for group in groups:
+        _gather(group, bucket)
+
+
+def _gather(group: PartitionedGroup, bucket: int) -> None:
     size = group.partition_size
     if group.process_group is None or group.world == 1 or not size:
         return

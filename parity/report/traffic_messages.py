@@ -1,7 +1,8 @@
 """Messages between ranks: collectives of one step of each class, in the order of their calls.
 
-Bytes are those of the tensor that one rank hands in. Nothing here depends on values: a rank that
-overflows, or has no gradients, sends what the others send. Tests count them.
+Bytes are those of the tensor that one rank hands in. On the fast side nothing depends on values: a
+rank that overflows, or has no gradients, sends what the others send. On the reference no rank sends
+sums in a step that all ranks skip. Tests count the messages.
 """
 
 from __future__ import annotations

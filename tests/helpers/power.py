@@ -52,7 +52,7 @@ class Disk:
         if self.count("open"):
             self.fail(self)
         raw = _Raw(self, file, mode.replace("b", ""))
-        self.unsynced[os.fstat(raw.fileno()).st_ino] = Path(file)
+        self.unsynced[os.fstat(raw.fileno()).st_ino] = raw.path
         return io.BufferedWriter(raw, 512)
 
     def replace(self, source: Any, target: Any) -> None:
@@ -97,12 +97,13 @@ class _Raw(io.FileIO):
 
     def __init__(self, disk: Disk, file: Any, mode: str) -> None:
         super().__init__(file, mode)
-        self.disk = disk
+        self.disk, self.path = disk, Path(file)
 
     def write(self, data: Any) -> int:
         """Some of the bytes, where it is this call that fails."""
         if self.disk.dead:
             return len(data)
+        self.disk.unsynced[os.fstat(self.fileno()).st_ino] = self.path
         if self.disk.count("write"):
             super().write(bytes(data)[: len(data) // 2])
             self.disk.fail(self.disk)
