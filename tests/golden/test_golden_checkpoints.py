@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,6 +141,53 @@ def test_states_can_be_left_out() -> None:
     assert bits(optimizer.get_full_hp_param("0.bias")) == bits(whole("0.bias"))
     assert not optimizer.state
     assert optimizer.get_lr() == 1e-3
+
+
+class Rank:
+    """One of several ranks that load and only gather; each keeps what it would send."""
+
+    def __init__(self, rank: int, world: int, sent: dict[int, torch.Tensor], meet: object) -> None:
+        self.rank, self.world, self.sent, self.meet = rank, world, sent, meet
+
+
+def test_ranks_that_own_only_padding_load_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edge CK-8: ten elements over eight ranks leave three with nothing but padding."""
+    world = 8
+    meet, sent = threading.Barrier(world, timeout=20), dict[int, torch.Tensor]()
+
+    def all_gather(out: list[torch.Tensor], tensor: torch.Tensor, group: Rank) -> None:
+        sent[group.rank] = tensor
+        meet.wait()
+        for place, target in enumerate(out):
+            target.copy_(sent[place])
+        meet.wait()
+
+    def all_reduce(tensor: torch.Tensor, op: object, group: Rank) -> None:
+        sent[group.rank] = tensor.clone()
+        meet.wait()
+        tensor.copy_(torch.stack([sent[rank] for rank in range(world)]).amax(0))
+        meet.wait()
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
+    found: dict[int, tuple[list[list[int]], object]] = {}
+
+    def run(rank: int) -> None:
+        group = Rank(rank, world, sent, meet)
+        params, optimizer = universal_optimizer(group)  # type: ignore[arg-type]
+        optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
+        (state,) = optimizer.state.values()
+        found[rank] = ([bits(param.detach()) for param in params], int(str(state["step"].item())))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = [bits(whole(name).to(BRAIN)) for name in SHAPES]
+    assert [found[rank] for rank in range(world)] == [(wanted, 3)] * world
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILS, ids=lambda x: getattr(x, "__name__", ""))
