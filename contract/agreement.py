@@ -17,6 +17,7 @@ from twinstep.contract.parallel import Groups, groups_given
 
 T = TypeVar("T")
 P = ParamSpec("P")
+NUMBERED = 2.0  # a refusal by the rank of number 0
 ALONE = (-math.inf, -math.inf)  # a number that this rank does not have, and its negative
 
 
@@ -55,7 +56,7 @@ def on_all_ranks(
         if failure is not None:
             raise failure
         return result
-    told = [float(failure is not None), *(end for pair in found for end in pair)]
+    told = [_refusal() if failure else 0.0, *(end for pair in found for end in pair)]
     worst = torch.tensor(told, dtype=torch.float64, device=device)
     for group in asked:
         dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
@@ -63,7 +64,10 @@ def on_all_ranks(
         raise failure
     refused, *ends = worst.tolist()
     if refused:
-        raise ValueError("another rank cannot, and names the reason: all ranks should, or none")
+        which = f" ({refused - NUMBERED:.0f})" if refused >= NUMBERED else ""
+        raise ValueError(
+            f"another rank{which} cannot, and names the reason: all ranks should, or none"
+        )
     for name, most, least in zip(same, ends[::2], ends[1::2], strict=True):
         if most not in (-least, -math.inf):
             raise ValueError(
@@ -71,6 +75,11 @@ def on_all_ranks(
                 "the same on all"
             )
     return result
+
+
+def _refusal() -> float:
+    """A refusal by this rank, with its number in the world where it has one."""
+    return NUMBERED + dist.get_rank() if dist.is_initialized() else 1.0
 
 
 def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:

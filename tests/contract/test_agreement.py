@@ -28,11 +28,11 @@ OTHERS = "another rank cannot, and names the reason: all ranks should, or none"
 
 
 def sentence(run: Callable[[], object]) -> str:
-    """The error of a call."""
+    """The error of a call, without the number of another rank."""
     try:
         run()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return re.sub(r"another rank \(\d+\)", "another rank", f"{type(error).__name__}: {error}")
     return "none"
 
 
