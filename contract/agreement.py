@@ -44,6 +44,9 @@ def on_all_ranks(
         Exception: that of `read`.
     """
     failure: Exception | None = None
+    asked = [group for group in dict.fromkeys(groups) if group is not None]
+    if not asked:
+        return read()
     found = [ALONE] * len(same)
     try:
         result = read()
@@ -51,11 +54,6 @@ def on_all_ranks(
         found = [ALONE if number is None else (number, -number) for number in numbers]
     except Exception as error:
         failure = error
-    asked = [group for group in dict.fromkeys(groups) if group is not None]
-    if not asked:
-        if failure is not None:
-            raise failure
-        return result
     told = [_refusal() if failure else 0.0, *(end for pair in found for end in pair)]
     worst = torch.tensor(told, dtype=torch.float64, device=device)
     for group in asked:

@@ -211,6 +211,25 @@ def test_bf16_entries_of_different_steps_are_refused_by_all(side: str) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_entries_of_other_ranks_are_refused(side: str, world: int) -> None:
+    """Two halves of one parameter look alike; only the rank tells them apart."""
+
+    def saving(mesh: Mesh) -> Any:
+        return built(side, (8, 0, 8), dp_process_group=mesh.column)[1].state_dict()
+
+    swapped = on_mesh(2, 1, saving)[::-1]
+
+    def loading(mesh: Mesh, entries: list[Any]) -> str:
+        _, optimizer = built(side, (8, 0, 8), dp_process_group=mesh.column)
+        return sentence(partial(optimizer.load_state_dict, entries, load_from_fp32_weights=True))
+
+    wanted = r"ValueError: partition_rank=\[1, 1\], but should be \[0, 0\] \[entry 0, .*"
+    assert re.match(wanted, on_mesh(world, 1, partial(loading, entries=swapped))[0])
+    assert on_mesh(2, 1, partial(loading, entries=swapped[::-1])) == ["none", "none"]
+
+
+@BOTH
 @pytest.mark.parametrize("split", [False, True])
 def test_every_rank_loads_its_own_experts(side: str, split: bool) -> None:
     """Shared parameters are split over a column, experts over nobody or over a row."""
