@@ -113,7 +113,10 @@ def _described(tensor: Tensor) -> object:
 def _filled(case: Case, spans: list[Span], length: int) -> Tensor:
     """The bytes before the call."""
     before = torch.full((length,), case.guard, dtype=torch.uint8)
-    for span in spans:
+    for number, span in enumerate(spans):
+        if span.strides:
+            # Of each tensor another byte, so that a gap that is copied shows.
+            before[span.start : span.stop] = (case.guard + 1 + number) % 256
         if span.value.numel():
             span.of(before).copy_(span.value)
     return before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib import import_module
 
@@ -9,7 +10,7 @@ import torch
 
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
-from twinstep.parity.operations.operation import ListArgument, Operation
+from twinstep.parity.operations.operation import Control, ListArgument, Operation
 from twinstep.parity.operations.signature import signature_text
 from twinstep.parity.operations.table import HOUSE
 
@@ -29,7 +30,7 @@ under "writes" in place, writes nothing else, and returns None.
   momentum are 0, or from 0.5 to below 1 (between them `torch.lerp` keeps too few digits of beta);
   dampening is from 0 to 1; eps, coefficients and scales are not negative, windows and intervals at
   least 1; a learning rate or a weight decay may have either sign. Counters fit in int64 after the
-  step.
+  step. In brackets: the smallest and the largest number that the judge draws.
 - *Options* are keyword-only plain Python values.
 
 All arithmetic is IEEE 754, to nearest even, in fp32 unless said otherwise, one rounding for each
@@ -64,7 +65,7 @@ def _section(operation: Operation) -> str:
         lines += [f"- list `{a.name}`: {a.role.value}{_notes(a)}" for a in operation.lists]
     by_dtype: dict[str, list[str]] = {}
     for control in operation.controls:
-        by_dtype.setdefault(_short(control.dtype), []).append(f"`{control.name}`")
+        by_dtype.setdefault(_short(control.dtype), []).append(f"`{control.name}`{_drawn(control)}")
     lines += [f"- controls, {dtype}: {', '.join(names)}" for dtype, names in by_dtype.items()]
     for option in operation.options:
         choices = ", ".join(repr(choice) for choice in option.choices)
@@ -77,6 +78,16 @@ def _section(operation: Operation) -> str:
 def _notes(argument: ListArgument) -> str:
     notes = ["may be an empty list"] * argument.optional + ["always of one"] * argument.single
     return f" ({'; '.join(notes)})" if notes else ""
+
+
+def _drawn(control: Control) -> str:
+    """Smallest and largest number that a case may have there."""
+    if control.output or set(control.values) <= {0.0, 1.0}:
+        return ""
+    ends = [] if control.range is None else [control.range.at(0.0), control.range.at(1.0)]
+    numbers = [x for x in (*control.values, *ends) if math.isfinite(x)]
+    others = [str(x) for x in control.values if not math.isfinite(x)]
+    return f" ({', '.join([f'{min(numbers):.6g} to {max(numbers):.6g}', *others])})"
 
 
 def _short(dtype: torch.dtype) -> str:

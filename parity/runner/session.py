@@ -208,7 +208,7 @@ class Session:
         return replace(cell, arithmetic=kernel.arithmetic)
 
     def _twin(self, task: TwinTask) -> Cell:
-        own = task.twin.subject.__module__.startswith("twinstep.")
+        own = self.subject is None and task.twin.subject.__module__.startswith("twinstep.")
         each = OWN_SEQUENCES if own else SEQUENCES
         examples = self.effort.examples // (3 if self.effort.spread else 1)
         effort = TwinEffort(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, Step, action
-from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
+from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled, regime_at
 from twinstep.parity.sequences.parts import (
     GRAPHS,
     RANKS,
@@ -171,7 +171,8 @@ class BF16Rules(OptimizerRules):
         """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
         for index, param in enumerate(world.params):
             none = missing >> (index % 3) & 1 or not param.requires_grad
-            grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            here = regime_at(regime, index, len(world.params), seed)
+            grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             param.grad = None if none else grad.to(world.device)
 
     @action(
@@ -199,7 +200,8 @@ class BF16Rules(OptimizerRules):
         for index, param in enumerate(world.params):
             if missing >> (index % 3) & 1 and index:
                 continue
-            weight = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            here = regime_at(regime, index, len(world.params), seed)
+            weight = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             loss = loss + (param * weight.to(world.device)).float().sum()
         backward = partial(_of(world).backward, update_hp_grads=update, clear_lp_grads=clear)
         backward_twice(backward, loss, graph)

@@ -19,13 +19,15 @@ State = dict[str, object]
 def damaged(state: State, seed: int, how: str) -> State:
     """A state dict, changed in place: one entry of it is gone or makes no sense.
 
-    Hyper-parameters stay as they are: torch loads any.
+    Learning rates become others, which a load that is refused must not leave behind. Else
+    hyper-parameters stay as they are: torch loads any.
 
     Args:
         state: freshly loaded, so that it may be written.
         seed: chooses the entry.
         how: one of HOW.
     """
+    _change_rates(state)
     places = list(_places(state))
     if not places:
         return state
@@ -37,6 +39,14 @@ def damaged(state: State, seed: int, how: str) -> State:
     else:
         holder[key] = _wrong(holder[key], how)
     return state
+
+
+def _change_rates(value: Any) -> None:
+    for item in list(value.values() if isinstance(value, dict) else value):
+        if isinstance(item, dict | list):
+            _change_rates(item)
+    if isinstance(value, dict) and isinstance(value.get("lr"), float):
+        value["lr"] += 0.125
 
 
 def _places(value: Any, group: bool = False) -> Iterator[Place]:

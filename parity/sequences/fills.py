@@ -16,8 +16,8 @@ Value = TypeVar("Value")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
 INTEGER = {2: torch.int16, 4: torch.int32}
-# `planted` is one infinity or NaN among ordinary values: an overflow.
-REGIMES = ("ordinary", "tiny", "zeros", "subnormal", "extreme", "bits", "planted")
+# `planted` is one infinity or NaN among ordinary values: an overflow. `opposite` sums to zero.
+REGIMES = ("ordinary", "tiny", "zeros", "subnormal", "extreme", "bits", "planted", "opposite")
 # One NaN for all: an argument is found among its choices, where NaN equals itself alone.
 INF, NAN = float("inf"), float("nan")
 PLANTED = (INF, -INF, NAN)
@@ -41,12 +41,22 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
     if regime == "ordinary" and seed == 0:
         return torch.ones(shape, dtype=dtype)
     source = torch.Generator().manual_seed(seed)
-    if regime in ("ordinary", "planted", "tiny", "zeros"):
+    if regime in ("ordinary", "planted", "tiny", "zeros", "opposite"):
         values = _reals(count, regime, source).to(dtype)
         if regime == "planted" and count:
             values[seed % count] = PLANTED[seed % 3]
         return values.reshape(shape)
     return _patterns(count, dtype, regime, source).reshape(shape)
+
+
+def is_hit(index: int, count: int, seed: int) -> bool:
+    """Whether an overflow hits this one of several tensors: one of them for most seeds, or all."""
+    return seed % 4 == 0 or index == seed % count
+
+
+def regime_at(regime: str, index: int, count: int, seed: int) -> str:
+    """The regime of one of several tensors; an overflow need not be in all of them."""
+    return "ordinary" if regime == "planted" and not is_hit(index, count, seed) else regime
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
@@ -64,6 +74,9 @@ def _reals(count: int, regime: str, source: torch.Generator) -> Tensor:
     values = torch.randn(count, generator=source, dtype=torch.float64)
     if regime == "zeros":
         return torch.copysign(torch.zeros(count, dtype=torch.float64), values)
+    if regime == "opposite":
+        half = values[: count // 2]
+        return torch.cat([half, -half, values.new_zeros(count % 2)])
     spread = torch.rand(count, generator=source, dtype=torch.float64)
     if regime == "tiny":
         return values * 10.0 ** (-8 * spread - 4)

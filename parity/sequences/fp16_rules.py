@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
-from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled, is_hit
 from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
 from twinstep.parity.sequences.fp16_parts import Scaled, Timers
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
@@ -260,13 +260,19 @@ class FP16Rules(OptimizerRules):
     def backward(  # type: ignore[override]
         self, world: World, seed: int, size: float, loss: str, graph: str
     ) -> None:
-        """Gradients of a scaled loss, on top of those that are there; a large one overflows."""
-        total = torch.zeros((), device=world.device)
+        """Gradients of a scaled loss, on top of those that are there; a large one overflows.
+
+        An infinite one does so in one parameter alone, for most seeds.
+        """
+        total, count = torch.zeros((), device=world.device), len(world.params)
+        hit = size if size == INF and seed % 4 else 1.0
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", seed + index if seed else 0)
-            total = total + (param.float() * weight.to(world.device)).sum()
-        backward_twice(scaled(world).backward, (total * size).to(DTYPES[loss]), graph)
+            share = (param.float() * weight.to(world.device)).sum()
+            total = total + (share * hit if is_hit(index, count, seed) else share)
+        total = total if hit == size else total * size
+        backward_twice(scaled(world).backward, total.to(DTYPES[loss]), graph)
 
     @action(often=9, drives=("backward", "step"), seed=SEEDS, size=SIZES)
     def train(self, world: World, seed: int, size: float) -> object:  # type: ignore[override]

@@ -14,6 +14,8 @@ from twinstep.parity.sequences.fills import DTYPES, Dice, filled
 
 SEEDS = range(10_000)
 SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
+# More than 65,536 elements, once in many groups.
+LARGE, RARELY = (257, 257), (0,) * 39 + (1,)
 # Small groups, for the most part.
 SMALL = (*(1, 2, 3) * 6, 12)
 Group = dict[str, object]
@@ -29,6 +31,7 @@ def parameters(dice: Dice, dtype: str, device: str, seed: int, together: bool) -
     """Some parameters, rarely more than three; `mixed` takes fp16, bf16 and fp32 in turn."""
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
+    shapes += [LARGE] * dice.pick(RARELY)
     values = [
         filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
         for index, shape in enumerate(shapes)

@@ -113,6 +113,8 @@ def failure_text(
         f"  got      {mismatch.difference.got}",
         f"  want     {mismatch.difference.want}",
     ]
+    if kind_of(mismatch.difference, acts[-1], twin.rules) == "refusal missing":
+        lines.append("  or       rules without this action, if the class need not refuse")
     if mismatch.accepted is not None:
         lines.append(f"  accepted {_interval(mismatch)}")
     lines += [

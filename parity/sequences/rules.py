@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 from twinstep.parity.sequences.actions import Motif, Rules, Step, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
+from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out, regime_at
 from twinstep.parity.sequences.parts import (
     COUNTS,
     SEEDS,
@@ -149,7 +149,8 @@ class OptimizerRules(Rules):
             if missing >> (index % 3) & 1:
                 param.grad = None
                 continue
-            grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            here = regime_at(regime, index, len(world.params), seed)
+            grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             param.grad = grad.to(world.device)
 
     @action(seed=SEEDS, layout=LAYOUTS, every=(1, 2))

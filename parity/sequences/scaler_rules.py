@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twinstep.parity.sequences.actions import Rules, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled, regime_at
 from twinstep.parity.sequences.parts import (
     COUNTS,
     GRAPHS,
@@ -25,6 +25,7 @@ from twinstep.parity.sequences.world import Act, Value, World
 SCALE_RULES = ("dynamic", "wrapper", "torch")
 OVERFLOW, CLEAN = ("update", {"overflow": True}), ("update", {"overflow": False})
 LOAD = ("load", {"change": ""})
+HIT: Mapping[str, Value] = {"regime": "planted", "once": True}
 # Constructor arguments of a scale that moves, each with values that make no sense.
 SCALES = (0.0, -1.0, NAN, INF, "large", True)
 REFUSED: Mapping[str, Sequence[object]] = {
@@ -54,7 +55,7 @@ class _Scaler(Protocol):
     def scale_gradient(self, module: nn.Module, into: Gradients, out: Gradients) -> Gradients:
         """A backward hook."""
 
-    def has_overflow(self, params: list[nn.Parameter]) -> bool:
+    def has_overflow(self, params: Iterable[nn.Parameter]) -> bool:
         """True if a gradient is not finite."""
 
     def state_dict(self) -> dict[str, object]:
@@ -97,6 +98,10 @@ class ScalerRules(Rules):
         "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
         "24 bits of counters full": (("age", {"count": 2**24 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
         "31 bits of counters full": (("age", {"count": 2**31 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
+        "an overflow among parameters read once": (
+            *(("look", {**HIT, "every": False}),) * 2,
+            ("look", HIT),
+        ),
         "the floor": (("assign", {"scale": 1.0}), *(OVERFLOW,) * 4, "backward", "update"),
         "scales that are none": (
             *(("assign", {"scale": scale}) for scale in (NAN, INF, -1.0, 0.0)),
@@ -188,13 +193,21 @@ class ScalerRules(Rules):
         ]
         return _of(world).scale_gradient(nn.Identity(), (*grads, None), ())
 
-    @action(often=2, drives=("has_overflow",), seed=SEEDS, regime=REGIMES, every=(True, False))
-    def look(self, world: World, seed: int, regime: str, every: bool) -> object:
-        """Ask whether gradients overflow."""
+    @action(
+        often=2,
+        drives=("has_overflow",),
+        seed=SEEDS,
+        regime=REGIMES,
+        every=(True, False),
+        once=(False, False, True),
+    )
+    def look(self, world: World, seed: int, regime: str, every: bool, once: bool) -> object:
+        """Ask whether gradients overflow; `once`: of parameters that can be read once alone."""
         for index, param in enumerate(world.params):
-            grad = filled(tuple(param.shape), param.dtype, regime, seed + index if seed else 0)
+            here = regime_at(regime, index, len(world.params), seed) if every else regime
+            grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             param.grad = grad.to(world.device) if every or index == 1 else None
-        return _of(world).has_overflow(world.params)
+        return _of(world).has_overflow(iter(world.params) if once else world.params)
 
     @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 1.0, -1.0, 0.0, INF, NAN))
     def assign(self, world: World, scale: float) -> None:

@@ -177,3 +177,20 @@ def test_a_seed_is_a_number_or_drawn_and_the_verdict_names_it(
     assert len(named) == 2
     assert parity(*command, "--seed", "often") == 2
     assert 'should be a number from 0 on, or the word "random"' in capsys.readouterr().err
+
+
+SCALER = """
+from twinstep.parity import register_optimizer
+from twinstep.reference.optimizers.scalers import StaticLossScale
+
+@register_optimizer("mine", reference="StaticLossScale", arithmetic="exact", dtypes=("fp32",))
+class Mine(StaticLossScale):
+    pass
+"""
+
+
+def test_a_class_of_a_user_is_driven_through_150_sequences_and_more(capsys: Capture) -> None:
+    file = written(SCALER)
+    assert parity("check", file, "--json", "-") == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert max(cell.get("sequences", 0) for cell in cells) >= 150

@@ -103,20 +103,20 @@ def test_a_tensor_that_is_made_anew_is_seen_and_one_that_stays_is_not() -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_damage_changes_one_entry_and_no_hyper_parameter(how: str) -> None:
-    def state() -> dict[str, Any]:
+def test_damage_changes_one_entry_and_all_learning_rates(how: str) -> None:
+    def state(lr: float = 0.25) -> dict[str, Any]:
         return {
             "state": {0: {"step": torch.tensor(1), "exp_avg": torch.ones(2)}},
-            "param_groups": [{"lr": 0.1, "params": [0]}],
+            "param_groups": [{"lr": lr, "params": [0]}],
         }
 
     changed = 0
     for seed in range(20):
         found = damaged(state(), seed, how)
-        changed += str(found) != str(state())
+        changed += str(found) != str(state(0.375))
         groups = found.get("param_groups")
         if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-            assert groups[0].get("lr") == 0.1
+            assert groups[0].get("lr") == 0.375
     assert changed >= 15
 
 

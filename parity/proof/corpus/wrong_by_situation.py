@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
+from twinstep.reference.optimizers.scalers import StaticLossScale
 
 Group = dict[str, object]
 StateDict = dict[str, object]
@@ -51,7 +53,7 @@ class LoadWritesBeforeItRefuses(FusedAdam):
     def load_state_dict(self, state_dict: StateDict) -> None:
         saved = cast(list[Group], state_dict.get("param_groups", []))
         for group, given in zip(self.param_groups, saved, strict=False):
-            group["lr"] = cast(float, given["lr"]) * 0.5
+            group["lr"] = given["lr"]
         super().load_state_dict(state_dict)
 
 
@@ -159,3 +161,43 @@ class DecaysMatricesAlone(FusedAdam):
     def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
         decay = 0.0 if param.dim() > 2 else group["weight_decay"]
         super()._step_param(param, {**group, "weight_decay": decay}, t)
+
+
+@put(WRONG_BY_SITUATION)
+class PastAChunkStays(FusedAdam):
+    """Leaves the elements of a parameter past a chunk of 65,536."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        before = param.detach().clone()
+        super()._step_param(param, group, t)
+        if param.numel() > 65_536:
+            param.view(-1)[65_536:] = before.view(-1)[65_536:]
+
+
+@put(WRONG_BY_SITUATION)
+class OppositesAreNothing(FusedAdam):
+    """Leaves a parameter out whose gradients sum to zero."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        sums = [cast(Tensor, param.grad).double().sum() for param in params]
+        pairs = zip(params, sums, strict=True)
+        super()._step_group(group, [p for p, total in pairs if float(total) or not p.numel()])
+
+
+@put(WRONG_BY_SITUATION, reference="FP16Optimizer")
+class ThirdGroupNotChecked(FP16Optimizer):
+    """Looks for an overflow in two groups; of the others it drops what overflows, and steps."""
+
+    def step(self, closure: Closure | None = None) -> None:  # type: ignore[override]
+        for param in (param for group in self.fp16_groups[2:] for param in group):
+            if param.grad is not None and not bool(param.grad.isfinite().all()):
+                param.grad = None
+        super().step(closure)
+
+
+@put(WRONG_BY_SITUATION, reference="StaticLossScale")
+class ReadsParametersTwice(StaticLossScale):
+    """Looks for a gradient first, and for an overflow in what is left of an iterator."""
+
+    def has_overflow(self, params: Iterable[Tensor]) -> bool:
+        return any(param.grad is not None for param in params) and super().has_overflow(params)
