@@ -71,7 +71,7 @@ def test_power_that_fails_anywhere_loses_nothing(
 
 
 def in_place(path: Path, saved: StateDict) -> None:
-    """What `torch.save(saved, path)` does."""
+    """The way of `torch.save(saved, path)`: no file is whole while it is written."""
     with open(path, "wb") as file:
         torch.save(saved, file)
 
