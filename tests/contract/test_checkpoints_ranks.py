@@ -135,7 +135,7 @@ def test_entries_of_two_ranks_are_joined_for_one(source: str) -> None:
     size = 12  # two ranks pad 22 elements to 24
     entries = []
     for rank in range(2):
-        entry = {**whole, "partition_count": [2]}
+        entry = {**whole, "partition_count": [2], "partition_rank": [rank]}
         place = slice(rank * size, (rank + 1) * size)
         flat = whole[MASTERS][0]
         padded = torch.cat([flat, torch.zeros(2)])

@@ -15,7 +15,6 @@ from torch import nn
 from tests.helpers.partitions import BRAIN, built, seen, trained
 from tests.helpers.ranks import on_ranks
 from tests.helpers.sides import SIDES
-from twinstep.parity.ranks.world import Rank, World
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -34,22 +33,6 @@ def test_the_world_size_does_not_matter(bucket: int, accumulation: torch.dtype) 
     (alone,) = on_ranks(1, lambda group: run("reference", group))
     for side, world in product(SIDES, (2, 3, 4)):
         assert on_ranks(world, partial(run, side)) == [alone] * world, (side, world)
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_no_message_brings_more_together_than_the_bucket(side: str) -> None:
-    """Half of the bucket from each of two ranks."""
-
-    def run(rank: Rank) -> list[int]:
-        group = rank.group("data")
-        _, optimizer = built(side, dp_process_group=group, allgather_bucket_size=4)
-        rank.sent.clear()
-        optimizer.update_lp_params()
-        return [each.elements for each in rank.sent]
-
-    first, second = World(2).run(run)
-    assert first == second
-    assert first == [2, 2, 2]
 
 
 class Unit:

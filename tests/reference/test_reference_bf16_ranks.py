@@ -176,7 +176,10 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
     ),
     "too many": (lambda e: [e, e], r"partition_count=\[1\], but should be \[2\]"),
     "half of one": (
-        lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
+        lambda e: [
+            {**e, "partition_count": [2]},
+            {**e, "partition_count": [2], "partition_rank": [1], INNER: 1},
+        ],
         "should be the state dict",
     ),
     "zero": (lambda e: [{**e, "zero_stage": 1}], "state has a zero_stage, but only a ZeRO opti"),
@@ -202,10 +205,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_and_changes_nothing(wrong: st
     assert seen(params, optimizer) == before
 
 
-def test_keys_are_those_of_deepspeed() -> None:
+def test_keys_are_those_of_deepspeed_and_the_rank() -> None:
     """Edge BF-16: there is no zero_stage."""
     (entry,) = saved_by(1, 0)
     assert sorted(entry) == [
         "base_optimizer_state", "clip_grad", "ds_version", "group_paddings", "param_slice_mappings",
-        "partition_count", "single_partition_of_fp32_groups",
+        "partition_count", "partition_rank", "single_partition_of_fp32_groups",
     ]  # fmt: skip
