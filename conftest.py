@@ -86,17 +86,3 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen = request.param
     assert isinstance(chosen, torch.dtype)
     return chosen
-
-
-@pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collectives go to the handle that they are given; `tests.helpers.ranks` has some."""
-    import torch.distributed as dist
-
-    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
-    monkeypatch.setattr(dist, "all_gather", lambda out, t, group: group.all_gather(out, t))
-    monkeypatch.setattr(
-        dist, "all_gather_object", lambda out, own, group: group.all_gather_object(out, own)
-    )
-    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)

@@ -2,43 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from twinstep.contract.fragments import Partition
+from twinstep.contract.parallel import Groups, groups_given
+
 T = TypeVar("T")
+P = ParamSpec("P")
+NUMBERED = 2.0  # a refusal by the rank of number 0
+ALONE = (-math.inf, -math.inf)  # a number that this rank does not have, and its negative
 
 
 def on_all_ranks(
-    read: Callable[[], T], groups: Iterable[dist.ProcessGroup | None], device: torch.device
+    read: Callable[[], T],
+    groups: Iterable[dist.ProcessGroup | None],
+    device: torch.device,
+    *,
+    same: Mapping[str, Callable[[T], float | None]] = MappingProxyType({}),
 ) -> T:
     """Return what `read` returns, if it does so on every rank; with groups, waits for the device.
 
     A rank that stopped alone would leave the others waiting in their next collective for ever.
 
     Args:
-        read: changes nothing; may raise ValueError.
+        read: changes nothing that matters if another rank refuses.
         groups: of the ranks that must agree; every rank names them in the same order.
         device: that the groups communicate from.
+        same: by name, a number of the result that all ranks should have alike; None where a rank
+            has none.
 
     Raises:
-        ValueError: that of `read`, or another rank has had one.
+        ValueError: another rank has had an error, or has another number.
+        Exception: that of `read`.
     """
-    failure: ValueError | None = None
+    failure: Exception | None = None
+    asked = [group for group in dict.fromkeys(groups) if group is not None]
+    if not asked:
+        return read()
+    found = [ALONE] * len(same)
     try:
         result = read()
-    except ValueError as error:
+        numbers = [number(result) for number in same.values()]
+        found = [ALONE if number is None else (number, -number) for number in numbers]
+    except Exception as error:
         failure = error
-    asked = [group for group in dict.fromkeys(groups) if group is not None]
-    refusals = torch.full((), float(failure is not None), device=device)
+    told = [_refusal() if failure else 0.0, *(end for pair in found for end in pair)]
+    worst = torch.tensor(told, dtype=torch.float64, device=device)
     for group in asked:
-        dist.all_reduce(refusals, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
     if failure is not None:
         raise failure
-    if asked and refusals.item():
+    refused, *ends = worst.tolist()
+    if refused:
+        which = f" ({refused - NUMBERED:.0f})" if refused >= NUMBERED else ""
         raise ValueError(
-            "state does not fit another rank, which names the reason; it should fit all"
+            f"another rank{which} cannot, and names the reason: all ranks should, or none"
         )
+    for name, most, least in zip(same, ends[::2], ends[1::2], strict=True):
+        if most not in (-least, -math.inf):
+            raise ValueError(
+                f"{name} is {-least:.17g} on one rank and {most:.17g} on another, but should be "
+                "the same on all"
+            )
     return result
+
+
+def _refusal() -> float:
+    """A refusal by this rank, with its number in the world where it has one."""
+    return NUMBERED + dist.get_rank() if dist.is_initialized() else 1.0
+
+
+def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:
+    """A constructor of an optimizer around another one, which all ranks of its groups end alike.
+
+    The groups are kept as `ranks`, and `_agree` is called once none has refused. Parameters of a
+    rank that could, while another could not, may lie in new memory; their values are the same.
+    """
+
+    @wraps(construct)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        made: Any = args[0]
+        made.ranks = groups_given(options)
+        inside = args[1] if len(args) > 1 else options.get("init_optimizer")
+        on_all_ranks(lambda: construct(*args, **options), made.ranks, device_of(inside))
+        made._agree()
+
+    return run
+
+
+def agree_on_layouts(groups: Iterable[Partition], ranks: Groups) -> None:
+    """Require the same layout of all ranks that split a group.
+
+    Ranks with other parameters, or in another order, would gather each other's weights.
+
+    Args:
+        groups: laid out.
+        ranks: groups of all ranks that construct.
+
+    Raises:
+        ValueError: ranks of a group have other names, sizes or dtypes; on every rank.
+    """
+    failures: list[Exception] = []
+    device = torch.device("cpu")
+    for index, group in enumerate(groups):
+        sizes = [param.numel() for param in group.params]
+        text = repr((group.names, sizes, [param.dtype for param in group.params]))
+        # As many bits as a float64 holds.
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+        name = f"group {index}: digest of the names, sizes and dtypes of its parameters"
+        device = group.master.device
+        try:
+            on_all_ranks(partial(int, digest), [group.process_group], device, same={name: float})
+        except ValueError as error:
+            # All ranks have to meet the collectives of the other groups.
+            failures.append(error)
+
+    def refuse() -> None:
+        for failure in failures:
+            raise failure
+
+    on_all_ranks(refuse, ranks, device)
+
+
+def device_of(optimizer: object) -> torch.device:
+    """The device of the first parameter of an optimizer; the CPU if there is none."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for param in group["params"]:
+            return cast(torch.device, param.device)
+    return torch.device("cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -31,6 +31,25 @@ class Engine(Protocol):
     """An engine handle."""
 
     enable_backward_allreduce: bool
+
+
+def groups_given(arguments: Mapping[str, object]) -> Groups:
+    """All process groups among the arguments of a constructor, in one order on all ranks.
+
+    Args:
+        arguments: `dp_process_group`, `expert_groups`, `expert_data_groups`, `mpu` and
+            `deepspeed` count, as far as they are there.
+    """
+    mpu, engine = arguments.get("mpu"), arguments.get("deepspeed")
+    found: list[object] = [arguments.get("dp_process_group")]
+    for key in ("expert_groups", "expert_data_groups"):
+        named = cast("ExpertGroups", arguments.get(key) or {})
+        found += [named[name] for name in sorted(named)]
+    for getter in ("get_data_parallel_group", "get_model_parallel_group"):
+        found += [getattr(mpu, getter)()] if hasattr(mpu, getter) else []
+    if mpu is None and not getattr(engine, "enable_backward_allreduce", True):
+        found.append(dist.group.WORLD)
+    return [cast(dist.ProcessGroup, group) for group in dict.fromkeys(found) if group is not None]
 
 
 def tensor_parallel_rank(mpu: ModelParallelUnit | None) -> int:

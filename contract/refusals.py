@@ -62,3 +62,16 @@ def check_accumulation_dtype(grad_acc_dtype: torch.dtype, where: str) -> None:
         raise ValueError(
             f"grad_acc_dtype={grad_acc_dtype}, but should be {dtype_names(ACCUMULATION)} [{where}]"
         )
+
+
+def check_bucket(allgather_bucket_size: int, where: str) -> int:
+    """The largest number of elements that one message brings together.
+
+    Raises:
+        ValueError: it is not positive.
+    """
+    if not int(allgather_bucket_size) > 0:
+        raise ValueError(
+            f"allgather_bucket_size={allgather_bucket_size}, but should be positive [{where}]"
+        )
+    return int(allgather_bucket_size)

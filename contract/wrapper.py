@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from twinstep.contract.compat import Compat
+from twinstep.contract.parallel import Groups
 from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
 
@@ -39,10 +40,14 @@ class Wrapper(torch.optim.Optimizer):
         optimizer: without state; its groups are rewritten by the class that derives.
         timers: called by phase, or None.
 
+    Attributes:
+        ranks: groups of all ranks that construct and load alike.
+
     Raises:
         ValueError: it has state.
     """
 
+    ranks: Groups = ()
     _inner: torch.optim.Optimizer | None = None
 
     def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
@@ -60,6 +65,13 @@ class Wrapper(torch.optim.Optimizer):
     def optimizer(self) -> torch.optim.Optimizer:
         """The inner optimizer."""
         return self._held()
+
+    def _agree(self) -> None:
+        """Compare with other ranks what all should have alike; called at the end of construction.
+
+        Raises:
+            ValueError: something differs.
+        """
 
     def _held(self) -> torch.optim.Optimizer:
         assert self._inner is not None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.scenarios.calls import answer_of, device_of
 from twinstep.scenarios.plan import Plan
 from twinstep.scenarios.trace import Header, StepRecord, Trace, hexed, unhexed
@@ -94,7 +95,7 @@ def run(
                 "records": [hexed(record) for record in records],
                 "learner": trainer.state_dict(),
             }
-            torch.save(saved, save)
+            write_checkpoint(save, saved)
         return Trace(header=header, records=records, held_out=(before, trainer.held_out_loss()))
 
 
@@ -114,11 +115,10 @@ def load_checkpoint(path: Path, trainer: Trainer, header: Header) -> tuple[float
             not changed.
     """
     try:
-        saved: object = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as problem:
-        first = str(problem).partition("\n")[0]
-        raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: {first}") from problem
-    if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+        saved: dict[str, Any] = read_checkpoint(path)
+    except ValueError as problem:
+        raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: {problem}") from problem
+    if saved.get("format") != FORMAT:
         raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: it lacks {FORMAT!r}")
     ours, other = asdict(header), asdict(replace(Header(**saved["header"]), side=header.side))
     for name in ours:

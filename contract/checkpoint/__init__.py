@@ -1,4 +1,4 @@
-"""Checkpoints: read so that they can run no code, and checked whole before anything changes.
+"""Checkpoints: written whole, read without running code, checked before anything changes.
 
 files       a file of tensors and plain values
 entries     keys, a clip norm and masters of every state dict
@@ -8,7 +8,7 @@ partitions  state dicts of `BF16Optimizer`, one entry per rank
 universal   DeepSpeed's universal checkpoints, for all of them
 """
 
-from twinstep.contract.checkpoint.files import read_checkpoint
+from twinstep.contract.checkpoint.files import read_checkpoint, write_checkpoint
 from twinstep.contract.checkpoint.universal import load_universal_checkpoint
 
-__all__ = ["load_universal_checkpoint", "read_checkpoint"]
+__all__ = ["load_universal_checkpoint", "read_checkpoint", "write_checkpoint"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twinstep.contract.errors import in_words
-from twinstep.contract.moments import StateDict
+from twinstep.contract.moments import StateDict, whole_steps
 from twinstep.contract.tensors import check_in_memory
 
 FLAT, UNFUSED = "fp32_groups_flat", "fp32_groups"
@@ -39,6 +39,24 @@ class Loaded:
     inner: StateDict | None
     masters: list[Tensor]
     clip_grad: float | None
+
+
+def _steps(loaded: Loaded) -> float | None:
+    """Completed steps of the parameter that has most of them; None without state."""
+    held = (
+        {}
+        if loaded.inner is None
+        else cast("dict[int, Mapping[str, object]]", loaded.inner["state"])
+    )
+    counts = [state["step"] for state in held.values() if "step" in state]
+    return max((whole_steps(count, "state") for count in counts), default=None)
+
+
+# Numbers that all ranks should load alike.
+SAME: Mapping[str, Callable[[Loaded], float | None]] = {
+    "step": _steps,
+    "clip_grad": lambda loaded: loaded.clip_grad,
+}
 
 
 def require_keys(state_dict: object, keys: Sequence[str], where: str) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""Checkpoint files, read so that they can run no code.
+"""Checkpoint files: read so that they can run no code, written so that none is ever half there.
 
 `torch.load` with `weights_only=True` makes tensors and plain values alone. A few classes that
 DeepSpeed's files name are allowed besides, and something harmless is made instead of them.
@@ -6,15 +6,21 @@ DeepSpeed's files name are allowed besides, and something harmless is made inste
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.parallel import Groups
+
+CPU = torch.device("cpu")
 
 
 class SavedScaler:
@@ -35,15 +41,60 @@ BROKEN = (
 )
 
 
-def read_checkpoint(path: Path) -> dict[str, object]:
+def write_checkpoint(path: Path, contents: Mapping[str, object]) -> None:
+    """Write a file with `torch.save`; if interrupted, the old file or the new one is there.
+
+    The new one is written beside the old one, reaches the disk, and takes its name. A process that
+    is killed may leave a hidden file that ends in `.partial`.
+
+    Args:
+        path: of the file; a link is followed.
+        contents: tensors and plain values.
+
+    Raises:
+        OSError, RuntimeError: it cannot be written. The old file is still there.
+    """
+    target = path.resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with open(beside, "xb") as file:
+            torch.save(dict(contents), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    # The new name is on the disk with its folder.
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_checkpoint(
+    path: Path, ranks: Groups = (), device: torch.device = CPU
+) -> dict[str, object]:
     """Read a file that `torch.save` has made of a dict.
 
     Tensors are on the CPU, whatever device they were saved from.
 
+    Args:
+        path: of the file.
+        ranks: groups of ranks that read a file each; all of them do, or none. `ranks` of an
+            optimizer are those that load alike.
+        device: that the groups communicate from.
+
     Raises:
-        ValueError: it is cut off, no such file at all, or holds more than tensors and plain values.
+        ValueError: it is cut off, no such file at all, or holds more than tensors and plain values;
+            or another rank has had an error.
         OSError: it cannot be opened.
     """
+    return on_all_ranks(lambda: _read_dict(path), ranks, device)
+
+
+def _read_dict(path: Path) -> dict[str, object]:
     loaded = _read(path)
     if not isinstance(loaded, dict):
         raise ValueError(f"{path.name} holds a {type(loaded).__name__}, but should hold a dict")

@@ -10,14 +10,18 @@ fp32_groups                           masters of `FP16UnfusedOptimizer`, a list 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import device_of, on_all_ranks
 from twinstep.contract.checkpoint.entries import (
     FLAT,
+    SAME,
     UNFUSED,
     Loaded,
     clip_norm,
@@ -27,8 +31,10 @@ from twinstep.contract.checkpoint.entries import (
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.loss_scale import Saved
 from twinstep.contract.moments import StateDict
+from twinstep.contract.parallel import Groups
 
 INNER = "optimizer_state_dict"
+Scale = TypeVar("Scale")
 Masters = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 
 
@@ -64,21 +70,53 @@ def checked(
     state_dict: object,
     masters: Masters,
     where: str,
+    ranks: Groups,
     *,
+    restored: Callable[[Mapping[str, object]], Scale] | None,
     states: bool,
-) -> Loaded:
-    """Contents of a state dict that a wrapper takes, the loss scale excepted.
+) -> tuple[Loaded, Scale | None]:
+    """Contents of a state dict that a wrapper takes, and the state of its loss scale.
 
     Args:
         optimizer: the inner one; not changed.
         state_dict: of this class on either side, or of DeepSpeed's.
         masters: as they are now.
         where: the method, for messages.
+        ranks: groups of all ranks that load.
+        restored: checks and returns the state of the loss scale; None if the loss has none.
         states: the state of the inner optimizer is asked for, too.
 
     Raises:
-        ValueError: something does not fit.
+        ValueError: something does not fit, here or on another rank, or ranks would load states of
+            different steps, clip norms or scales.
     """
+
+    def read() -> tuple[Loaded, Scale | None]:
+        loaded = _checked(optimizer, state_dict, masters, where, states)
+        given = cast("Mapping[str, object]", state_dict)
+        return loaded, None if restored is None else restored(given)
+
+    def scale(_: object) -> float | None:
+        return None if restored is None else float(cast("Saved", state_dict)["cur_scale"])
+
+    same = {name: partial(_of_loaded, number) for name, number in SAME.items()}
+    return on_all_ranks(read, ranks, device_of(optimizer), same={**same, "loss scale": scale})
+
+
+def _of_loaded(
+    number: Callable[[Loaded], float | None], found: tuple[Loaded, object]
+) -> float | None:
+    return number(found[0])
+
+
+def _checked(
+    optimizer: torch.optim.Optimizer,
+    state_dict: object,
+    masters: Masters,
+    where: str,
+    states: bool,
+) -> Loaded:
+    """The same on this rank, without the loss scale."""
     key = FLAT if _are_flat(masters) else UNFUSED
     given = require_keys(state_dict, (INNER, key), where)
     return Loaded(

@@ -4,10 +4,12 @@
     base_optimizer_state              dict of the inner optimizer
     single_partition_of_fp32_groups   this rank's masters, padding included
     group_paddings, partition_count   by group
+    partition_rank                    by group, the rank whose partition it is
     param_slice_mappings              by group and name, {"numel", "start"} in the master
     ds_version                        whose layout this is
 
-The keys are those of DeepSpeed's `BF16_Optimizer`; values are tensors and plain values alone.
+Keys other than `partition_rank` are those of DeepSpeed's `BF16_Optimizer`; values are tensors and
+plain values alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor
 from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint.entries import (
     PARTITIONS,
+    SAME,
     Loaded,
     clip_norm,
     matching_tensors,
@@ -31,8 +34,9 @@ from twinstep.contract.checkpoint.inner import inner_state, parsed_inner_state
 from twinstep.contract.errors import in_words
 from twinstep.contract.fragments import Partition
 from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.parallel import Groups
 
-INNER = "base_optimizer_state"
+INNER, RANK = "base_optimizer_state", "partition_rank"
 # The layout of the dict is that of this version of DeepSpeed.
 FORMAT = "0.19.8"
 WHERE = "BF16Optimizer.load_state_dict"
@@ -48,6 +52,7 @@ def saved(
         PARTITIONS: [group.master.detach().clone() for group in groups],
         "group_paddings": [group.padding for group in groups],
         "partition_count": [group.world for group in groups],
+        RANK: [group.rank for group in groups],
         "ds_version": FORMAT,
         "param_slice_mappings": [
             {name: vars(fragment.in_partition).copy() for name, fragment in group.fragments.items()}
@@ -60,6 +65,7 @@ def checked(
     groups: Sequence[Partition],
     optimizer: torch.optim.Optimizer,
     entries: Sequence[StateDict],
+    ranks: Groups,
     *,
     states: bool = True,
 ) -> Loaded:
@@ -70,15 +76,18 @@ def checked(
         optimizer: the inner one.
         entries: in the order of ranks. As many as there are ranks now: each takes its own, and
             the others may be None. Otherwise all are joined and cut anew.
+        ranks: groups of all ranks that load.
         states: the state of the inner optimizer is asked for, too.
 
     Raises:
-        ValueError: something does not fit, here or on another rank.
+        ValueError: something does not fit, here or on another rank, or ranks would load states of
+            different steps or clip norms.
     """
     return on_all_ranks(
         lambda: _checked(groups, optimizer, entries, states),
-        [group.process_group for group in groups],
+        ranks,
         groups[0].master.device,
+        same=SAME,
     )
 
 
@@ -92,9 +101,10 @@ def _checked(
     if not isinstance(entries, list | tuple) or not entries:
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
     worlds = [group.world for group in groups]
+    # Entries are of the ranks of the largest group; of two, that of the shared parameters.
+    rank = max(groups, key=lambda group: (group.world, group.expert is None)).rank
     if len(entries) == max(worlds):
-        rank = max(group.rank for group in groups)
-        entry = _checked_entry(entries[rank], rank, worlds)
+        entry = _checked_entry(entries[rank], rank, worlds, [group.rank for group in groups])
         _check_places(groups, entry)
     else:
         entry = _joined(groups, entries, states)
@@ -108,19 +118,20 @@ def _checked(
     )
 
 
-def _checked_entry(given: object, rank: int, worlds: Sequence[int]) -> StateDict:
-    """One entry, of as many ranks as its groups have."""
+def _checked_entry(
+    given: object, rank: int, worlds: Sequence[int], ranks: Sequence[int]
+) -> StateDict:
+    """One entry: of as many ranks as its groups have, and of these ranks."""
     where = f"entry {rank}, {WHERE}"
     entry = dict(require_keys(given, ("ds_version", INNER, PARTITIONS), where))
     if not entry["ds_version"]:
         raise ValueError(f"ds_version is empty, but should name a version [{where}]")
     if "zero_stage" in entry:
         raise ValueError(f"state has a zero_stage, but only a ZeRO optimizer has one [{where}]")
-    count = entry.get("partition_count", list(worlds))
-    if count != list(worlds):
-        raise ValueError(
-            f"partition_count={in_words(count)}, but should be {list(worlds)} [{where}]"
-        )
+    for key, wanted in (("partition_count", list(worlds)), (RANK, list(ranks))):
+        found = entry.get(key, wanted)
+        if found != wanted:
+            raise ValueError(f"{key}={in_words(found)}, but should be {wanted} [{where}]")
     return entry
 
 
@@ -153,7 +164,10 @@ def _joined(groups: Sequence[Partition], entries: Sequence[object], states: bool
             f"per rank: partitions of experts cannot be cut anew [{WHERE}]"
         )
     counts = [len(entries)] * len(groups)
-    given = [_checked_entry(each, rank, counts) for rank, each in enumerate(entries)]
+    given = [
+        _checked_entry(each, rank, counts, [rank] * len(groups))
+        for rank, each in enumerate(entries)
+    ]
     rows = [_vectors(entry[PARTITIONS], PARTITIONS) for entry in given]
     sizes = [len(row) for row in rows]
     if set(sizes) != {len(groups)}:

@@ -18,14 +18,15 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from twinstep.contract.agreement import on_all_ranks
-from twinstep.contract.checkpoint.entries import FLAT, UNFUSED, Loaded
+from twinstep.contract.agreement import device_of, on_all_ranks
+from twinstep.contract.checkpoint.entries import FLAT, SAME, UNFUSED, Loaded
 from twinstep.contract.checkpoint.files import SavedScaler, read_checkpoint, read_number
 from twinstep.contract.checkpoint.fp16 import INNER
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.fragments import Partition
 from twinstep.contract.loss_scale import Saved
 from twinstep.contract.moments import StateDict, whole_steps
+from twinstep.contract.parallel import Groups
 from twinstep.contract.tensors import check_in_memory
 
 Options = Mapping[str, object]
@@ -47,6 +48,7 @@ class FP16Wrapper(Protocol):
 
     loss_scaler: Scaler
     clip_grad: float
+    ranks: Groups
 
     @property
     def fp16_groups(self) -> list[list[Tensor]]:
@@ -64,6 +66,7 @@ def read_partitions(
     groups: Sequence[Partition],
     optimizer: torch.optim.Optimizer,
     folder: Path,
+    ranks: Groups,
     *,
     states: bool = True,
 ) -> Loaded:
@@ -73,6 +76,7 @@ def read_partitions(
         groups: as they are now.
         optimizer: the inner one.
         folder: of the checkpoint.
+        ranks: groups of all ranks that load.
         states: the state of the inner optimizer is asked for, too.
 
     Raises:
@@ -81,8 +85,9 @@ def read_partitions(
     """
     return on_all_ranks(
         lambda: _read_partitions(groups, optimizer, folder, states),
-        [group.process_group for group in groups],
+        ranks,
         groups[0].master.device,
+        same=SAME,
     )
 
 
@@ -134,8 +139,24 @@ def load_universal_checkpoint(
         load_optimizer_states: False leaves the state of the inner optimizer.
 
     Raises:
-        ValueError: something does not fit; the sentence names it. Nothing has changed.
+        ValueError: something does not fit, here or on another rank; the sentence names it. Nothing
+            has changed.
     """
+    state_dict = on_all_ranks(
+        lambda: _read_wrapper(optimizer, folder, param_names, load_optimizer_states),
+        optimizer.ranks,
+        device_of(optimizer.optimizer),
+    )
+    optimizer.load_state_dict(state_dict, load_optimizer_states=load_optimizer_states)
+
+
+def _read_wrapper(
+    optimizer: FP16Wrapper,
+    folder: Path,
+    param_names: Mapping[Tensor, str] | Mapping[nn.Parameter, str],
+    load_optimizer_states: bool,
+) -> StateDict:
+    """A state dict of the wrapper's class."""
     names: dict[Tensor, str] = dict(param_names.items())
     nameless = [p for p in chain.from_iterable(optimizer.fp16_groups) if p not in names]
     if nameless:
@@ -158,13 +179,12 @@ def load_universal_checkpoint(
     if load_optimizer_states:
         states = {number: state for number, state in enumerate(held) if state}
         inner = _inner(optimizer.optimizer, states, options, folder)
-    state_dict: StateDict = {
+    return {
         **_resumed(optimizer.loss_scaler, folder),
         "clip_grad": optimizer.clip_grad,
         INNER: inner,
         FLAT if is_flat else UNFUSED: masters,
     }
-    optimizer.load_state_dict(state_dict, load_optimizer_states=load_optimizer_states)
 
 
 def _resumed(scaler: Scaler, folder: Path) -> dict[str, object]:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
@@ -31,7 +32,7 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.contract.refusals import check_accumulation_dtype
+from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
 from twinstep.fast.optimizers.bf16_groups import (
@@ -60,7 +61,8 @@ class BF16Optimizer(Wrapper):
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2 or infinity, all exact.
-        allgather_bucket_size: largest number of elements that one message gathers.
+        allgather_bucket_size: largest number of elements, of all ranks together, that one message
+            gathers.
         dp_process_group: over which masters are split; None for one rank.
         grad_acc_dtype: of the accumulators, fp32 or bf16.
         immediate_grad_update: accumulate each gradient as soon as backward has it.
@@ -75,6 +77,7 @@ class BF16Optimizer(Wrapper):
     Source: names as in DeepSpeed's `BF16_Optimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -102,7 +105,7 @@ class BF16Optimizer(Wrapper):
         super().__init__(init_optimizer)
         self.mpu = mpu
         self.clip_grad, self.norm_type = float(clip_grad), float(norm_type)
-        self.allgather_bucket_size = allgather_bucket_size
+        self.allgather_bucket_size = check_bucket(allgather_bucket_size, "BF16Optimizer")
         self.grad_acc_dtype = grad_acc_dtype
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
@@ -120,6 +123,9 @@ class BF16Optimizer(Wrapper):
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def _agree(self) -> None:
+        agree_on_layouts(self.groups, self.ranks)
 
     def initialize_optimizer_states(self) -> None:
         """Make the state of the optimizer inside; no value changes, on no Compat."""
@@ -144,8 +150,7 @@ class BF16Optimizer(Wrapper):
         for index, (options, params) in enumerate(zip(self.param_groups, given, strict=True)):
             where = f"group {index}, BF16Optimizer"
             expert = expert_of_group(options, self.has_moe_layers, where)
-            split = splits.get(expert)
-            dtype = self.grad_acc_dtype
+            split, dtype = splits.get(expert), self.grad_acc_dtype
             groups.append(
                 partitioned_group(params, names, split, dtype, device, where, expert=expert)
             )
@@ -235,8 +240,7 @@ class BF16Optimizer(Wrapper):
             cast(FusedAdam, self._held()),
             clip_apart=self._clipped_apart(),
         )
-        for group in self.groups:
-            gather(group, self.allgather_bucket_size)
+        gather(self.groups, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
 
@@ -286,8 +290,7 @@ class BF16Optimizer(Wrapper):
     def update_lp_params(self) -> None:
         """Model weights := masters of all ranks."""
         copy_masters_to_model(self.groups)
-        for group in self.groups:
-            gather(group, self.allgather_bucket_size)
+        gather(self.groups, self.allgather_bucket_size)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
@@ -366,16 +369,16 @@ class BF16Optimizer(Wrapper):
         Raises:
             ValueError: something does not fit; the sentence says what. Nothing has changed.
         """
-        groups, inside, states = self.groups, self.optimizer, load_optimizer_states
+        given, states = (self.groups, self.optimizer), load_optimizer_states
         if checkpoint_folder is not None:
-            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(*given, checkpoint_folder, self.ranks, states=states)
         else:
-            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(*given, state_dict_list, self.ranks, states=states)
         if loaded.inner is not None:
             self._load_inner(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         if load_from_fp32_weights or checkpoint_folder is not None:
-            for group, master in zip(groups, loaded.masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:

@@ -237,20 +237,36 @@ def copy_model_to_masters(groups: Sequence[PartitionedGroup]) -> None:
     cast_copy_([group.own(group.flat) for group in groups], targets)
 
 
-def gather(group: PartitionedGroup, bucket: int) -> None:
-    """Bring the model weights of all ranks together.
+def gather(groups: Sequence[PartitionedGroup], bucket: int) -> None:
+    """Bring the model weights of all ranks together, in place where one message does it.
 
     Args:
-        group: its flat buffer is written.
-        bucket: largest number of elements that one message brings together.
+        groups: their flat buffers are written.
+        bucket: largest number of elements that one message brings together; one of each rank if
+            it is less.
     """
-    if group.process_group is None or group.world == 1:
+    for group in groups:
+        _gather(group, bucket)
+
+
+def _gather(group: PartitionedGroup, bucket: int) -> None:
+    size = group.partition_size
+    if group.process_group is None or group.world == 1 or not size:
         return
     step = max(bucket // group.world, 1)
-    shards = group.flat.view(group.world, group.partition_size)
-    for start in range(0, group.partition_size, step):
+    if step >= size:
+        _all_gather(group.flat, group.own(group.flat), group.process_group)
+        return
+    shards = group.flat.view(group.world, size)
+    room = group.flat.new_empty(group.world * step)
+    for start in range(0, size, step):
         piece = shards[:, start : start + step]
-        received = [torch.empty_like(row) for row in piece]
-        dist.all_gather(received, piece[group.rank].contiguous(), group=group.process_group)
-        for row, whole in zip(piece, received, strict=True):
-            row.copy_(whole)
+        received = room[: piece.numel()]
+        _all_gather(received, piece[group.rank], group.process_group)
+        piece.copy_(received.view(piece.shape))
+
+
+def _all_gather(received: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    # torch 2.13 has a new name, and a warning for the old one.
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(received, own, group=group)

@@ -13,6 +13,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
@@ -71,6 +72,7 @@ class FP16Optimizer(ScaledWrapper):
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_Optimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -286,14 +288,19 @@ class FP16Optimizer(ScaledWrapper):
         """
         self._sync_state()
         where = "FP16Optimizer.load_state_dict"
-        loaded = fp16.checked(
-            self._held(), state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        loaded, scaling = fp16.checked(
+            self._held(),
+            state_dict,
+            self.fp32_groups_flat,
+            where,
+            self.ranks,
+            restored=self.loss_scaler.restored if self.scales else None,
+            states=load_optimizer_states,
         )
-        scaling = self.loss_scaler.restored(state_dict) if self.scales else {}
         # Everything fits from here on.
         if loaded.inner is not None:
             self._load_inner(loaded.inner)
-        self.loss_scaler.enter(scaling)
+        self.loss_scaler.enter(scaling or {})
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for group, master in zip(self._groups, loaded.masters, strict=True):
             group.master.copy_(master)

@@ -15,6 +15,7 @@ from twinstep.parity.report.exports import write
 from twinstep.parity.report.progress import progress
 from twinstep.parity.report.traffic import as_json, bytes_table, off_design, over_rest, work_table
 from twinstep.parity.report.traffic_count import Count, counted
+from twinstep.parity.report.traffic_messages import messages_table
 
 Names = Sequence[str] | None
 
@@ -41,6 +42,7 @@ def traffic(op: Names, kernel: Names, dtype: Names, parameters: int, json: str |
         return EXIT_TOO_LITTLE
     screen.print(bytes_table(counts))
     screen.print(work_table(counts))
+    screen.print(messages_table())
     broken = off_design(counts) + over_rest(counts)
     for sentence in broken:
         screen.print(sentence, style="bold red", highlight=False, markup=False, soft_wrap=True)

@@ -7,8 +7,9 @@ end of backward or at once. One step, in order:
     2. skip        if it is infinite or NaN: clear the accumulators and change nothing else
     3. clip        the accumulators
     4. step        of the inner optimizer, on the master of this rank
-    5. copy        masters to model weights, each rounded once, and gather those of all ranks
-    6. clear       the accumulators
+    5. copy        masters to model weights, each rounded once
+    6. gather      model weights of all ranks, after a skip, too
+    7. clear       the accumulators
 
 Ranks that share a group must hold the same accumulators when a step begins: reducing what
 `get_grads_for_reduction` gives is the caller's.
@@ -25,13 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
-from twinstep.contract.refusals import check_accumulation_dtype
+from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
 from twinstep.contract.wrapper import Wrapper, initialize
@@ -44,6 +46,7 @@ from twinstep.reference.optimizers.partitioned_groups import (
     accumulate_gradient,
     copy_masters_to_model,
     copy_model_to_masters,
+    gather,
     immediate_hooks,
     partitioned_group,
 )
@@ -59,7 +62,8 @@ class BF16Optimizer(Wrapper):
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
-        allgather_bucket_size: largest number of elements that one message gathers.
+        allgather_bucket_size: largest number of elements, of all ranks together, that one message
+            gathers.
         dp_process_group: over which masters are split; None for one rank.
         grad_acc_dtype: of the accumulators, fp32 or bf16.
         immediate_grad_update: accumulate each gradient as soon as backward has it.
@@ -73,6 +77,7 @@ class BF16Optimizer(Wrapper):
     Source: names as in DeepSpeed's `BF16_Optimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -94,7 +99,7 @@ class BF16Optimizer(Wrapper):
         super().__init__(init_optimizer, None)
         self.clip_grad = float(clip_grad)
         self.norm_type = check_norm_type(norm_type, "BF16Optimizer")
-        self.allgather_bucket_size = allgather_bucket_size
+        self.allgather_bucket_size = check_bucket(allgather_bucket_size, "BF16Optimizer")
         self.grad_acc_dtype = grad_acc_dtype
         self.immediate_grad_update = immediate_grad_update
         self.has_moe_layers = has_moe_layers
@@ -115,6 +120,9 @@ class BF16Optimizer(Wrapper):
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def _agree(self) -> None:
+        agree_on_layouts(self.groups, self.ranks)
 
     def initialize_optimizer_states(self) -> None:
         """Allocate the state of the inner optimizer; no value changes, on no Compat."""
@@ -239,7 +247,10 @@ class BF16Optimizer(Wrapper):
                 group.master.grad = fp32(group.own(group.accumulator)).clone()
             self.optimizer.step()
             drop_gradients(self.fp32_groups_flat_partition)
-            self.update_lp_params()
+            for group in self.groups:
+                copy_masters_to_model(group)
+        # After a skip, too: a rank that left this out would leave the others waiting.
+        self._gather()
         self.clear_hp_grads()
         return None
 
@@ -251,7 +262,12 @@ class BF16Optimizer(Wrapper):
         """Model weights := masters of all ranks."""
         with torch.no_grad():
             for group in self.groups:
-                copy_masters_to_model(group, self.allgather_bucket_size)
+                copy_masters_to_model(group)
+            self._gather()
+
+    def _gather(self) -> None:
+        for group in self.groups:
+            gather(group, self.allgather_bucket_size)
 
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after these were loaded or changed."""
@@ -336,16 +352,16 @@ class BF16Optimizer(Wrapper):
         Raises:
             ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
-        groups, inside, states = self.groups, self.optimizer, load_optimizer_states
+        given, states = (self.groups, self.optimizer), load_optimizer_states
         if checkpoint_folder is None:
-            loaded = partitions.checked(groups, inside, state_dict_list, states=states)
+            loaded = partitions.checked(*given, state_dict_list, self.ranks, states=states)
         else:
-            loaded = universal.read_partitions(groups, inside, checkpoint_folder, states=states)
+            loaded = universal.read_partitions(*given, checkpoint_folder, self.ranks, states=states)
         if loaded.inner is not None:
-            inside.load_state_dict(loaded.inner)
+            self.optimizer.load_state_dict(loaded.inner)
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         if load_from_fp32_weights or checkpoint_folder is not None:
-            for group, master in zip(groups, loaded.masters, strict=True):
+            for group, master in zip(self.groups, loaded.masters, strict=True):
                 group.master.detach().copy_(master)
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:

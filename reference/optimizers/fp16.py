@@ -21,6 +21,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
@@ -81,6 +82,7 @@ class FP16Optimizer(ScaledWrapper):
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_Optimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -243,14 +245,19 @@ class FP16Optimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16Optimizer.load_state_dict"
-        loaded = fp16.checked(
-            self.optimizer, state_dict, self.fp32_groups_flat, where, states=load_optimizer_states
+        loaded, scaling = fp16.checked(
+            self.optimizer,
+            state_dict,
+            self.fp32_groups_flat,
+            where,
+            self.ranks,
+            restored=self.loss_scaler.restored if self.scales else None,
+            states=load_optimizer_states,
         )
-        scaling = self.loss_scaler.restored(state_dict) if self.scales else self.loss_scaler.state
         # Everything fits from here on.
         if loaded.inner is not None:
             self.optimizer.load_state_dict(loaded.inner)
-        self.loss_scaler.state = scaling
+        self.loss_scaler.state = scaling or self.loss_scaler.state
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         with torch.no_grad():
             for group, master in zip(self.groups, loaded.masters, strict=True):

@@ -24,6 +24,7 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
@@ -70,6 +71,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
     """
 
+    @constructed_by_all
     def __init__(
         self,
         init_optimizer: torch.optim.Optimizer,
@@ -223,14 +225,19 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             ValueError: something does not fit; the sentence names it. Nothing has changed.
         """
         where = "FP16UnfusedOptimizer.load_state_dict"
-        loaded = fp16.checked(
-            self.optimizer, state_dict, self.fp32_groups, where, states=load_optimizer_states
+        loaded, scaling = fp16.checked(
+            self.optimizer,
+            state_dict,
+            self.fp32_groups,
+            where,
+            self.ranks,
+            restored=self.loss_scaler.restored,
+            states=load_optimizer_states,
         )
-        scaling = self.loss_scaler.restored(state_dict)
         # Everything fits from here on.
         if loaded.inner is not None:
             self.optimizer.load_state_dict(loaded.inner)
-        self.loss_scaler.state = scaling
+        self.loss_scaler.state = scaling or self.loss_scaler.state
         self.clip_grad = self.clip_grad if loaded.clip_grad is None else loaded.clip_grad
         for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.detach().copy_(saved)

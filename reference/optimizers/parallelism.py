@@ -47,7 +47,9 @@ class Parallelism:
 
     def worst(self, pairs: Pairs) -> float:
         """The worst of all gradients on all ranks, as `reference.unscale.worst_of` reports it."""
-        experts = [*self.expert_groups.values(), *self.expert_data_groups.values()]
+        # By name: collectives must be met in one order, and ranks may fill their dicts in any.
+        named = (self.expert_groups, self.expert_data_groups)
+        experts = [groups[name] for groups in named for name in sorted(groups)]
         own = worst_of([grad for _, grad in pairs])
         return largest(own, overflow_groups(self.mpu, self.engine, experts)).item()
 

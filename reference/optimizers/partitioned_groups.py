@@ -189,14 +189,20 @@ def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]
     ]
 
 
-def copy_masters_to_model(group: PartitionedGroup, bucket: int) -> None:
-    """Write the masters of all ranks into the model weights, each rounded once.
+def copy_masters_to_model(group: PartitionedGroup) -> None:
+    """Write the master of this rank into its part of the model weights, rounded once."""
+    group.own(group.flat).copy_(group.master.detach())
+
+
+def gather(group: PartitionedGroup, bucket: int) -> None:
+    """Bring the model weights of all ranks together.
+
+    Partitions are gathered as a list: nothing depends on their lying side by side in memory.
 
     Args:
         group: its flat buffer is written.
         bucket: largest number of elements that one message brings together.
     """
-    group.own(group.flat).copy_(group.master.detach())
     if group.world == 1 or group.process_group is None:
         return
     piece = max(bucket // group.world, 1)

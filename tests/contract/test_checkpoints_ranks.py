@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.helpers.battery import Twins as AnyTwins
 from tests.helpers.partitions import built, seen, trained
-from tests.helpers.ranks import Polite, in_turns
+from tests.helpers.ranks import on_ranks
 from tests.helpers.sides import CLASSES, SIDES
 from tests.helpers.universal_checkpoint import SHAPES, UNIVERSAL
 from twinstep.parity.expected.ulp import same
 
-pytestmark = pytest.mark.usefixtures("replay", "simulated")
+pytestmark = pytest.mark.usefixtures("replay")
 
 Twins = partial(AnyTwins, "BF16Optimizer")
 BOTH = pytest.mark.parametrize("side", SIDES)
@@ -28,7 +29,7 @@ MASTERS = "single_partition_of_fp32_groups"
 
 @BOTH
 def test_an_entry_that_one_rank_refuses_is_loaded_by_none(side: str) -> None:
-    def run(group: Polite | None) -> tuple[str, bool]:
+    def run(group: dist.ProcessGroup | None) -> tuple[str, bool]:
         assert group is not None
         params, optimizer = built(side, dp_process_group=group)
         trained(params, optimizer, range(1))
@@ -37,16 +38,16 @@ def test_an_entry_that_one_rank_refuses_is_loaded_by_none(side: str) -> None:
         before = seen(params, optimizer)
         bad = {**entry, MASTERS: [flat[:-1] for flat in entry[MASTERS]]}
         entries: list[Any] = [None, None]
-        entries[group.rank] = bad if group.rank == 1 else entry
+        entries[group.rank()] = bad if group.rank() == 1 else entry
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
             optimizer.load_state_dict(entries, load_from_fp32_weights=True)
         same = seen(params, optimizer) == before
-        entries[group.rank] = entry
+        entries[group.rank()] = entry
         optimizer.load_state_dict(entries, load_from_fp32_weights=True)
         changed = seen(params, optimizer) != before
         return str(caught.value), same and changed
 
-    (first, kept), (second, also) = in_turns(2, run)
+    (first, kept), (second, also) = on_ranks(2, run)
     assert kept
     assert also
     assert "another" in first
@@ -63,7 +64,7 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
     (tmp_path / "0" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
     home = CLASSES[side]
 
-    def run(group: Polite | None) -> tuple[str, bool]:
+    def run(group: dist.ProcessGroup | None) -> tuple[str, bool]:
         assert group is not None
         params = [
             nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)) for shape in SHAPES.values()
@@ -73,11 +74,11 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
             home["FusedAdam"](params), param_names=names, dp_process_group=group
         )
         with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
-            optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank))
+            optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank()))
         untouched = not any(bool(param.any()) for param in params) and not optimizer.state
         return str(caught.value), untouched
 
-    (first, kept), (second, also) = in_turns(2, run)
+    (first, kept), (second, also) = on_ranks(2, run)
     assert kept
     assert also
     assert "exp_avg.pt should be a whole" in first
@@ -93,26 +94,26 @@ def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
 def test_a_run_resumes_bit_for_bit_on_another_side_and_number_of_ranks(
     side: str, other: str, before: int, after: int
 ) -> None:
-    def saving(group: Polite | None) -> Any:
+    def saving(group: dist.ProcessGroup | None) -> Any:
         params, optimizer = built(side, dp_process_group=group)
         trained(params, optimizer, range(2))
         return optimizer.state_dict()
 
-    def whole(group: Polite | None) -> list[object]:
+    def whole(group: dist.ProcessGroup | None) -> list[object]:
         params, optimizer = built("reference", dp_process_group=group)
         trained(params, optimizer, range(4))
         return seen(params, optimizer)
 
-    entries = in_turns(before, saving)
+    entries = on_ranks(before, saving)
 
-    def resuming(group: Polite | None) -> list[object]:
+    def resuming(group: dist.ProcessGroup | None) -> list[object]:
         params, optimizer = built(other, dp_process_group=group)
         optimizer.load_state_dict(entries, load_from_fp32_weights=True)
         trained(params, optimizer, range(2, 4))
         return seen(params, optimizer)
 
-    (wanted,) = in_turns(1, whole)
-    assert in_turns(after, resuming) == [wanted] * after
+    (wanted,) = on_ranks(1, whole)
+    assert on_ranks(after, resuming) == [wanted] * after
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -134,7 +135,7 @@ def test_entries_of_two_ranks_are_joined_for_one(source: str) -> None:
     size = 12  # two ranks pad 22 elements to 24
     entries = []
     for rank in range(2):
-        entry = {**whole, "partition_count": [2]}
+        entry = {**whole, "partition_count": [2], "partition_rank": [rank]}
         place = slice(rank * size, (rank + 1) * size)
         flat = whole[MASTERS][0]
         padded = torch.cat([flat, torch.zeros(2)])
@@ -178,12 +179,12 @@ def other_names(inner: dict[int, Any]) -> None:
 def test_entries_that_do_not_belong_together_are_refused(
     side: str, change: Callable[[dict[int, Any]], None], sentence: str
 ) -> None:
-    def saving(group: Polite | None) -> Any:
+    def saving(group: dist.ProcessGroup | None) -> Any:
         params, optimizer = built(side, dp_process_group=group)
         trained(params, optimizer, range(1))
         return optimizer.state_dict()
 
-    entries = in_turns(2, saving)
+    entries = on_ranks(2, saving)
     change(entries[1]["base_optimizer_state"]["state"])
     params, optimizer = built(side)
     trained(params, optimizer, range(1))

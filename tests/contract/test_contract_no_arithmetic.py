@@ -16,14 +16,20 @@ MOVES = {
     *("full", "narrow", "new_zeros", "reshape", "requires_grad_", "split", "tensor", "to", "view"),
     *("zero_", "zeros", "zeros_like"),
 }
-# What a tensor is, and one element read by the host.
-LOOKS = {"dim", "is_contiguous", "is_floating_point", "item", "numel", "stride"}
+# What a tensor is, and elements read by the host.
+LOOKS = {"dim", "is_contiguous", "is_floating_point", "item", "numel", "stride", "tolist"}
 # Methods of Python's own types that tensors have, too.
 PLAIN = {"copy", "count", "index", "values"}
 TENSOR_METHODS = {name for name in dir(Tensor) if not name.startswith("__")}
 # Of torch, nothing else is called.
 TORCH = {f"torch.{name}" for name in MOVES} | {
-    *("torch.device", "torch.load", "torch.serialization.safe_globals", "torch.cuda.Event"),
+    *(
+        "torch.device",
+        "torch.load",
+        "torch.save",
+        "torch.serialization.safe_globals",
+        "torch.cuda.Event",
+    ),
 }
 OPERATORS = ast.BinOp | ast.AugAssign | ast.UnaryOp
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import twinstep.contract.checkpoint.partitions
@@ -15,12 +16,12 @@ import twinstep.fast.optimizers.bf16
 import twinstep.fast.optimizers.bf16_groups
 from tests.helpers.mesh import Mesh, on_mesh
 from tests.helpers.partitions import BRAIN, built, seen, trained
-from tests.helpers.ranks import Polite, in_turns
+from tests.helpers.ranks import on_ranks
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
 from twinstep.fast.optimizers.bf16_groups import PartitionedGroup
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
-pytestmark = pytest.mark.usefixtures("replay", "simulated")
+pytestmark = pytest.mark.usefixtures("replay")
 
 # The first group is smaller than the world: the second and the third rank own nothing of it.
 SIZES = (1, 0, 3, 6)
@@ -41,12 +42,12 @@ def words(value: Any) -> object:
 def begun(side: str) -> list[tuple[object, Any]]:
     """Observation after two steps on three ranks, and what they save."""
 
-    def run(group: Polite | None) -> tuple[object, Any]:
+    def run(group: dist.ProcessGroup | None) -> tuple[object, Any]:
         params, optimizer = built(side, dp_process_group=group, **OPTIONS)
         trained(params, optimizer, range(2))
         return seen(params, optimizer), optimizer.state_dict()
 
-    return in_turns(3, run)
+    return on_ranks(3, run)
 
 
 def saved(side: str) -> list[object]:
@@ -59,14 +60,14 @@ def resumed(side: str) -> list[object]:
     first = begun(side)
     entries = [entry for _, entry in first]
 
-    def ended(group: Polite | None) -> object:
+    def ended(group: dist.ProcessGroup | None) -> object:
         params, optimizer = built(side, dp_process_group=group, **OPTIONS)
         optimizer.load_state_dict(entries, load_from_fp32_weights=True)
         loaded = seen(params, optimizer)
         trained(params, optimizer, range(2, 3))
         return loaded, seen(params, optimizer)
 
-    return [[row for row, _ in first], words(entries), in_turns(2, ended)]
+    return [[row for row, _ in first], words(entries), on_ranks(2, ended)]
 
 
 def crossed(side: str) -> list[object]:
@@ -90,7 +91,7 @@ def crossed(side: str) -> list[object]:
 def followed(side: str) -> list[object]:
     """Two ranks whose models have been loaded, and whose masters follow them."""
 
-    def run(group: Polite | None) -> object:
+    def run(group: dist.ProcessGroup | None) -> object:
         params, optimizer = built(side, dp_process_group=group)
         entries = [optimizer.state_dict() for _ in range(2)]
         for place, param in enumerate(params):
@@ -99,7 +100,7 @@ def followed(side: str) -> list[object]:
         masters = [optimizer.get_full_hp_param(f"p{place}") for place in range(len(params))]
         return [words(tensor.detach()) for tensor in (*params, *masters)]
 
-    return in_turns(2, run)
+    return on_ranks(2, run)
 
 
 RUNS: dict[str, Callable[[str], list[object]]] = {

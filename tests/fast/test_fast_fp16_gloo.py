@@ -1,7 +1,9 @@
-"""The fast FP16 optimizers over genuine process groups give the bits of simulated ones."""
+"""The fast FP16 optimizers over groups of gloo give the bits of simulated ones."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,63 +11,52 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.helpers.mesh import BADS, Experts, Mesh, Training, compared, experts
-from tests.helpers.ranks import TURN, Group
 
 pytestmark = [
-    pytest.mark.usefixtures("replay", "either"),
+    pytest.mark.usefixtures("replay", "polite"),
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo"),
 ]
 TORCH: Any = dist  # exports without saying so
-
-
-class Gloo:
-    """Groups of the library that torch brings along; every thread is a rank."""
-
-    def __init__(self) -> None:
-        self.store = TORCH.HashStore()
-
-    def __call__(self, name: str, rank: int, world: int, calls: list[Any]) -> Any:
-        """One rank's group; all of its ranks have to ask for it."""
-        store = TORCH.PrefixStore(name, self.store)
-        TURN.release()
-        try:
-            return TORCH.ProcessGroupGloo(store, rank, world)
-        finally:
-            TURN.acquire()
+TURN = threading.Lock()
 
 
 @pytest.fixture
-def either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send collectives over whatever kind of group they are given; who waits lets others run."""
-    names = ("all_reduce", "all_gather_object", "get_world_size")
-    genuine = {name: getattr(dist, name) for name in names}
+def polite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread runs at a time; one that waits in a group of gloo lets others run."""
+    genuine = dist.all_reduce
 
     def all_reduce(tensor: Tensor, op: Any, group: Any) -> None:
-        if isinstance(group, Group):
-            group.all_reduce(tensor, op)
+        if not isinstance(group, TORCH.ProcessGroupGloo):
+            genuine(tensor, op=op, group=group)
             return
         TURN.release()
         try:
-            genuine["all_reduce"](tensor, op=op, group=group)
+            genuine(tensor, op=op, group=group)
         finally:
             TURN.acquire()
-
-    def all_gather_object(outputs: list[Any], own: Any, group: Any) -> None:
-        if isinstance(group, Group):
-            group.all_gather_object(outputs, own)
-            return
-        TURN.release()
-        try:
-            genuine["all_gather_object"](outputs, own, group=group)
-        finally:
-            TURN.acquire()
-
-    def size(group: Any) -> int:
-        return group.world if isinstance(group, Group) else genuine["get_world_size"](group)
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
-    monkeypatch.setattr(dist, "get_world_size", size)
+
+
+def on_gloo(rows: int, columns: int, run: Callable[[Mesh], Any]) -> list[Any]:
+    """Run a function on every rank of a mesh, each in a thread with groups of gloo."""
+    store, results = TORCH.HashStore(), {}
+
+    def group(name: str, rank: int, size: int) -> Any:
+        return TORCH.ProcessGroupGloo(TORCH.PrefixStore(name, store), rank, size)
+
+    def one(number: int) -> None:
+        row, column = divmod(number, columns)
+        groups = group(f"row {row}", column, columns), group(f"column {column}", row, rows)
+        with TURN:
+            results[number] = run(Mesh(*groups, (column, row), (rows, columns), []))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(rows * columns)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(rows * columns)]
 
 
 def both(mesh: Mesh) -> dict[str, Any]:
@@ -80,5 +71,5 @@ def both(mesh: Mesh) -> dict[str, Any]:
 def test_process_groups_of_gloo_give_the_bits_of_simulated_ones(
     cls: type[Training], given: Any, norm_type: float
 ) -> None:
-    said = compared(2, 2, cls=cls, given=given, norm_type=norm_type, groups=Gloo)
+    said = compared(2, 2, cls=cls, given=given, norm_type=norm_type, fast=on_gloo)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]

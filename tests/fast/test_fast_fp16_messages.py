@@ -5,42 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from tests.helpers.mesh import BADS, Counting, Idle, Mesh, Simulated, Training, on_mesh
-from tests.helpers.ranks import Meeting
+from tests.helpers.mesh import BADS, Idle, Mesh, Training, on_mesh
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
+from twinstep.parity.ranks.errors import RanksFailed
+from twinstep.parity.ranks.group import Sent
 
-pytestmark = pytest.mark.usefixtures("replay", "simulated")
+pytestmark = pytest.mark.usefixtures("replay")
 
 STEP = FP16Optimizer.step
-Calls = list[tuple[int, torch.dtype]]
 
 
-class Mirror(Counting):
-    """A handle that hears itself from all ranks: one that sends nothing keeps nobody waiting."""
-
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Note it."""
-        self.calls.append((tensor.numel(), tensor.dtype))
-        return [tensor.clone() for _ in range(self.world)]
-
-
-class Mirrors(Simulated):
-    """Process groups of these."""
-
-    def __call__(self, name: str, rank: int, world: int, calls: list[Any]) -> Any:
-        """One rank's handle."""
-        handle = Mirror(Meeting(world), rank, world)
-        handle.calls = calls
-        return handle
-
-
-def sent(cls: type[Training], kind: str) -> list[Calls]:
+def sent(cls: type[Training], kind: str) -> list[list[Sent]]:
     """The collectives of each rank in steps of which the last rank alone skips some."""
 
-    def run(mesh: Mesh) -> Calls:
+    def run(mesh: Mesh) -> list[Sent]:
         training = cls("fast", mesh, kind=kind)
         for seed, bad in enumerate(BADS):
             training.fill(seed, bad)
@@ -48,7 +27,7 @@ def sent(cls: type[Training], kind: str) -> list[Calls]:
             training.agreed()
         return list(mesh.calls)
 
-    return on_mesh(1, 2, run, Mirrors)
+    return on_mesh(1, 2, run)
 
 
 @pytest.mark.parametrize("kind", ["FP16Optimizer", "FP16UnfusedOptimizer"])
@@ -57,7 +36,7 @@ def test_every_rank_sends_the_same_whatever_it_finds(cls: type[Training], kind: 
     """Nobody waits for a rank that has overflowed, or has no gradients."""
     first, second = sent(cls, kind)
     assert first == second
-    assert len(first) == len(BADS)
+    assert len(first) == 2 + len(BADS)  # at construction one for each group
 
 
 def overflow_leaves_early(self: FP16Optimizer, closure: None = None) -> None:
@@ -83,5 +62,5 @@ def test_a_rank_that_takes_no_part_is_noticed(
 ) -> None:
     """C11 and C19 of docs/reference/bugs.md."""
     monkeypatch.setattr(FP16Optimizer, "step", wrong)
-    first, second = sent(cls, "FP16Optimizer")
-    assert first != second
+    with pytest.raises(RanksFailed, match="and does not come"):
+        sent(cls, "FP16Optimizer")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import twinstep.fast.optimizers.parallelism
 from tests.helpers.mesh import Experts, Unreduced, compared, engine, experts, norms_of_experts
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 
-pytestmark = pytest.mark.usefixtures("replay", "simulated")
+pytestmark = pytest.mark.usefixtures("replay")
 
 SORTED, STEP = twinstep.fast.optimizers.parallelism.Parallelism.gradients, FP16Optimizer.step
 
@@ -43,13 +44,13 @@ def over_the_wrong_ranks(self: Any, *args: Any, **options: Any) -> Any:
 
 def over_the_world(self: Any, *args: Any, **options: Any) -> Any:
     """Without a model-parallel unit, sums are added over all ranks."""
-    return replace(SORTED(self, *args, **options), model=[self.engine.world])
+    return replace(SORTED(self, *args, **options), model=[cast(Any, dist.group.WORLD)])
 
 
 def alone_in_its_row(self: Any, *args: Any, **options: Any) -> Any:
     """A model that one rank holds has nobody to agree with."""
     found = SORTED(self, *args, **options)
-    several = self.mpu.get_model_parallel_group().world > 1
+    several = self.mpu.get_model_parallel_group().size() > 1
     return found if several else replace(found, model=(), unreduced=())
 
 

@@ -26,7 +26,7 @@ from tests.helpers.mesh import (
 from tests.helpers.sides import CLASSES, SIDES
 from twinstep.parity.runner.calls.host_sync import watched
 
-pytestmark = pytest.mark.usefixtures("replay", "simulated")
+pytestmark = pytest.mark.usefixtures("replay")
 
 KINDS = pytest.mark.parametrize("kind", ["FP16Optimizer", "FP16UnfusedOptimizer"])
 
@@ -64,9 +64,9 @@ def test_experts_on_different_ranks_step_like_the_reference(kind: str, norm_type
 
 @pytest.mark.parametrize("inside", ["FusedLamb", "SGD"])
 def test_other_optimizers_inside_step_over_ranks_like_the_reference(inside: str) -> None:
-    for cls, given in ((Training, None), (Experts, experts)):
-        more = {} if given is None else {"given": given}
-        compared(1, 2, cls=cls, kind="FP16UnfusedOptimizer", inside=inside, **more)
+    options: dict[str, Any] = {"kind": "FP16UnfusedOptimizer", "inside": inside}
+    compared(1, 2, cls=Training, **options)
+    compared(1, 2, cls=Experts, given=experts, **options)
 
 
 @KINDS
@@ -78,8 +78,14 @@ def test_a_gradient_that_does_not_count_still_skips_the_step(kind: str, norm_typ
     assert not math.isfinite(float.fromhex(said[1][1]))
 
 
-def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow() -> None:
-    said = compared(2, 1, cls=Unreduced, given=lambda mesh: {"mpu": mesh, **engine(mesh, False)})
+@pytest.mark.parametrize("unit", [True, False], ids=["data-parallel group", "all ranks"])
+def test_ranks_whose_gradients_nobody_reduced_agree_on_an_overflow(unit: bool) -> None:
+    """Without a model-parallel unit these are all ranks of the default group."""
+
+    def given(mesh: Mesh) -> dict[str, Any]:
+        return {**({"mpu": mesh} if unit else {}), **engine(mesh, False)}
+
+    said = compared(2, 1, cls=Unreduced, given=given)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
@@ -150,11 +156,12 @@ def test_a_step_over_ranks_waits_for_nothing_and_sends_one_sum(kind: str) -> Non
                     stack.enter_context(watched(tensor)) for tensor in device if tensor.numel()
                 ]
                 training.optimizer.step()
-            return [read for each in reads for read in each], list(mesh.calls)
+            sent = [(call.collective, call.elements, call.dtype) for call in mesh.calls]
+            return [read for each in reads for read in each], sent
 
         return list(on_mesh(1, 2, one))
 
-    message = (32, torch.int64)
+    message = ("all_reduce", 32, torch.int64)
     assert run(Training, lambda mesh: {"mpu": mesh}) == [([], [message])] * 2
     both = lambda mesh: {"mpu": mesh, **experts(mesh)}  # noqa: E731
     assert run(Experts, both) == [([], [message] * 3)] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from twinstep.contract.moments import StateDict
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import FOLDER, SCALING, SIZES, gradient
 from twinstep.parity.cases.fixed_inputs import bits
+from twinstep.parity.ranks.world import Rank, World
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -143,51 +143,18 @@ def test_states_can_be_left_out() -> None:
     assert optimizer.get_lr() == 1e-3
 
 
-class Rank:
-    """One of several ranks that load and only gather; each keeps what it would send."""
-
-    def __init__(self, rank: int, world: int, sent: dict[int, torch.Tensor], meet: object) -> None:
-        self.rank, self.world, self.sent, self.meet = rank, world, sent, meet
-
-
-def test_ranks_that_own_only_padding_load_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_own_only_padding_load_too() -> None:
     """Edge CK-8: ten elements over eight ranks leave three with nothing but padding."""
     world = 8
-    meet, sent = threading.Barrier(world, timeout=20), dict[int, torch.Tensor]()
 
-    def all_gather(out: list[torch.Tensor], tensor: torch.Tensor, group: Rank) -> None:
-        sent[group.rank] = tensor
-        meet.wait()
-        for place, target in enumerate(out):
-            target.copy_(sent[place])
-        meet.wait()
-
-    def all_reduce(tensor: torch.Tensor, op: object, group: Rank) -> None:
-        sent[group.rank] = tensor.clone()
-        meet.wait()
-        tensor.copy_(torch.stack([sent[rank] for rank in range(world)]).amax(0))
-        meet.wait()
-
-    monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(dist, "get_rank", lambda group: group.rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: group.world)
-    found: dict[int, tuple[list[list[int]], object]] = {}
-
-    def run(rank: int) -> None:
-        group = Rank(rank, world, sent, meet)
-        params, optimizer = universal_optimizer(group)  # type: ignore[arg-type]
+    def run(rank: Rank) -> tuple[list[list[int]], int]:
+        params, optimizer = universal_optimizer(rank.group("data"))
         optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
         (state,) = optimizer.state.values()
-        found[rank] = ([bits(param.detach()) for param in params], int(str(state["step"].item())))
+        return [bits(param.detach()) for param in params], int(state["step"].item())
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     wanted = [bits(whole(name).to(BRAIN)) for name in SHAPES]
-    assert [found[rank] for rank in range(world)] == [(wanted, 3)] * world
+    assert World(world).run(run) == [(wanted, 3)] * world
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILS, ids=lambda x: getattr(x, "__name__", ""))

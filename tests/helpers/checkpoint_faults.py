@@ -183,6 +183,7 @@ def _split(masters: str) -> dict[str, Fault]:
         "empty version": put("ds_version", ""),
         "other ranks": put("partition_count", [2, 2]),
         "count": put("partition_count", 1),
+        "other rank": put("partition_rank", [0, 1]),
         "places": put("param_slice_mappings", [{"p0": {"numel": 6, "start": 1}}, {}]),
         "places list": put("param_slice_mappings", 3),
         "places fewer": put("param_slice_mappings", []),

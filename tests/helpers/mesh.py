@@ -1,4 +1,4 @@
-"""FP16 optimizers of both sides on a mesh of ranks, which are threads that take turns."""
+"""FP16 optimizers of both sides on a mesh of simulated ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.helpers.ranks import Group, Meeting, Polite, in_turns
 from tests.helpers.sides import CLASSES
 from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
+from twinstep.parity.ranks.group import Sent
+from twinstep.parity.ranks.world import Rank, World
 
 HALF = torch.float16
 T = TypeVar("T")
@@ -31,14 +32,14 @@ class Mesh:
         column: of its column.
         place: number of the column and of the row that cross here.
         shape: number of rows and of columns.
-        calls: collectives so far, as (elements, dtype).
+        calls: collectives so far.
     """
 
     row: Any
     column: Any
     place: tuple[int, int]
     shape: tuple[int, int]
-    calls: list[tuple[int, torch.dtype]]
+    calls: list[Sent]
 
     def get_model_parallel_group(self) -> Any:
         """The row."""
@@ -53,53 +54,15 @@ class Mesh:
         return self.place[0]
 
 
-class Counting(Polite):
-    """A handle that notes what is sent."""
+def on_mesh(rows: int, columns: int, run: Callable[[Mesh], T]) -> list[T]:
+    """Run a function on every rank of a mesh."""
 
-    calls: list[tuple[int, torch.dtype]]
+    def one(rank: Rank) -> T:
+        row, column = rank.group("column"), rank.group("row")
+        place = (rank.place["column"], rank.place["row"])
+        return run(Mesh(row, column, place, (rows, columns), rank.sent))
 
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Note it."""
-        self.calls.append((tensor.numel(), tensor.dtype))
-        return super().exchange(tensor)
-
-
-class Simulated:
-    """Process groups of a mesh, simulated."""
-
-    def __init__(self) -> None:
-        self.meetings: dict[str, Meeting] = {}
-
-    def __call__(self, name: str, rank: int, world: int, calls: list[Any]) -> Any:
-        """One rank's handle."""
-        meeting = self.meetings.setdefault(name, Meeting(world))
-        handle = Counting(meeting, rank, world)
-        handle.calls = calls
-        return handle
-
-
-def on_mesh(
-    rows: int,
-    columns: int,
-    run: Callable[[Mesh], T],
-    groups: Callable[[], Callable[[str, int, int, list[Any]], Any]] = Simulated,
-) -> list[T]:
-    """Run a function on every rank of a mesh, one at a time."""
-    made = groups()
-
-    def one(group: Group | None) -> T:
-        row, column = divmod(0 if group is None else group.rank, columns)
-        calls: list[Any] = []
-        mesh = Mesh(
-            row=made(f"row {row}", column, columns, calls),
-            column=made(f"column {column}", row, rows, calls),
-            place=(column, row),
-            shape=(rows, columns),
-            calls=calls,
-        )
-        return run(mesh)
-
-    return in_turns(rows * columns, one)
+    return World({"row": rows, "column": columns}, seed=rows, order="tree").run(one)
 
 
 class Training:
@@ -196,15 +159,31 @@ def trained(training: Training, slot: int = 2) -> list[object]:
     return [*found, training.agreed()]
 
 
-def compared(rows: int, columns: int, cls: type[Training] = Training, **options: Any) -> list[Any]:
-    """Values that the ranks of the fast side agreed on, once both sides have seen the same."""
-    slot, groups = options.pop("slot", 2), options.pop("groups", Simulated)
+def compared(
+    rows: int,
+    columns: int,
+    cls: type[Training] = Training,
+    *,
+    slot: int = 2,
+    fast: Callable[[int, int, Callable[[Mesh], Any]], list[Any]] = on_mesh,
+    **options: Any,
+) -> list[Any]:
+    """Values that the ranks of the fast side agreed on, once both sides have seen the same.
+
+    Args:
+        rows: of the mesh.
+        columns: of it.
+        cls: of the training.
+        slot: the parameter whose gradient is bad at times.
+        fast: runs the fast side on a mesh.
+        options: of the training.
+    """
 
     def run(side: str) -> list[list[object]]:
         def one(mesh: Mesh) -> list[object]:
             return trained(cls(side, mesh, **options), slot)
 
-        return on_mesh(rows, columns, one, groups if side == "fast" else Simulated)
+        return (fast if side == "fast" else on_mesh)(rows, columns, one)
 
     ours = run("fast")
     assert ours == run("reference")
@@ -234,8 +213,7 @@ class Idle(Training):
 
 def engine(mesh: Mesh, reduces: bool) -> dict[str, Any]:
     """An engine that reduces gradients over columns, or does not."""
-    handle = SimpleNamespace(enable_backward_allreduce=reduces, world=mesh.column)
-    return {"deepspeed": handle}
+    return {"deepspeed": SimpleNamespace(enable_backward_allreduce=reduces)}
 
 
 def norms_of_experts(side: str, values: list[float], given: Any, norm_type: float) -> list[float]:

@@ -20,6 +20,7 @@ BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```(?:\n\n```text\n(.*?)```)?"
 PAGES = {
     "from-pytorch.md": ["problem.py", "plain.py", "half.py", "resume.py", "brain.py"],
     "from-deepspeed.md": ["config.py", "direct.py", "differs.py", "load.py"],
+    "simulated-ranks.md": ["ranks.py"],
 }
 Capture = pytest.CaptureFixture[str]
 

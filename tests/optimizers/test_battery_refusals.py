@@ -91,6 +91,25 @@ def test_a_bad_option_is_refused_in_one_sentence(
     assert subject.name in str(caught.value) or "dynamic_loss_args" in options
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", ["FP16Optimizer", "FP16UnfusedOptimizer"])
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        (torch.zeros(2, dtype=torch.float64), "parameter is float64, but should be float16 or"),
+        (torch.zeros(1).expand(3), "memory of its own for each element"),
+    ],
+    ids=["dtype", "overlap"],
+)
+def test_a_wrapper_looks_at_parameters_that_the_optimizer_inside_took(
+    side: str, name: str, param: Tensor, message: str
+) -> None:
+    params = [Parameter(torch.ones(2)), Parameter(param)]
+    with pytest.raises(ValueError, match=message) as caught:
+        CLASSES[side][name](torch.optim.SGD(params, lr=0.1))
+    assert "parameter 1" in str(caught.value)
+
+
 @PLAINS
 def test_negative_weight_decay_is_allowed(subject: Subject) -> None:
     params = subject.parameters(4)

@@ -179,6 +179,7 @@ def test_the_command_prints_both_tables_and_json(tmp_path: Path, capsys: Capture
     out = capsys.readouterr().out
     assert "every byte as designed in 2 calls, 2 launches" in out
     assert "sources 4+0" in out
+    assert "messages of one rank per step" in out
     rows = json.loads(file.read_text())["launches"]
     assert [row["layout"] for row in rows] == ["flat", "list"]
     assert rows[0]["buffers"]["copies"] == {"read": 0, "written": 10000, "parameter_sized": True}

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.helpers.partitions import trained
-from tests.helpers.ranks import Group, on_ranks
+from tests.helpers.ranks import on_ranks
 from twinstep.contract.compat import Compat
 from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moments import StateDict
@@ -17,15 +18,13 @@ from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 
-pytestmark = pytest.mark.usefixtures("simulated")
-
 BRAIN = torch.bfloat16
 MASTERS, INNER = "single_partition_of_fp32_groups", "base_optimizer_state"
 SIZES = (4, 0, 3, 5)
 
 
 def built(
-    group: Group | None, sizes: tuple[int, ...] = SIZES, **options: object
+    group: dist.ProcessGroup | None, sizes: tuple[int, ...] = SIZES, **options: object
 ) -> tuple[list[nn.Parameter], BF16Optimizer]:
     params = [nn.Parameter(moderate(size, size + 1, BRAIN)) for size in sizes]
     names = {p: f"p{place}" for place, p in enumerate(params)}
@@ -52,7 +51,7 @@ def test_every_rank_records_its_own_padding() -> None:
 def test_each_group_has_its_own_ranks() -> None:
     """Edge BF-4: masters of a split and of an unsplit group come from their own partitions."""
 
-    def run(group: Group | None) -> list[list[float]]:
+    def run(group: dist.ProcessGroup | None) -> list[list[float]]:
         shared = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=BRAIN))
         expert = nn.Parameter(torch.tensor([5.0, 6.0], dtype=BRAIN))
         expert.allreduce = False  # type: ignore[attr-defined]
@@ -72,7 +71,7 @@ def test_each_group_has_its_own_ranks() -> None:
 def test_a_whole_gradient_is_the_accumulated_one_on_every_rank() -> None:
     """Edges BF-8 and TF-5: found by name, and summed by nobody."""
 
-    def run(group: Group | None) -> list[list[float]]:
+    def run(group: dist.ProcessGroup | None) -> list[list[float]]:
         params, optimizer = built(group, (4, 6))
         for param in params:
             param.grad = torch.full_like(param, 2.0)
@@ -86,7 +85,7 @@ def test_a_whole_gradient_is_the_accumulated_one_on_every_rank() -> None:
 def test_a_missing_state_is_an_error_on_every_rank() -> None:
     """Edge TF-6: nobody is left waiting."""
 
-    def run(group: Group | None) -> str:
+    def run(group: dist.ProcessGroup | None) -> str:
         _, optimizer = built(group, (4,))
         try:
             optimizer.get_full_hp_param("p0", "exp_avg")
@@ -99,7 +98,7 @@ def test_a_missing_state_is_an_error_on_every_rank() -> None:
 
 
 def saved_by(world: int, steps: int, sizes: tuple[int, ...] = SIZES) -> list[StateDict]:
-    def run(group: Group | None) -> StateDict:
+    def run(group: dist.ProcessGroup | None) -> StateDict:
         params, optimizer = built(group, sizes)
         trained(params, optimizer, range(steps))
         return optimizer.state_dict()
@@ -134,9 +133,9 @@ def test_entries_of_ranks_that_are_not_needed_may_be_missing() -> None:
     entries: list[StateDict | None] = [*saved_by(2, 1)]
     missing = [[entries[0], None], [None, entries[1]]]
 
-    def run(group: Group | None) -> int:
+    def run(group: dist.ProcessGroup | None) -> int:
         params, optimizer = built(group)
-        own = missing[group.rank] if group else entries
+        own = missing[group.rank()] if group is not None else entries
         optimizer.load_state_dict(own, load_from_fp32_weights=True)  # type: ignore[arg-type]
         trained(params, optimizer, range(1))
         return 1
@@ -177,7 +176,10 @@ WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
     ),
     "too many": (lambda e: [e, e], r"partition_count=\[1\], but should be \[2\]"),
     "half of one": (
-        lambda e: [{**e, "partition_count": [2]}, {**e, "partition_count": [2], INNER: 1}],
+        lambda e: [
+            {**e, "partition_count": [2]},
+            {**e, "partition_count": [2], "partition_rank": [1], INNER: 1},
+        ],
         "should be the state dict",
     ),
     "zero": (lambda e: [{**e, "zero_stage": 1}], "state has a zero_stage, but only a ZeRO opti"),
@@ -203,10 +205,10 @@ def test_what_does_not_fit_is_said_in_one_sentence_and_changes_nothing(wrong: st
     assert seen(params, optimizer) == before
 
 
-def test_keys_are_those_of_deepspeed() -> None:
+def test_keys_are_those_of_deepspeed_and_the_rank() -> None:
     """Edge BF-16: there is no zero_stage."""
     (entry,) = saved_by(1, 0)
     assert sorted(entry) == [
         "base_optimizer_state", "clip_grad", "ds_version", "group_paddings", "param_slice_mappings",
-        "partition_count", "single_partition_of_fp32_groups",
+        "partition_count", "partition_rank", "single_partition_of_fp32_groups",
     ]  # fmt: skip

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tests.oracles.rational import FP32, FP64, rounded, rounded_root
 from twinstep.contract.parallel import counts_in_norm, tensor_parallel_rank
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
+from twinstep.parity.ranks.world import Rank, World
 from twinstep.reference.norm import l2_norm
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -29,61 +29,6 @@ TYPES = [1.0, 2.0, math.inf, 3.0, 0.5]
 
 def norm(*tensors: Tensor, norm_type: float = 2.0) -> Tensor:
     return norm_of_parts([Part(tensors=tensors)], norm_type)
-
-
-class Meeting:
-    """Threads that stand for ranks and meet in every collective; a group is one of these."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.barrier = threading.Barrier(ranks, timeout=10)
-        self.brought: list[object] = []
-        self.lock = threading.Lock()
-
-    def exchange(self, own: object) -> list[object]:
-        """Bring something, take what all brought."""
-        with self.lock:
-            self.brought.append(own)
-        self.barrier.wait()
-        found = list(self.brought)
-        self.barrier.wait()
-        self.brought = []
-        self.barrier.wait()
-        return found
-
-    def all_reduce(self, tensor: Tensor, op: object) -> None:
-        """The sum or the maximum of all."""
-        stacked = torch.stack([x for x in self.exchange(tensor.clone()) if isinstance(x, Tensor)])
-        tensor.copy_(stacked.sum(0) if op == dist.ReduceOp.SUM else stacked.amax(0))
-
-    def all_gather_object(self, outputs: list[object], own: object) -> None:
-        """All contributions, in any order."""
-        outputs[:] = self.exchange(own)
-
-
-@pytest.fixture
-def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
-    """Run one function per rank, all at once."""
-    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: group.all_reduce(t, op))
-    monkeypatch.setattr(
-        dist, "all_gather_object", lambda o, x, group: group.all_gather_object(o, x)
-    )
-    monkeypatch.setattr(dist, "get_world_size", lambda group: group.ranks)
-
-    def run(*functions: Callable[[], object]) -> list[object]:
-        results: list[object] = [None] * len(functions)
-
-        def one(rank: int) -> None:
-            results[rank] = functions[rank]()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(functions))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -133,36 +78,36 @@ def test_a_norm_type_that_is_none_is_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
-def test_splitting_over_ranks_does_not_matter(
-    norm_type: float, on_ranks: Callable[..., list[object]]
-) -> None:
+def test_splitting_over_ranks_does_not_matter(norm_type: float) -> None:
     values = anything(90, 8, torch.float32).nan_to_num(1.0, 1.0, 1.0)
     wanted = bits(norm(values, norm_type=norm_type))
     for cuts in ([40, 50], [1, 0, 89], [30, 30, 30]):
-        group = Meeting(len(cuts))
-        pieces = values.split(cuts)
-        parts = [[Part(tensors=[piece], groups=[group])] for piece in pieces]  # type: ignore[list-item]
-        found = on_ranks(*[lambda p=p: bits(norm_of_parts(p, norm_type)) for p in parts])
-        assert found == [wanted] * len(cuts)
+        pieces = torch.split(values, cuts)
+
+        def run(rank: Rank, pieces: Sequence[Tensor] = pieces) -> list[int]:
+            part = Part(tensors=[pieces[rank.number]], groups=[rank.group("data")])
+            return bits(norm_of_parts([part], norm_type))
+
+        assert World(len(cuts)).run(run) == [wanted] * len(cuts)
 
 
 @pytest.mark.parametrize("place", ["experts", "replicas", "groups"])
-def test_one_rank_with_a_nan_is_seen_by_all(
-    place: str, on_ranks: Callable[..., list[object]]
-) -> None:
-    group = Meeting(2)
-    over: Any = {place: group if place == "replicas" else [group]}
-    parts = [[Part(tensors=[torch.tensor([x])], **over)] for x in (1.0, math.nan)]
-    found = on_ranks(*[lambda p=p: norm_of_parts(p, 2.0).item() for p in parts])
-    assert all(math.isnan(float(str(value))) for value in found)
+def test_one_rank_with_a_nan_is_seen_by_all(place: str) -> None:
+    def run(rank: Rank) -> float:
+        group = rank.group("data")
+        over: Any = {place: group if place == "replicas" else [group]}
+        part = Part(tensors=[torch.tensor([(1.0, math.nan)[rank.number]])], **over)
+        return norm_of_parts([part], 2.0).item()
+
+    assert all(math.isnan(value) for value in World(2).run(run))
 
 
-def unit(group: Meeting, rank: int) -> SimpleNamespace:
-    """A model-parallel unit."""
+def unit(rank: Rank) -> SimpleNamespace:
+    """A model-parallel unit of all ranks."""
     return SimpleNamespace(
-        get_model_parallel_group=lambda: group,
-        get_data_parallel_group=lambda: group,
-        get_model_parallel_rank=lambda: rank,
+        get_model_parallel_group=lambda: rank.group("data"),
+        get_data_parallel_group=lambda: rank.group("data"),
+        get_model_parallel_rank=lambda: rank.number,
     )
 
 
@@ -190,17 +135,15 @@ def stepped(
 
 
 @pytest.mark.parametrize("kind", ["flat", "unfused", "lamb"])
-def test_every_element_of_a_model_over_two_ranks_counts_once(
-    kind: str, on_ranks: Callable[..., list[object]]
-) -> None:
+def test_every_element_of_a_model_over_two_ranks_counts_once(kind: str) -> None:
     """Edges NM-5, NM-8, UF-7: a replica counts on the first rank, what is split on both."""
-    group = Meeting(2)
     marks = ("", "model_parallel", "ds_pipe_replicated")
-    runs = [
-        lambda r=r, g=g: stepped(unit(group, r), [2.0, g, 100.0], marks, kind).get_global_norm()
-        for r, g in ((0, 3.0), (1, 6.0))
-    ]
-    assert on_ranks(*runs) == [7.0, 7.0]
+
+    def run(rank: Rank) -> float:
+        grads = [2.0, (3.0, 6.0)[rank.number], 100.0]
+        return stepped(unit(rank), grads, marks, kind).get_global_norm()
+
+    assert World(2).run(run) == [7.0, 7.0]
 
 
 def test_a_replica_that_first_has_a_gradient_late_is_still_counted_once() -> None:
@@ -219,21 +162,15 @@ def test_a_replica_that_first_has_a_gradient_late_is_still_counted_once() -> Non
     assert late.item() == -100.0
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(
-    on_ranks: Callable[..., list[object]],
-) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     """Also where only one of them has a gradient at all (edge OV-5)."""
-    group = Meeting(2)
-    grads: tuple[list[float], ...] = ([], [math.inf])
-    runs = [
-        lambda r=r: (
-            stepped(unit(group, r), grads[r], [""] * len(grads[r])).overflow
-            if grads[r]
-            else without_gradient(unit(group, r)).overflow
-        )
-        for r in range(2)
-    ]
-    assert on_ranks(*runs) == [True, True]
+
+    def run(rank: Rank) -> bool:
+        if rank.number == 0:
+            return without_gradient(unit(rank)).overflow
+        return stepped(unit(rank), [math.inf], [""]).overflow
+
+    assert World(2).run(run) == [True, True]
 
 
 def without_gradient(mpu: SimpleNamespace) -> FP16Optimizer:
@@ -285,23 +222,23 @@ def test_overflows_are_agreed_among_those_who_may_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "unfused"])
-def test_experts_of_all_ranks_count_and_their_overflow_is_agreed(
-    kind: str, on_ranks: Callable[..., list[object]]
-) -> None:
+def test_experts_of_all_ranks_count_and_their_overflow_is_agreed(kind: str) -> None:
     """Shared gradients are the same on both ranks; each rank holds an expert of its own."""
-    group = Meeting(2)
 
-    def run(grad: float) -> tuple[float, bool]:
+    def run(rank: Rank, grads: tuple[float, float]) -> tuple[float, bool]:
         shared, expert = (torch.nn.Parameter(torch.zeros(1).half()) for _ in range(2))
         expert.allreduce, expert.group_name = False, "e"  # type: ignore[attr-defined]
         make: Callable[..., FP16Optimizer] = (
             FP16Optimizer if kind == "flat" else FP16UnfusedOptimizer  # type: ignore[assignment]
         )
         inside = torch.optim.SGD([shared, expert], lr=1.0)
-        optimizer = make(inside, expert_groups={"e": group}, verbose=False)
-        shared.grad, expert.grad = torch.full((1,), 2.0).half(), torch.full((1,), grad).half()
+        optimizer = make(inside, expert_groups={"e": rank.group("data")}, verbose=False)
+        shared.grad, expert.grad = (
+            torch.full((1,), 2.0).half(),
+            torch.full((1,), grads[rank.number]).half(),
+        )
         optimizer.step()
         return optimizer.get_global_norm(), optimizer.overflow
 
-    assert on_ranks(lambda: run(3.0), lambda: run(6.0)) == [(7.0, False)] * 2
-    assert on_ranks(lambda: run(3.0), lambda: run(math.inf)) == [(math.inf, True)] * 2
+    assert World(2).run(partial(run, grads=(3.0, 6.0))) == [(7.0, False)] * 2
+    assert World(2).run(partial(run, grads=(3.0, math.inf))) == [(math.inf, True)] * 2

@@ -1,0 +1,138 @@
+"""Messages between ranks: collectives of one step of each class, in the order of their calls.
+
+Bytes are those of the tensor that one rank hands in. On the fast side nothing depends on values: a
+rank that overflows, or has no gradients, sends what the others send. On the reference no rank sends
+sums in a step that all ranks skip. Tests count the messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from twinstep.parity.report.table import plain_table
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective.
+
+    Attributes:
+        collective: its name in `torch.distributed`.
+        over: the group: "model", "data", "experts" (hold different ones), "copies" (of experts).
+        size: bytes; of each element of a rank's partition for gathers; None for a pickled integer.
+    """
+
+    collective: str
+    over: str
+    size: int | None
+
+    @property
+    def amount(self) -> str:
+        """The collective and its bytes, in words."""
+        size = "pickled" if self.size is None else f"{self.size} B"
+        return f"{self.collective} {size}" + (" x partition" if self.gathers else "")
+
+    @property
+    def gathers(self) -> bool:
+        """True if it brings partitions together: one message for each group and bucket."""
+        return self.collective in ("all_gather_single", "all_gather")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Messages of one step.
+
+    Attributes:
+        classes: by name.
+        given: constructor arguments that matter.
+        fast: messages of that side.
+        reference: messages of that side.
+    """
+
+    classes: tuple[str, ...]
+    given: str
+    fast: tuple[Message, ...] = ()
+    reference: tuple[Message, ...] = ()
+
+
+def _limbs(over: str) -> Message:
+    return Message("all_reduce", over, 256)
+
+
+def _word(over: str, size: int = 4) -> Message:
+    return Message("all_reduce", over, size)
+
+
+def _number(over: str) -> Message:
+    return Message("all_gather_object", over, None)
+
+
+FP16 = ("FP16Optimizer", "FP16UnfusedOptimizer")
+EXPERTS = ("experts", "copies", "model")
+STEPS = (
+    Step(classes=("FusedAdam", "FusedLamb"), given="anything"),
+    Step(classes=(*FP16, "BF16Optimizer"), given="no groups"),
+    Step(
+        classes=FP16,
+        given="mpu",
+        fast=(_limbs("model"),),
+        reference=(_word("model"), _word("model"), _number("model")),
+    ),
+    Step(
+        classes=FP16,
+        given="mpu, norm_type=inf",
+        fast=(_limbs("model"),),
+        reference=(_word("model"),) * 3,
+    ),
+    Step(
+        classes=FP16,
+        given="mpu, norm_type=3",
+        fast=(_limbs("model"), _word("model", 8)),
+        reference=(_word("model"), _word("model"), _word("model", 8)),
+    ),
+    Step(
+        classes=FP16,
+        given="mpu, an engine that does not reduce",
+        fast=(_word("data", 8), _limbs("model")),
+        reference=(_word("data"), _word("model"), _word("model"), _number("model")),
+    ),
+    Step(
+        classes=FP16,
+        given="mpu, experts of one name",
+        fast=tuple(map(_limbs, EXPERTS)),
+        reference=(
+            *map(_word, (*EXPERTS, "model", *EXPERTS)),
+            *map(_number, ("model", *EXPERTS)),
+        ),
+    ),
+    Step(
+        classes=("BF16Optimizer",),
+        given="dp_process_group, mpu",
+        fast=(_limbs("model"), Message("all_gather_single", "data", 2)),
+        reference=(
+            *(_word("model"), _word("model"), _number("model")),
+            Message("all_gather", "data", 2),
+        ),
+    ),
+)
+
+
+def messages_table() -> Table:
+    """Table of the messages of each class per step, on both sides."""
+    table = plain_table(
+        "messages of one rank per step, by what it hands in",
+        ("class", "given", "fast", "reference"),
+        (),
+    )
+    for step in STEPS:
+        cells = [_in_short(messages) for messages in (step.fast, step.reference)]
+        table.add_row(", ".join(step.classes), step.given, *cells)
+    return table
+
+
+def _in_short(messages: tuple[Message, ...]) -> str:
+    counts = Counter(message.amount for message in messages)
+    return ", ".join(f"{count} {amount}" for amount, count in counts.items()) or "none"

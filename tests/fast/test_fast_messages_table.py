@@ -1,0 +1,184 @@
+"""Messages of every class per step are those of the table, on both sides, call by call."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.helpers.mesh import Experts, Mesh, Training, engine, experts, on_mesh
+from tests.helpers.partitions import built
+from tests.helpers.sides import CLASSES, PLAIN, SIDES
+from twinstep.parity.report.traffic_messages import STEPS, Message, messages_table
+
+pytestmark = pytest.mark.usefixtures("replay")
+
+# Two names of one collective: torch 2.13 has renamed it.
+SINGLE = {"all_gather_single": "all_gather_single", "all_gather_into_tensor": "all_gather_single"}
+NAMES = {name: name for name in ("all_reduce", "all_gather", "all_gather_object")} | SINGLE
+Call = tuple[str, Any, int | None]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Call]]:
+    """Collectives of each thread so far: name, group, bytes that it hands in."""
+    found: defaultdict[int, list[Call]] = defaultdict(list)
+
+    def noting(name: str, genuine: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: Any, **options: Any) -> object:
+            own = given[0 if name == "all_reduce" else 1]
+            size = own.nbytes if isinstance(own, torch.Tensor) else None
+            found[threading.get_ident()].append((NAMES[name], options["group"], size))
+            return genuine(*given, **options)
+
+        return call
+
+    for name in NAMES:
+        if hasattr(dist, name):
+            monkeypatch.setattr(dist, name, noting(name, getattr(dist, name)))
+    return found
+
+
+def unreduced(mesh: Mesh) -> dict[str, Any]:
+    return {"mpu": mesh, **engine(mesh, False)}
+
+
+def with_experts(mesh: Mesh) -> dict[str, Any]:
+    return {"mpu": mesh, **experts(mesh)}
+
+
+# What the table names, as arguments; a row leads to "experts" where these are over it.
+GIVEN: dict[str, tuple[type[Training], Any, dict[str, Any]]] = {
+    "no groups": (Training, lambda _: {}, {}),
+    "mpu": (Training, lambda mesh: {"mpu": mesh}, {}),
+    "mpu, norm_type=inf": (Training, lambda mesh: {"mpu": mesh}, {"norm_type": math.inf}),
+    "mpu, norm_type=3": (Training, lambda mesh: {"mpu": mesh}, {"norm_type": 3.0}),
+    "mpu, an engine that does not reduce": (Training, unreduced, {}),
+    "mpu, experts of one name": (Experts, with_experts, {}),
+}
+
+
+def counted(sent: dict[int, list[Call]], mesh: Mesh, step: Callable[[], object]) -> list[Call]:
+    """Collectives of this rank in a step, each over a row or a column."""
+    calls = sent[threading.get_ident()]
+    calls.clear()
+    step()
+    return [(n, "row" if group is mesh.row else "column", size) for n, group, size in calls]
+
+
+def wanted(messages: tuple[Message, ...], partitions: tuple[int, ...] = ()) -> list[Call]:
+    """The same of the table: models and experts are over rows, data and copies over columns."""
+    places = {"model": "row", "experts": "row", "data": "column", "copies": "column"}
+    found: list[Call] = []
+    for message in messages:
+        sizes = [message.size]
+        if message.gathers:
+            sizes = [(message.size or 0) * numel for numel in partitions]
+        found += [(message.collective, places[message.over], size) for size in sizes]
+    return found
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_fp16_classes_send_what_the_table_lists(side: str, sent: dict[int, list[Call]]) -> None:
+    rows = [(kind, row) for row in STEPS for kind in row.classes if kind.startswith("FP16")]
+    assert {row.given for _, row in rows} == set(GIVEN)
+    for kind, row in rows:
+        cls, given, options = GIVEN[row.given]
+
+        def run(mesh: Mesh, kind: str = kind, made: Any = (cls, given, options)) -> list[Call]:
+            # Around an optimizer of torch's the host waits, and sends the same.
+            inside = "SGD" if kind == "FP16UnfusedOptimizer" else "FusedAdam"
+            training = made[0](side, mesh, kind=kind, inside=inside, given=made[1], **made[2])
+            training.fill(0)
+            return counted(sent, mesh, training.optimizer.step)
+
+        ranks = on_mesh(1, 2, run)
+        assert ranks == [wanted(getattr(row, side))] * 2, (kind, row.given)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("grouped", [True, False])
+def test_bf16_sends_what_the_table_lists(
+    side: str, grouped: bool, sent: dict[int, list[Call]]
+) -> None:
+    given = "dp_process_group, mpu" if grouped else "no groups"
+    (row,) = [row for row in STEPS if "BF16Optimizer" in row.classes and row.given == given]
+
+    def run(mesh: Mesh) -> list[list[Call]]:
+        groups = {"dp_process_group": mesh.column, "mpu": mesh} if grouped else {}
+        params, optimizer = built(side, **groups)
+        found = []
+        for value in (1.0, math.inf):
+            for param in params:
+                param.grad = torch.full_like(param, value)
+            optimizer.update_hp_grads()
+            found.append(counted(sent, mesh, optimizer.step))
+            assert optimizer.overflow is math.isinf(value)
+        return found
+
+    # 4 and 3 + 5 elements over two ranks.
+    taken = wanted(getattr(row, side), (2, 4))
+    skipped = [call for call in taken if side == "fast" or call[0] != "all_gather_object"]
+    assert on_mesh(2, 2, run) == [[taken, skipped]] * 4
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_plain_optimizers_send_nothing(side: str, sent: dict[int, list[Call]]) -> None:
+    (row,) = [row for row in STEPS if set(PLAIN) <= set(row.classes)]
+    assert row.fast == row.reference == ()
+    for name in PLAIN:
+        param = torch.nn.Parameter(torch.ones(3))
+        param.grad = torch.ones(3)
+        CLASSES[side][name]([param]).step()
+    assert not any(sent.values())
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_no_message_brings_more_together_than_the_bucket(
+    side: str, world: int, sent: dict[int, list[Call]]
+) -> None:
+    """As few messages as the bucket allows, of all ranks' elements together."""
+    sizes, width = (41, 6, 0), torch.bfloat16.itemsize
+
+    def run(mesh: Mesh, bucket: int) -> list[list[int]]:
+        params, optimizer = built(
+            side, sizes, dp_process_group=mesh.column, allgather_bucket_size=bucket
+        )
+        before = [param.detach() + 1.0 for param in params]
+        for master in optimizer.fp32_groups_flat_partition:
+            master.detach().add_(1.0)
+        calls = counted(sent, mesh, optimizer.update_lp_params)
+        assert all(map(torch.equal, before, params))
+        partitions = [master.numel() for master in optimizer.fp32_groups_flat_partition]
+        lengths = [(size or 0) // width for _, _, size in calls]
+        return [partitions, lengths]
+
+    for bucket in (1, world - 1, world, 3 * world + 1, 12, 47, 5_000_000_000):
+        (partitions, lengths), *others = on_mesh(world, 1, partial(run, bucket=bucket))
+        assert others == [[partitions, lengths]] * (world - 1)
+        each = max(bucket // world, 1)
+        assert max(lengths) * world <= max(bucket, world), bucket
+        assert len(lengths) == sum(-(-numel // each) for numel in partitions), bucket
+        assert sum(lengths) == sum(partitions)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("bucket", [0, -4])
+def test_a_bucket_that_holds_nothing_is_refused(side: str, bucket: int) -> None:
+    with pytest.raises(ValueError, match=f"bucket_size={bucket}, but should be positive"):
+        built(side, allgather_bucket_size=bucket)
+
+
+def test_the_table_names_every_class_of_both_sides() -> None:
+    assert {name for row in STEPS for name in row.classes} == {
+        name for name in CLASSES["fast"] if not name.endswith("Scale")
+    }
+    assert messages_table().row_count == len(STEPS)
