@@ -4,8 +4,7 @@ CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that e
 kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
+from twinstep.fast.runtime.uploads import on_device
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -67,16 +67,6 @@ def require_engine(device: torch.device, where: str) -> None:
     raise RuntimeError(
         f"tensors are on {device}, but Triton kernels need a GPU: {remedies} [{where}]"
     )
-
-
-@contextlib.contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
-    """Make `device` current while a kernel is launched, if it is a GPU."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            yield
-    else:
-        yield
 
 
 def launch(

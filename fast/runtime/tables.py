@@ -6,42 +6,44 @@ the same, whichever Python objects hold the tensors; it is rebuilt when one of t
 """
 
 import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from twinstep.fast.runtime.uploads import Upload, is_capturing
+
 TensorLists = Sequence[Sequence[Tensor]]  # one list for each role, all of equal length
 Key = tuple[object, ...]
-Built = TypeVar("Built", "AddressTable", "list[TensorTable]")
+Built = TypeVar("Built", "AddressTable", "TensorTable")
 
-_reached: list[TensorLists] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorTable:
-    """The tensors of one dtype combination, cut into chunks.
-
-    `host` is the staging copy; the asynchronous upload, or a captured graph that repeats it, reads
-    it later than the call that made it.
-    """
-
-    data: Tensor
-    host: Tensor
-    tensors: int
-    chunks: int
-    dtypes: tuple[torch.dtype, ...]  # one for each role
+_reached: ContextVar[TensorLists] = ContextVar("tensors within reach", default=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddressTable:
     """Addresses of 0-dim tensors, one after the other."""
 
-    data: Tensor
-    host: Tensor
+    upload: Upload
+
+    @property
+    def data(self) -> Tensor:
+        """The table, on the device."""
+        return self.upload.data
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorTable(AddressTable):
+    """The tensors of one dtype combination, cut into chunks."""
+
+    tensors: int
+    chunks: int
+    dtypes: tuple[torch.dtype, ...]  # one for each role
 
 
 class FixedTensors(list[Tensor]):
@@ -110,42 +112,46 @@ class FixedLists:
 
 
 class TableCache:
-    """The most recently used tables, found by what they contain.
+    """The most recently used tables, found by what they contain, for all threads and streams.
 
     Tables used while a CUDA graph is being captured are kept for good: the graph holds their
-    addresses, and nothing tells us when it dies.
+    addresses, and nothing tells us when it dies. Those built then are not found again: they hold
+    nothing until their own graph has run.
     """
 
     def __init__(self, limit: int = 16) -> None:
-        self._tables: OrderedDict[Key, AddressTable | list[TensorTable]] = OrderedDict()
-        self._captured: list[AddressTable | list[TensorTable]] = []
+        self._tables: OrderedDict[Key, Sequence[AddressTable]] = OrderedDict()
+        self._captured: list[Sequence[AddressTable]] = []
         self._limit = limit
+        self._lock = threading.Lock()
         self.built = 0  # how many tables were ever built: a test counts rebuilds
 
-    def find(self, key: Key, device: torch.device, build: Callable[[], Built]) -> Built:
-        """Return the table of this key, building it where it is not known."""
-        table = self._tables.get(key)
-        if table is None:
-            table = build()
-            self.built += 1
-            self._tables[key] = table
-        self._tables.move_to_end(key)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._captured.append(table)
-        while len(self._tables) > self._limit:
-            self._tables.popitem(last=False)
-        return table  # type: ignore[return-value]  # a key begins with its kind
+    def find(
+        self, key: Key, device: torch.device, build: Callable[[], Sequence[Built]]
+    ) -> Sequence[Built]:
+        """Return the tables of this key, ready for the current stream; builds what is not known."""
+        capturing = is_capturing(device)
+        with self._lock:
+            tables = self._tables.get(key)
+            if tables is not None:
+                self._tables.move_to_end(key)
+        if tables is None:
+            tables = build()
+            with self._lock:
+                self.built += 1
+                if not capturing:
+                    tables = self._tables.setdefault(key, tables)
+                while len(self._tables) > self._limit:
+                    self._tables.popitem(last=False)
+        if capturing:
+            self._captured.append(tables)
+        else:
+            for table in tables:
+                table.upload.order()
+        return tables  # type: ignore[return-value]  # a key begins with its kind
 
 
 SHARED = TableCache()
-
-
-def upload(host: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (staging copy, device copy) of a CPU tensor, without waiting for a GPU."""
-    if device.type != "cuda":
-        return host, host
-    pinned = host.pin_memory()
-    return pinned, pinned.to(device, non_blocking=True)
 
 
 def chunk_pairs(sizes: Tensor, chunk: int) -> Tensor:
@@ -186,13 +192,13 @@ def build_table(
     aligned = ((rows % 16) == 0).all(dim=0).to(torch.int64)
     pairs = chunk_pairs(chunked, chunk)
     parts = (rows.reshape(-1), sizes, aligned, extra, pairs.reshape(-1))
-    host, data = upload(torch.cat(parts), device)
-    return TensorTable(data=data, host=host, tensors=len(sizes), chunks=len(pairs), dtypes=dtypes)
+    upload = Upload(torch.cat(parts), device)
+    return TensorTable(upload=upload, tensors=len(sizes), chunks=len(pairs), dtypes=dtypes)
 
 
 def tensor_tables(
     lists: TensorLists, *, chunk: int, cache: TableCache = SHARED, shared: bool = False
-) -> list[TensorTable]:
+) -> Sequence[TensorTable]:
     """Return one table for every dtype combination among the tensors that are not empty.
 
     Args:
@@ -248,11 +254,10 @@ def address_table(scalars: Sequence[Tensor], cache: TableCache = SHARED) -> Addr
     addresses = tuple(scalar.data_ptr() for scalar in scalars)
     device = scalars[0].device
 
-    def build() -> AddressTable:
-        host, data = upload(torch.tensor(addresses), device)
-        return AddressTable(data=data, host=host)
+    def build() -> list[AddressTable]:
+        return [AddressTable(upload=Upload(torch.tensor(addresses), device))]
 
-    return cache.find(("addresses", device, addresses), device, build)
+    return cache.find(("addresses", device, addresses), device, build)[0]
 
 
 def only_slot(lists: TensorLists) -> int | None:
@@ -276,17 +281,17 @@ def _sizes(tensors: Sequence[Tensor]) -> Iterable[int]:
 
 @contextlib.contextmanager
 def reachable(lists: TensorLists) -> Iterator[None]:
-    """Name the tensors that the launches inside reach through tables."""
-    _reached.append(lists)
+    """Name the tensors that the launches of this thread inside reach through tables."""
+    token = _reached.set((*_reached.get(), *lists))
     try:
         yield
     finally:
-        _reached.pop()
+        _reached.reset(token)
 
 
 def live_tensors() -> list[Tensor]:
-    """Return the tensors that the launch in progress may reach through its tables.
+    """Return the tensors that the launch of this thread may reach through its tables.
 
     A driver that executes kernels itself asks for them, to know which memory is in bounds.
     """
-    return [tensor for lists in _reached for tensors in lists for tensor in tensors]
+    return [tensor for tensors in _reached.get() for tensor in tensors]

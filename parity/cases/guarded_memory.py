@@ -48,6 +48,13 @@ class Span:
         last = sum((n - 1) * by for n, by in zip(shape, self._strides, strict=True))
         return self.start + (last + 1) * size if self.value.numel() else self.start
 
+    def side_of(self, byte: int) -> str:
+        """Place of a byte that is none of the tensor's."""
+        if byte < self.start:
+            return f"{self.start - byte} bytes before the start"
+        past = byte - self.stop
+        return f"{past} bytes past the end" if past >= 0 else "between the elements"
+
     @property
     def _strides(self) -> tuple[int, ...]:
         return self.strides or self.value.contiguous().stride()

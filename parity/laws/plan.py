@@ -384,14 +384,10 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
             says = "is read-only and was written"
             accepted = Accepted(value=span.value)
             return _finding("stray write", says, call, outcome, span, place, accepted)
-    before = [span for span in spans if span.start <= byte]
-    near = before[-1] if before else spans[0]
-    side = f"{near.start - byte} bytes before the start"
-    if before:
-        past = byte - near.stop
-        side = f"{past} bytes past the end" if past >= 0 else "between the elements"
+    near = [spans[0], *(span for span in spans if span.start <= byte)][-1]
+    place = f"{near.side_of(byte)} of {near.name}[{near.index}]"
     return Finding(
-        says=f"memory outside every tensor was written: {side} of {near.name}[{near.index}]",
+        says=f"memory outside every tensor was written: {place}",
         call=call,
         kind="stray write",
         name=near.name,

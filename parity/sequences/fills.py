@@ -50,7 +50,7 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
 
 
 def is_hit(index: int, count: int, seed: int) -> bool:
-    """Whether an overflow hits this one of several tensors: one of them for most seeds, or all."""
+    """True if an overflow hits this one of several tensors: one for most seeds, or all."""
     return seed % 4 == 0 or index == seed % count
 
 

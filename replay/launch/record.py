@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -73,28 +73,29 @@ class Launch:
         return sum(traffic.written for traffic in self.buffers.values())
 
 
-_LOGS: list[list[Launch]] = []
-_LOCK = threading.Lock()
+_LOGS: ContextVar[tuple[list[Launch], ...]] = ContextVar("replay logs", default=())
 
 
 @contextmanager
 def launches() -> Iterator[list[Launch]]:
-    """Collect the record of every launch made (by any thread) inside the context."""
+    """Collect the record of every launch that this thread makes inside the context."""
     log: list[Launch] = []
-    with _LOCK:
-        _LOGS.append(log)
+    token = _LOGS.set((*_LOGS.get(), log))
     try:
         yield log
     finally:
-        with _LOCK:
-            _LOGS[:] = [other for other in _LOGS if other is not log]
+        _LOGS.reset(token)
+
+
+def recording() -> bool:
+    """True if this thread has a log open."""
+    return bool(_LOGS.get())
 
 
 def publish(launch: Launch) -> None:
-    """Add a record to every open log."""
-    with _LOCK:
-        for log in _LOGS:
-            log.append(launch)
+    """Add a record to every log of this thread."""
+    for log in _LOGS.get():
+        log.append(launch)
 
 
 _CLASSES = {

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +16,7 @@ from twinstep.replay.checks.history import History
 from twinstep.replay.checks.races import BatchChecks
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
+from twinstep.replay.launch.count import count_accesses, count_instructions
 from twinstep.replay.launch.options import (
     OPTIONS,
     TRANSLATION,
@@ -24,7 +25,7 @@ from twinstep.replay.launch.options import (
     Options,
     reachable,
 )
-from twinstep.replay.launch.record import Launch, Traffic, class_of, publish
+from twinstep.replay.launch.record import Launch, publish
 from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
@@ -51,8 +52,8 @@ SHARED_LIMIT = 64 << 20
 """Bytes of shared memory that one batch may take."""
 
 _PROGRAMS: dict[tuple[str, str], Program] = {}
-_TABLES: dict[int, tuple[Program, frozenset[int]]] = {}
-_LOCK = threading.RLock()
+_LOCK = threading.Lock()
+_SMALL = 2.0**-600
 
 
 def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
@@ -63,6 +64,19 @@ def program_of(ptx: str, kernel: str) -> tuple[Program, str]:
         if program is None:
             program = _PROGRAMS[digest, kernel] = translate(parse(ptx), kernel)
     return program, digest
+
+
+def require_subnormals() -> None:
+    """Refuse to run in a thread that flushes subnormals to zero.
+
+    Raises:
+        ReplayError: if it does.
+    """
+    if _SMALL * (_SMALL * 2.0**140) == 0:
+        raise ReplayError(
+            "Subnormal floats are flushed to zero in this thread, but replay needs them: do not "
+            "call torch.set_flush_denormal(True), and do not import code built with fast-math."
+        )
 
 
 def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
@@ -110,7 +124,7 @@ def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes
 
 @dataclass
 class Request:
-    """Everything that one launch needs."""
+    """Everything that one launch needs; `counted` if its record is wanted in full."""
 
     program: Program
     digest: str
@@ -120,6 +134,7 @@ class Request:
     tensors: list[Labelled]
     shared: int = 0
     settings: Options = field(default_factory=Options)
+    counted: bool = True
 
 
 def run(request: Request) -> Launch:
@@ -136,29 +151,32 @@ def run(request: Request) -> Launch:
             f"Kernel {request.program.kernel.name} has a grid of {x:,} x {y:,} x {z:,} blocks, but "
             f"a GPU takes at most {PLANE:,} along y and z."
         )
-    with _LOCK:
-        started = perf_counter()
-        request = replace(request, settings=settings)
-        if (retranslated := TRANSLATION.get()) is not None:
-            request = replace(request, program=retranslated(request.program))
-        elif settings.check_arithmetic:
-            request = replace(request, program=checked(request.program))
-        launch = Launch(request.program.kernel.name, request.grid, request.block, request.digest)
-        launch.tuning = TUNING.get()
-        known, constants = _known(request), _constants(request.program)
-        apart = settings.strict_provenance and retranslated is None
-        regions = Windows(known, constants) if apart else Regions(known, constants)
-        if isinstance(regions, Windows):
-            own = [tensor for _, tensor in request.tensors]
-            params = moved_parameters(request.program, request.params, own, regions)
-            request = replace(request, params=params)
-        history = _history(settings, request.program)
-        with np.errstate(all="ignore"):
-            for blocks in _batches(request):
-                _run_batch(request, blocks, regions, history, launch)
-                if settings.after_batch is not None:
-                    settings.after_batch()
-        launch.seconds = perf_counter() - started
+    require_subnormals()
+    started = perf_counter()
+    program = request.program
+    if (retranslated := TRANSLATION.get()) is not None:
+        program = retranslated(program)
+    elif settings.check_arithmetic:
+        program = checked(program)
+    request = replace(request, settings=settings, program=program)
+    launch = Launch(program.kernel.name, request.grid, request.block, request.digest)
+    launch.tuning = TUNING.get()
+    known, constants = _known(request), _constants(program)
+    apart = settings.strict_provenance and retranslated is None
+    regions = Windows(known, constants) if apart else Regions(known, constants)
+    if isinstance(regions, Windows):
+        own = [tensor for _, tensor in request.tensors]
+        request.params = moved_parameters(program, request.params, own, regions)
+    history = _history(settings, program)
+    runs = np.zeros(len(program.blocks))
+    with np.errstate(all="ignore"):
+        for blocks in _batches(request):
+            runs += _run_batch(request, blocks, regions, history, launch)
+            if settings.after_batch is not None:
+                settings.after_batch()
+    if request.counted:
+        count_instructions(launch, program, runs)
+    launch.seconds = perf_counter() - started
     publish(launch)
     return launch
 
@@ -169,20 +187,17 @@ def _known(request: Request) -> list[Labelled]:
         for found in (request.tensors, reachable())
     )
     known = [*arguments, *others]
-    starts = _tables(request.program, request.params)
+    starts = {_word_at(request.params, start) for start in _tables(request.program)}
     tables = [row for row in arguments if row[1].data_ptr() in starts] if starts else []
     return [*known, *listed(tables, known)]
 
 
-def _tables(program: Program, params: bytes) -> set[int]:
-    """Parameter values behind which a kernel loads what it uses as addresses."""
-    known = _TABLES.get(id(program))
-    if known is None:
-        loads = address_loads(program.kernel)
-        code = [i for i in program.kernel.code if id(i) in loads]
-        starts = {start for i in code for start in _starts(program, i)}
-        known = _TABLES[id(program)] = program, frozenset(starts)
-    return {_word_at(params, start) for start in known[1]}
+@cache
+def _tables(program: Program) -> frozenset[int]:
+    """Where among the parameters addresses lie behind which a kernel loads further addresses."""
+    loads = address_loads(program)
+    code = [i for i in program.kernel.code if id(i) in loads]
+    return frozenset(start for i in code for start in _starts(program, i))
 
 
 def _constants(program: Program) -> list[tuple[str, int, int, object]]:
@@ -195,12 +210,18 @@ def _constants(program: Program) -> list[tuple[str, int, int, object]]:
 def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
+    fenced, word = _fenced(program), _word(program)
+    return History(settings.check_races, settings.unwritten, fenced, word, program.kernel.code)
+
+
+@cache
+def _fenced(program: Program) -> bool:
+    """True if the kernel has a fence that reaches beyond its block."""
     fences = (i for i in program.kernel.code if family(i) in ("membar", "fence"))
-    fenced = any("cta" not in fence.parts for fence in fences)
-    code = program.kernel.code
-    return History(settings.check_races, settings.unwritten, fenced, _word(program), code)
+    return any("cta" not in fence.parts for fence in fences)
 
 
+@cache
 def _word(program: Program) -> int:
     """Bytes of the shortest load or store of the kernel; 1 where another instruction moves data."""
     shortest = 8
@@ -280,7 +301,8 @@ def _run_batch(
     regions: Regions,
     memory: History | None,
     launch: Launch,
-) -> None:
+) -> Array:
+    """Run a batch; returns how many threads ran each block of code."""
     program, threads = request.program, request.block[0] * request.block[1] * request.block[2]
     local = -(-program.layout.local_size // 16) * 16
     batch = Batch(
@@ -294,15 +316,18 @@ def _run_batch(
         np.full((len(blocks) * threads if local else 0, local), request.settings.garbage, np.uint8),
         program.kernel.name,
     )
+    batch.counted = request.counted
     batch.pointers = partial(_pointers, program, request.params)
     if isinstance(regions, Windows):
-        batch.windows, batch.address_loads = regions, address_loads(program.kernel)
+        batch.windows, batch.address_loads = regions, address_loads(program)
     if memory is not None:
         batch.checks = BatchChecks(memory, batch)
     settings = request.settings
     execution = Execution(program, batch, settings.max_steps, settings.patience)
     execution.run()
-    _count(launch, program, execution, batch)
+    if request.counted:
+        count_accesses(launch, batch)
+    return np.array(execution.runs, np.float64)
 
 
 def _pointers(program: Program, params: bytes, instruction: Instruction) -> list[int]:
@@ -319,33 +344,6 @@ def _starts(program: Program, instruction: Instruction) -> list[int]:
 
 def _word_at(params: bytes, start: int) -> int:
     return int.from_bytes(params[start : start + 8], "little")
-
-
-def _count(launch: Launch, program: Program, execution: Execution, batch: Batch) -> None:
-    totals = np.array(execution.runs, np.int64) @ program.census
-    for opcode, count in zip(program.opcodes, totals.tolist(), strict=True):
-        if count:
-            launch.opcodes[opcode] += count
-            launch.classes[class_of(opcode)] += count
-    for place in program.noted:
-        runs = execution.runs[place]
-        for name, count in program.charges[place].items() if runs else ():
-            launch.approximations[name] += runs * count
-            launch.approximated_at[name] = program.charged_at[name]
-        launch.barriers += runs if program.blocks[place].waits == "block" else 0
-    for (site, index), (threads, moved) in batch.traffic.items():
-        traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
-        launch.widths[site.kind, site.bytes] += threads
-        if site.kind != "write":
-            traffic.read += moved
-        if site.kind != "read":
-            traffic.written += moved
-        traffic.reads += threads if site.kind == "read" else 0
-        traffic.writes += threads if site.kind == "write" else 0
-        traffic.atomics += threads if site.kind == "atomic" else 0
-    counts = batch.counts
-    launch.shared_read += counts["shared read"] + counts["shared atomic"]
-    launch.shared_written += counts["shared write"] + counts["shared atomic"]
 
 
 def run_ptx(

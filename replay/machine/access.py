@@ -21,6 +21,8 @@ from twinstep.replay.ptx.syntax import Instruction
 SHARED_WINDOW = 0x7E00 << 48
 LOCAL_WINDOW = 0x7F00 << 48
 _WINDOW = np.uint64(0xFF00 << 48)
+SMALL, REMEMBERED = 1024, 4
+"""Most threads whose accesses of shared memory are remembered across launches, and how many are."""
 
 
 class Site(MemoryOp):
@@ -33,6 +35,7 @@ class Site(MemoryOp):
         self.offset = np.uint64(offset % 2**64)
         self.word = np.dtype(f"u{size}")
         self._shift = np.uint64(size.bit_length() - 1)
+        self._before: dict[tuple[object, ...], tuple[Array, Array]] = {}
 
     def load(
         self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
@@ -76,10 +79,13 @@ class Site(MemoryOp):
         self, lanes: Lanes, address: Array, guard: Array | None, old: tuple[Array, ...]
     ) -> tuple[Array, ...]:
         address = address + self.offset if self.offset else address
-        if guard is None and (regular := self._regular(lanes, address)) is not None:
-            region, views = regular
-            self._count(lanes, region.index, lanes.size, self._merged(lanes, address))
-            return tuple(view.copy() for view in views)
+        if guard is None:
+            if address.size == 1 and (found := self._uniform(lanes, int(address[0, 0]))):
+                return found
+            if (regular := self._regular(lanes, address)) is not None:
+                region, views = regular
+                self._count(lanes, region.index, lanes.size, self._merged(lanes, address))
+                return tuple(view.copy() for view in views)
         chosen = self.select(lanes, address, guard)
         self.note(lanes, chosen)
         if chosen.single is not None:
@@ -115,6 +121,17 @@ class Site(MemoryOp):
             index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // self.size
             for k, value in enumerate(data):
                 words[index + k] = value[part]
+
+    def _uniform(self, lanes: Lanes, address: int) -> tuple[Array, ...] | None:
+        """The words at one address that all threads read; None where that needs a closer look."""
+        batch = lanes.batch
+        region = batch.regions.find(address, address + self.bytes)
+        if region is None or address % self.bytes or batch.checks or region.elements is not None:
+            return None
+        words, first = region.words(self.size, self.bytes)
+        index = (address - first) // self.size
+        self._count(lanes, region.index, lanes.size, lanes.warp_count * self.bytes)
+        return tuple(words[index : index + self.count].reshape(self.count, 1, 1).copy())
 
     def _regular(self, lanes: Lanes, address: Array) -> tuple[Region, list[Array]] | None:
         """Views of the words if the addresses form an even, gapless-in-the-row pattern."""
@@ -156,13 +173,14 @@ class Site(MemoryOp):
             flat_address = address.reshape(-1)
             flat = lanes.every if address.size == lanes.size else np.arange(address.size)
         else:
-            flat = np.flatnonzero(stretched(guard, lanes.shape))
+            flat = stretched(guard, lanes.shape).reshape(-1).nonzero()[0]
             flat_address = stretched(address, lanes.shape).reshape(-1)[flat]
         shape = address.shape if guard is None else lanes.shape
         chosen = ActiveLanes(lanes, flat, flat_address, shape)
         if len(flat):
             self._check(lanes, chosen)
-            self._account(lanes, chosen, guard is None)
+            if lanes.batch.counted:
+                self._account(lanes, chosen, guard is None)
         return chosen
 
     def note(
@@ -174,7 +192,8 @@ class Site(MemoryOp):
 
     def _check(self, lanes: Lanes, chosen: ActiveLanes) -> None:
         address = chosen.address
-        region = lanes.batch.regions.find(int(address.min()), int(address.max()) + self.bytes)
+        low, high = np.minimum.reduce(address), np.maximum.reduce(address)
+        region = lanes.batch.regions.find(int(low), int(high) + self.bytes)
         if int(np.bitwise_or.reduce(address)) & (self.bytes - 1):
             wrong = (address & np.uint64(self.bytes - 1)) != 0
             self._refuse(lanes, chosen, int(np.argmax(wrong)), Misaligned)
@@ -219,6 +238,8 @@ class Site(MemoryOp):
     # --- counting --------------------------------------------------------------------------
 
     def _count(self, lanes: Lanes, region: int, threads: int, moved: int) -> None:
+        if not lanes.batch.counted:
+            return
         entry = lanes.batch.traffic.setdefault((self, region), [0, 0])
         entry[0] += threads
         entry[1] += moved
@@ -227,20 +248,14 @@ class Site(MemoryOp):
         """Bytes of a regular access, equal addresses within a warp counted once."""
         if address.shape[1] > 1:
             return lanes.size * self.bytes
-        warps = lanes.shape[0] * -(-lanes.shape[1] // 32)
-        return warps * self.bytes
+        return lanes.warp_count * self.bytes
 
     def _account(self, lanes: Lanes, chosen: ActiveLanes, unguarded: bool) -> None:
         address, shape = chosen.address, chosen.shape
         if unguarded and shape != lanes.shape and shape[1] == 1:
             region = chosen.region_of(0)
             if chosen.single is not None:
-                self._count(
-                    lanes,
-                    region,
-                    lanes.size,
-                    lanes.shape[0] * -(-lanes.shape[1] // 32) * self.bytes,
-                )
+                self._count(lanes, region, lanes.size, lanes.warp_count * self.bytes)
                 return
         for region_object, part in chosen.regions():
             own = address[part]
@@ -257,17 +272,35 @@ class Site(MemoryOp):
     ) -> tuple[Array, Array, Array]:
         """Memory as words, and for each accessing thread its flat position and word index.
 
-        A loop comes by with the very arrays of its last turn: what they say is looked up.
+        A loop comes by with the very arrays of its last turn, and small launches with the
+        numbers of an earlier launch: what they say is looked up.
         """
         batch = lanes.batch
         memory = batch.shared if self.space == "shared" else batch.local
         known = lanes.places.get(id(self))
         if known is None or known[0] is not address or known[1] is not guard:
-            known = (address, guard, *self._private(lanes, memory, address, guard))
+            known = (address, guard, *self._as_before(lanes, memory, address, guard))
             lanes.places[id(self)] = known
         flat, place = known[2:]
-        batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
+        if batch.counted:
+            batch.counts[f"{self.space} {self.kind}"] += len(flat) * self.bytes
         return memory.reshape(-1).view(self.word), flat, place
+
+    def _as_before(
+        self, lanes: Lanes, memory: Array, address: Array, guard: Array | None
+    ) -> tuple[Array, Array]:
+        """As `_private`, from one of the last accesses if that was the same."""
+        if not lanes.full or lanes.size > SMALL:
+            return self._private(lanes, memory, address, guard)
+        taking = None if guard is None else (guard.shape, guard.tobytes())
+        key = (lanes.shape, memory.shape[1], address.shape, address.tobytes(), taking)
+        found = self._before.get(key)
+        if found is None:
+            found = self._private(lanes, memory, address, guard)
+            if len(self._before) >= REMEMBERED:
+                self._before.clear()
+            self._before[key] = found
+        return found
 
     def _private(
         self, lanes: Lanes, memory: Array, address: Array, guard: Array | None
@@ -276,14 +309,16 @@ class Site(MemoryOp):
         # The sum wraps around in the register's width; what lies before 0 becomes negative.
         whole = address + self.offset.astype(address.dtype) if self.offset else address
         own = whole.view(f"i{whole.dtype.itemsize}").astype(np.int64)
-        low, high, bits = int(own.min()), int(own.max()), int(np.bitwise_or.reduce(own, axis=None))
+        every = own.reshape(-1)
+        low, high = int(np.minimum.reduce(every)), int(np.maximum.reduce(every))
+        bits = int(np.bitwise_or.reduce(every))
         if low < 0 or high + self.bytes > memory.shape[1] or bits % self.bytes:
             self._refuse_private(lanes, own, guard)
         place = own + self._rows(lanes) * memory.shape[1]
         place = stretched(place >> self._shift.view(np.int64), lanes.shape).reshape(-1)
         flat = lanes.every
         if guard is not None:
-            flat = np.flatnonzero(stretched(guard, lanes.shape))
+            flat = stretched(guard, lanes.shape).reshape(-1).nonzero()[0]
             place = place[flat]
         return flat, place
 

@@ -7,6 +7,7 @@ repeat. `atom.add.f32` flushes subnormals in global memory and keeps them in sha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -31,6 +32,9 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 MANY = 16
 """Above this many turns at one address, running totals replace turn-by-turn updates."""
+
+_LOCK = threading.Lock()
+"""Held while global memory is read, changed and written: other threads launch kernels meanwhile."""
 
 
 def _compare_and_swap(old: Array, expected: Array, new: Array) -> Array:
@@ -145,7 +149,9 @@ class AtomicSite:
         for region, part in chosen.regions():
             words, first = region.words(site.size, site.bytes)
             index = (chosen.address[part] - np.uint64(first)).astype(np.int64) // site.size
-            out[:, part] = self._apply(space, words, index, [d[chosen.flat][part] for d in data])
+            own = [d[chosen.flat][part] for d in data]
+            with _LOCK:
+                out[:, part] = self._apply(space, words, index, own)
         return site.spread(lanes, guard, chosen, out, old)
 
     def _apply(self, space: str, words: Array, index: Array, data: list[Array]) -> Array:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
 from twinstep.replay.dtypes import Array
 from twinstep.replay.errors import CannotReplay, LimitReached, ReplayError
-from twinstep.replay.machine.lanes import Batch, Lanes
+from twinstep.replay.machine.lanes import Batch, Lanes, Place
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.waiting import Waiting
-from twinstep.replay.machine.watchdog import EVERY, Watchdog
+from twinstep.replay.machine.watchdog import EVERY, IN_FLIGHT, Watchdog
 from twinstep.replay.ptx.flow import EXIT, Block, family
 
 FAIR_TURN = 128
@@ -64,7 +65,8 @@ class Execution:
             ReplayError: a fault, or a limit of replay; nothing else.
         """
         try:
-            self._run()
+            with IN_FLIGHT:
+                self._run()
         except ReplayError:
             raise
         except Exception as error:
@@ -112,13 +114,16 @@ class Execution:
 
     def _together(self, pc: int) -> tuple[Array | None, int]:
         """Run blocks while all threads go the same way."""
-        functions = self.program.functions
+        functions, registers, everyone = self.program.functions, self.registers, self.everyone
         while pc != EXIT:
             if self.steps >= self.look_at:
-                self.look_at = self.watchdog.look(None, pc, self.registers)
+                self.look_at = self.watchdog.look(None, pc, registers)
             block = self._step(pc)
-            self.runs[pc] += self.everyone.size
-            outcome = functions[pc](self.registers, self.everyone)
+            self.runs[pc] += everyone.size
+            outcome = functions[pc](registers, everyone)
+            if outcome is None:
+                pc = block.targets[0]
+                continue
             following = successor(block, outcome)
             if isinstance(following, int):
                 pc = following
@@ -240,23 +245,32 @@ def successor(block: Block, outcome: Array | None) -> Array | int:
 def special(name: str, lanes: Lanes) -> Array:
     """The value of a special register for a whole batch."""
     batch = lanes.batch
-    thread = lanes.thread_index.astype(np.uint32)
-    lane = thread & np.uint32(31)
     base, _, axis = name[1:].partition(".")
     index = "xyz".find(axis) if axis else 0
-    if base in ("tid", "ctaid"):
-        extent = batch.block if base == "tid" else batch.grid
-        linear = thread if base == "tid" else batch.blocks.astype(np.uint32)[:, None]
-        for size in extent[:index]:
-            linear = linear // np.uint32(size)
-        return linear if index == 2 else linear % np.uint32(extent[index])
-    if base == "clusterid":
-        return special(f"%ctaid.{axis}", lanes)
+    if base in ("ctaid", "clusterid"):
+        return _coordinate(batch.blocks.astype(np.uint32)[:, None], batch.grid, index)
+    if base in ("nctaid", "nclusterid"):
+        return np.array([[batch.grid[index]]], np.uint32)
+    return _of_threads(base, index, batch.block)
+
+
+def _coordinate(linear: Array, extent: Place, index: int) -> Array:
+    for size in extent[:index]:
+        linear = linear // np.uint32(size)
+    return linear if index == 2 else linear % np.uint32(extent[index])
+
+
+@lru_cache(256)
+def _of_threads(base: str, index: int, block: Place) -> Array:
+    """The value of a special register that no block differs in; never written to."""
+    threads = block[0] * block[1] * block[2]
+    thread = np.arange(threads, dtype=np.uint32)[None, :]
+    lane = thread & np.uint32(31)
+    if base == "tid":
+        return _coordinate(thread, block, index)
     constants = {
-        "ntid": batch.block[index],
-        "nctaid": batch.grid[index],
-        "nclusterid": batch.grid[index],
-        "nwarpid": -(-batch.threads // 32),
+        "ntid": block[index],
+        "nwarpid": -(-threads // 32),
         "cluster_nctaid": 1,
         "cluster_nctarank": 1,
         "cluster_ctaid": 0,

@@ -95,6 +95,7 @@ class Batch:
         windows: The regions, where each tensor is at addresses of its own.
         address_loads: There, the `id` of each load that an address may be computed from.
         checks: Checks of races and of unwritten memory, where asked for.
+        counted: Whether accesses are counted; they are where the launch is recorded.
     """
 
     blocks: Array
@@ -112,6 +113,7 @@ class Batch:
     pointers: Callable[[Instruction], list[int]] = lambda _: []
     windows: Windows | None = None
     address_loads: frozenset[int] = frozenset()
+    counted: bool = True
 
     def block_place(self, row: int) -> Place:
         """Block coordinates of a row."""
@@ -163,6 +165,11 @@ class Lanes:
     def every(self) -> Array:
         """The positions of all threads in this shape; never written to."""
         return np.arange(self.size)
+
+    @functools.cached_property
+    def warp_count(self) -> int:
+        """Number of warps of all rows of this shape."""
+        return self.shape[0] * -(-self.shape[1] // 32)
 
     def barrier(self, warp_only: bool = False, count: int = 0) -> None:
         """Tell the checks of memory that these threads have met: `count` of a block, or all (0)."""
@@ -239,6 +246,7 @@ class ActiveLanes:
         self.shape = shape
         self.single: Region | None = None
         self.index: Array | None = None
+        self._parts: list[tuple[Region, Array | slice]] | None = None
 
     def regions(self) -> list[tuple[Region, Array | slice]]:
         """Each region touched, with the accesses that go there."""
@@ -246,9 +254,12 @@ class ActiveLanes:
             return []
         if self.single is not None:
             return [(self.single, slice(None))]
-        assert self.index is not None
-        known = self.lanes.batch.regions.regions
-        return [(known[i], np.flatnonzero(self.index == i)) for i in np.unique(self.index)]
+        if self._parts is None:
+            assert self.index is not None
+            known, index = self.lanes.batch.regions.regions, self.index
+            places = sorted(set(index.tolist()))
+            self._parts = [(known[i], (index == i).nonzero()[0]) for i in places]
+        return self._parts
 
     def region_of(self, which: int) -> int:
         """Index of the region of one access."""

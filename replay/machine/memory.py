@@ -19,10 +19,9 @@ from twinstep.replay.dtypes import Array
 
 def span(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last; 0 when it is empty."""
-    if tensor.numel() == 0:
-        return 0
-    if tensor.is_contiguous():
-        return tensor.numel() * tensor.element_size()
+    count = tensor.numel()
+    if count == 0 or tensor.is_contiguous():
+        return count * tensor.element_size()
     reach = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
 
@@ -57,7 +56,7 @@ class Region:
     shift: int = 0
     home: Region | None = None
     elements: Array | None = None
-    _views: dict[tuple[int, int], Array] = field(default_factory=dict)
+    _views: dict[tuple[int, int], tuple[Array, int]] = field(default_factory=dict)
     _bytes: Array | None = None
 
     def bytes(self) -> Array:
@@ -72,14 +71,14 @@ class Region:
         Returns:
             The words (1-D, unsigned) and the address of the first.
         """
-        first = -(-self.start // align) * align
         found = self._views.get((size, align))
         if found is None:
+            first = -(-self.start // align) * align
             count = max(self.end - first, 0) // size
             offset = first - self.start
-            found = self.bytes()[offset : offset + count * size].view(f"u{size}")
-            self._views[size, align] = found
-        return found, first
+            words = self.bytes()[offset : offset + count * size].view(f"u{size}")
+            found = self._views[size, align] = words, first
+        return found
 
 
 class Regions:
@@ -96,7 +95,7 @@ class Regions:
         extra: Iterable[tuple[str, int, int, object]] = (),
     ) -> None:
         spans: list[tuple[int, int, str, object]] = [
-            (t.data_ptr(), t.data_ptr() + span(t), label, t) for label, t in tensors
+            (start := t.data_ptr(), start + span(t), label, t) for label, t in tensors
         ]
         spans += [(address, address + size, label, keep) for label, address, size, keep in extra]
         self.regions: list[Region] = []

@@ -37,9 +37,9 @@ class Layout:
     constants: dict[str, tuple[Variable, Array]] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
-    """A translated kernel.
+    """A translated kernel; compared by identity, so that what follows from it can be cached.
 
     Attributes:
         functions: One per block.
@@ -75,5 +75,5 @@ class Program:
 
     @cached_property
     def waits_for_blocks(self) -> bool:
-        """Whether a block may wait for another."""
+        """True if a block may wait for another."""
         return waits_for_blocks(self.blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from twinstep.replay.dtypes import Array
@@ -11,6 +13,21 @@ from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.warp import ballot_bits
 from twinstep.replay.ptx.flow import EXIT, family
 from twinstep.replay.ptx.syntax import Imm, Instruction, Operand, Reg
+
+
+@cache
+def _barriers(program: Program) -> dict[int, tuple[int, int]]:
+    """By block of code, the number of its barrier and for how many threads it waits; 0 for all."""
+    found = {}
+    for block in program.blocks:
+        if block.waits == "block":
+            instruction = block.code[0]
+            operands = list(instruction.operands)
+            if "red" in instruction.parts:
+                operands = operands[1:-1]
+            numbers = [int(o.value) for o in operands if isinstance(o, Imm)]
+            found[block.index] = (numbers[0] if numbers else 0), (numbers[1:] or [0])[0]
+    return found
 
 
 class Waiting:
@@ -26,20 +43,7 @@ class Waiting:
         self.batch = batch
         self.shape = (len(batch.blocks), batch.threads)
         self.released = np.zeros(self.shape, np.bool_)
-        self.barriers: dict[int, tuple[int, int]] = {}
-        for block in program.blocks:
-            if block.waits == "block":
-                self.barriers[block.index] = self._barrier(block.index)
-
-    def _barrier(self, pc: int) -> tuple[int, int]:
-        """Number of the barrier and how many threads of a block it waits for."""
-        instruction = self.program.blocks[pc].code[0]
-        operands = list(instruction.operands)
-        if "red" in instruction.parts:
-            operands = operands[1:-1]
-        numbers = [int(o.value) for o in operands if isinstance(o, Imm)]
-        count = numbers[1] if len(numbers) > 1 else self.batch.threads
-        return (numbers[0] if numbers else 0), count
+        self.barriers = _barriers(program)
 
     def ready(self, pc: int, counters: Array, registers: list[Array | None]) -> Array:
         """Flags of the threads that may run the waiting block `pc`."""
@@ -51,7 +55,7 @@ class Waiting:
         number, count = self.barriers[pc]
         same = [p for p, (other, _) in self.barriers.items() if other == number]
         here = np.isin(counters, same) & ~self.released
-        full = here.sum(axis=1) >= count
+        full = here.sum(axis=1) >= (count or self.batch.threads)
         self.released |= here & full[:, None]
         return np.asarray(self.released & (counters == pc))
 

@@ -4,12 +4,15 @@ A batch shows that it gets on when a thread finishes or memory is touched at add
 touched before. Without such a sign for a quarter of the patience, in processor time of this thread,
 the batch is watched: its state is compared with a state that it had earlier (Brent's cycle search).
 Execution is deterministic, so a state that comes again comes for ever: `NoProgress`. Registers that
-no branch, address, stored value or barrier depends on are no part of the state. A batch that shows
+no branch, address, stored value or barrier depends on are no part of the state. That holds while no
+other thread launches anything, which might store what the batch waits for. A batch that shows
 neither ends with `LimitReached` when its patience is over: it may be right, and only long.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from dataclasses import dataclass
 from time import thread_time
 from typing import Protocol
@@ -32,6 +35,31 @@ EVERY = 16
 
 KNOWN = 1 << 20
 """Accesses that are remembered; more of them are signs that a batch gets on."""
+
+
+class _InFlight:
+    """The batches of all threads that have begun and not ended; entered by each of them.
+
+    Attributes:
+        begun: How many have ever begun.
+        count: How many run now.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begun = self.count = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.begun += 1
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.count -= 1
+
+
+IN_FLIGHT = _InFlight()
 
 
 class Running(Protocol):
@@ -76,6 +104,8 @@ class Watchdog:
         self.finished = 0
         self.known: set[tuple[int, int]] = set()
         self.watch: _Watch | None = None
+        self.begun = 0
+        self.accompanied = -math.inf
 
     def look(self, counters: Array | None, pc: int, registers: list[Array | None]) -> int:
         """See whether the batch gets on.
@@ -96,13 +126,16 @@ class Watchdog:
         finished = 0 if counters is None else int(np.count_nonzero(counters == EXIT))
         if finished != self.finished or (self.watch is not None and self.watch.news):
             self._calm(now, finished)
+        if IN_FLIGHT.count > 1 or IN_FLIGHT.begun != self.begun:
+            self.begun, self.accompanied = IN_FLIGHT.begun, now
         if self.watch is None:
             if now - self.since < self.patience / 4:
                 return steps + EVERY
             self.watch = _Watch(self.execution, self.known, now + self.patience / 20)
         self.watch.late = self.watch.late or now > self.watch.warm
         kernel = self.execution.batch.kernel
-        if period := self.watch.recurrence(counters, pc, registers):
+        alone = now - self.accompanied > self.patience / 4
+        if alone and (period := self.watch.recurrence(counters, pc, registers)):
             raise NoProgress(
                 f"kernel {kernel}, {self._standing(counters, pc)}; registers and memory are what "
                 f"they were {period} steps before, so that this never ends."

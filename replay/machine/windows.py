@@ -10,6 +10,7 @@ stays real, and may reach any tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from twinstep.replay.dtypes import Array, width
 from twinstep.replay.machine.memory import Region, Regions, span
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.flow import defined, family, registers_in, used
-from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem
+from twinstep.replay.ptx.syntax import Mem
 
 FIRST = 1 << 56
 SPACING = 1 << 40
@@ -29,7 +30,6 @@ LARGE = 1 << 28
 """Bytes of a view above which its gaps are not told from its elements."""
 
 _ADDRESS_BITS = np.uint64(40)
-_ADDRESS_LOADS: dict[int, tuple[Kernel, frozenset[int]]] = {}
 _LOADS = frozenset({"ld", "ldu"})
 
 
@@ -47,20 +47,21 @@ class Windows(Regions):
     ) -> None:
         super().__init__(tensors, extra)
         self.window_of: dict[Key, Region] = {}
+        self.windows_at: dict[int, list[Region]] = {}
         homes = len(self.regions)
         for label, tensor in tensors:
             if tensor.numel():
                 self._add(label, tensor)
         self.windows = self.regions[homes:]
         self.gaps = any(window.elements is not None for window in self.windows)
-        self.low = np.array([w.start + w.shift for w in self.windows], np.int64)
-        self.high = np.array([w.end + w.shift for w in self.windows], np.int64)
+        self.low = min((w.start + w.shift for w in self.windows), default=1)
+        self.high = max((w.end + w.shift for w in self.windows), default=0)
         self.known: dict[int, int] = {}
         self._index()
 
     def _add(self, label: str, tensor: torch.Tensor) -> None:
         key = _key(tensor)
-        real, size = key[:2]
+        real, size, sparse = key
         if key in self.window_of:
             window = self.window_of[key]
             if label not in window.label.split("/"):
@@ -69,8 +70,11 @@ class Windows(Regions):
         start = FIRST + len(self.window_of) * SPACING + SPACING // 2 + real % 2**32
         window = Region(start, start + size, label, tensor, len(self.regions))
         window.shift, window.home = real - start, self.find(real, real + size)
-        window.elements = _elements(tensor)
+        if sparse and size <= LARGE:
+            window.elements = _elements(tensor, size)
         self.window_of[key] = window
+        if window.home is not None:
+            self.windows_at.setdefault(window.home.index, []).append(window)
         self.regions.append(window)
 
     def parameter(self, address: int, tensors: list[torch.Tensor]) -> int:
@@ -89,17 +93,22 @@ class Windows(Regions):
     def moved_one(self, address: int) -> int:
         """A real address, or that of the end of a tensor, in the window of the widest tensor."""
         if address not in self.known:
-            inside = np.flatnonzero((self.low <= address) & (address <= self.high))
-            size = np.where(address < self.high, self.high - self.low, 0)[inside]
-            shift = self.windows[int(inside[np.argmax(size)])].shift if len(inside) else 0
+            home, widest, shift = self.find(address, address), -1, 0
+            for window in self.windows_at.get(home.index, ()) if home is not None else ():
+                place = address - window.shift
+                size = window.end - window.start if place < window.end else 0
+                if window.start <= place <= window.end and size > widest:
+                    widest, shift = size, window.shift
             self.known[address] = address - shift
         return self.known[address]
 
     def moved(self, words: Array) -> Array:
         """Loaded words, those that are real addresses of tensors moved."""
-        if not len(self.windows):
-            return words
-        near = (words >= np.uint64(self.low.min())) & (words <= np.uint64(self.high.max()))
+        if words.size == 1:
+            word = int(words.item())
+            near_one = self.low <= word <= self.high
+            return np.full(words.shape, self.moved_one(word), np.uint64) if near_one else words
+        near = (words >= np.uint64(self.low)) & (words <= np.uint64(self.high))
         return _each(words, near, self.moved_one)
 
     def real(self, words: Array) -> Array:
@@ -131,11 +140,9 @@ def _key(tensor: torch.Tensor) -> Key:
     return tensor.data_ptr(), whole, () if dense else (tensor.shape, tensor.stride(), size)
 
 
-def _elements(tensor: torch.Tensor) -> Array | None:
+def _elements(tensor: torch.Tensor, whole: int) -> Array | None:
     """Flags of the bytes of a view that belong to an element; None if all do."""
-    size, whole = tensor.element_size(), span(tensor)
-    if tensor.numel() * size == whole or whole > LARGE:
-        return None
+    size = tensor.element_size()
     flags = np.zeros((whole // size, size), np.bool_)
     strides = [stride * size for stride in tensor.stride()]
     as_strided(flags, (*tensor.shape, size), (*strides, 1))[...] = True
@@ -157,14 +164,10 @@ def moved_parameters(
     return bytes(data)
 
 
-def address_loads(kernel: Kernel) -> frozenset[int]:
+@cache
+def address_loads(program: Program) -> frozenset[int]:
     """The `id` of each load of 64-bit words that an address may be computed from."""
-    if id(kernel) not in _ADDRESS_LOADS:
-        _ADDRESS_LOADS[id(kernel)] = kernel, _address_loads(kernel.code)
-    return _ADDRESS_LOADS[id(kernel)][1]
-
-
-def _address_loads(code: Sequence[Instruction]) -> frozenset[int]:
+    code = program.kernel.code
     wanted: set[str] = set()
     for instruction in code:
         for operand in instruction.operands:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -30,21 +31,16 @@ from twinstep.replay.shadow64.values import REST, TAINT
 from twinstep.replay.translate.program import emitted
 from twinstep.replay.translate.registers import RegisterTypes
 
-_LIFTED: dict[int, tuple[Program, Program]] = {}
 
-
+@cache
 def lifted(program: Program) -> Program:
     """The lifted translation of a program, made once.
 
     Raises:
         NotLiftable: the kernel has an instruction that moves data in a way not followed here.
     """
-    known = _LIFTED.get(id(program))
-    if known is None:
-        kernel, layout = program.kernel, program.layout
-        emitter = LiftedEmitter(kernel, RegisterTypes(kernel), layout, RULES)
-        known = _LIFTED[id(program)] = (program, emitted(kernel, layout, emitter))
-    return known[1]
+    kernel, layout = program.kernel, program.layout
+    return emitted(kernel, layout, LiftedEmitter(kernel, RegisterTypes(kernel), layout, RULES))
 
 
 @dataclass(frozen=True)

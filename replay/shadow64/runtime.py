@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextvars import ContextVar
 
 import numpy as np
@@ -13,18 +14,22 @@ from twinstep.replay.shadow64.values import TAINT, Shadow, lane_value, plain
 
 GLOBAL: ContextVar[ShadowMemory | None] = ContextVar("shadows of global memory", default=None)
 _SITES: dict[str, int] = {}
+_LOCK = threading.Lock()
 
 __all__ = ["access", "atomic", "kept", "load", "memory", "site_number", "store"]
 
 
 def site_number(text: str) -> int:
     """The number under which taints name an instruction."""
-    return _SITES.setdefault(text, len(_SITES))
+    with _LOCK:
+        return _SITES.setdefault(text, len(_SITES))
 
 
 def site_text(number: int) -> str:
     """The instruction of a number."""
-    return next((text for text, own in _SITES.items() if own == number), "an unknown instruction")
+    with _LOCK:
+        found = [text for text, own in _SITES.items() if own == number]
+    return found[0] if found else "an unknown instruction"
 
 
 def kept(shadow: Shadow, g: int) -> Array:

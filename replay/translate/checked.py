@@ -6,7 +6,7 @@ excludes from every store compute too, and are reported too.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import NoReturn
 
 import numpy as np
@@ -21,7 +21,6 @@ from twinstep.replay.translate.emit import Emitter
 from twinstep.replay.translate.program import HANDLERS, emitted
 from twinstep.replay.translate.registers import RegisterTypes
 
-_CHECKED: dict[int, tuple[Program, Program]] = {}
 _LARGEST = {
     "bf16": (16, 0x7F80),
     "f16x2": (16, 0x7C00),
@@ -33,14 +32,11 @@ _LARGEST = {
 """Bits of each part and the last pattern before the NaNs, for types that NumPy does not have."""
 
 
+@cache
 def checked(program: Program) -> Program:
     """The checked translation of a program, made once."""
-    known = _CHECKED.get(id(program))
-    if known is None:
-        kernel, layout = program.kernel, program.layout
-        emitter = _CheckedEmitter(kernel, RegisterTypes(kernel), layout, HANDLERS)
-        known = _CHECKED[id(program)] = (program, emitted(kernel, layout, emitter))
-    return known[1]
+    kernel, layout = program.kernel, program.layout
+    return emitted(kernel, layout, _CheckedEmitter(kernel, RegisterTypes(kernel), layout, HANDLERS))
 
 
 class _CheckedEmitter(Emitter):

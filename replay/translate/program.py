@@ -98,7 +98,7 @@ def emitted(kernel: Kernel, layout: Layout, emitter: Emitter) -> Program:
         live_out,
         writes,
         opcodes,
-        np.array([[count[opcode] for opcode in opcodes] for count in counts], np.int64),
+        np.array([[count[opcode] for opcode in opcodes] for count in counts], np.float64),
         emitter.charges,
         [b.index for b in blocks if b.waits == "block" or emitter.charges[b.index]],
         emitter.charged_at,

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from time import perf_counter
 
-import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
+from twinstep.replay.launch.run import require_subnormals
 from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.gpu import CAPABILITY, DEVICE, GPU, INDEX, INTERFACE
 from twinstep.replay.triton.launcher import WARP, Launcher
@@ -40,22 +40,6 @@ def check_version(version: str) -> None:
         raise UnsupportedTriton(
             f"Triton is {version}, but replay was tested with {oldest} to {newest}: install one "
             f"of these, or run on a GPU."
-        )
-
-
-def check_subnormals() -> None:
-    """Refuse to run in a thread that flushes subnormals to zero.
-
-    Raises:
-        ReplayError: if NumPy or torch loses 2^-149.
-    """
-    tiny = 2.0**-149
-    by_numpy = np.full(1, tiny, np.float32) * np.ones(1, np.float32)
-    by_torch = torch.full((1,), tiny) * torch.ones(1)
-    if by_numpy[0] == 0 or by_torch.item() == 0:
-        raise ReplayError(
-            "Subnormal floats are flushed to zero in this thread, but replay needs them: do not "
-            "call torch.set_flush_denormal(True), and do not import code built with fast-math."
         )
 
 
@@ -172,8 +156,16 @@ class ReplayDriver:
         cache.zero_()
 
 
+class _Activations(threading.local):
+    """What this thread has activated and not deactivated, each with what is to be undone."""
+
+    def __init__(self) -> None:
+        self.open: list[ExitStack] = []
+
+
 _LOCK = threading.Lock()
-_ACTIVATED: list[ExitStack] = []
+_OWN = _Activations()
+_COUNT = 0
 _PREVIOUS: object = None
 _DRIVER = ReplayDriver()
 
@@ -181,7 +173,8 @@ _DRIVER = ReplayDriver()
 def activate(*, cuda: bool = False) -> None:
     """Make `kernel[grid](...)` execute compiled code on CPU tensors, in the whole process.
 
-    Calls nest: as many calls of `deactivate` restore the driver that was active before.
+    Calls nest, in each thread and over all: as many calls of `deactivate` restore the driver that
+    was active before, each in the thread that had called `activate`.
 
     Args:
         cuda: Model a GPU for this thread as well, see `modelled_gpu`.
@@ -190,27 +183,29 @@ def activate(*, cuda: bool = False) -> None:
         UnsupportedTriton: if this Triton was not tested.
         ReplayError: if subnormals are flushed to zero.
     """
-    global _PREVIOUS
+    global _COUNT, _PREVIOUS
     check_version(triton.__version__)
-    check_subnormals()
+    require_subnormals()
     undo = ExitStack()
     if cuda:
         undo.enter_context(modelled_gpu())
     with _LOCK:
-        if not _ACTIVATED:
+        if not _COUNT:
             _PREVIOUS = triton.runtime.driver._active
             triton.runtime.driver.set_active(_DRIVER)
-        _ACTIVATED.append(undo)
+        _COUNT += 1
+    _OWN.open.append(undo)
 
 
 def deactivate() -> None:
-    """Undo one `activate`; without one, do nothing."""
-    global _PREVIOUS
+    """Undo one `activate` of this thread; without one, do nothing."""
+    global _COUNT, _PREVIOUS
+    if not _OWN.open:
+        return
+    undo = _OWN.open.pop()
     with _LOCK:
-        if not _ACTIVATED:
-            return
-        undo = _ACTIVATED.pop()
-        if not _ACTIVATED:
+        _COUNT -= 1
+        if not _COUNT:
             triton.runtime.driver.set_active(_PREVIOUS)
             _PREVIOUS = None
     undo.close()

@@ -15,6 +15,7 @@ from triton.runtime.cache import get_cache_manager
 
 from twinstep.replay.errors import CannotReplay, ReplayError, UnsupportedArgument
 from twinstep.replay.launch.options import Labelled
+from twinstep.replay.launch.record import recording
 from twinstep.replay.launch.run import Request, pack, program_of, run
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.relocate import relocate
@@ -111,6 +112,7 @@ class Launcher:
                 pack(program, values),
                 tensors,
                 self.metadata.shared,
+                counted=recording(),
             )
         )
 

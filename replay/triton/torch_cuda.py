@@ -15,6 +15,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -182,12 +183,32 @@ _ORIGINALS: list[tuple[object, str, object]] = []
 _ABSENT = object()
 
 
+class _InThread:
+    """A function or class of torch, replaced for threads that find the modelled GPU."""
+
+    def __init__(self, name: str, modelled: object, original: object) -> None:
+        self._name, self._modelled, self._original = name, modelled, original
+
+    def _own(self) -> object:
+        if _SIDES.get() is not None:
+            return self._modelled
+        if self._original is _ABSENT:
+            raise AttributeError(f"this build of torch has no {self._name}")
+        return self._original
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return cast(Callable[..., object], self._own())(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._own(), name)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, cast(type, self._own()))
+
+
 @contextlib.contextmanager
 def modelled_gpu() -> Iterator[None]:
-    """Let code of this thread find a GPU, with CPU memory, inside the context.
-
-    The functions of `torch.cuda` are replaced in the whole process meanwhile.
-    """
+    """Let code of this thread find a GPU, with CPU memory, inside the context."""
     if _SIDES.get() is not None:
         yield
         return
@@ -227,8 +248,9 @@ def _replace_functions() -> None:
         _DEPTH += 1
         if _DEPTH == 1:
             for owner, name, value in PATCHES:
-                _ORIGINALS.append((owner, name, getattr(owner, name, _ABSENT)))
-                setattr(owner, name, value)
+                original = getattr(owner, name, _ABSENT)
+                _ORIGINALS.append((owner, name, original))
+                setattr(owner, name, _InThread(name, value, original))
 
 
 def _put_functions_back() -> None:

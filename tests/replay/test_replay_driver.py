@@ -35,14 +35,14 @@ def copy_through_table(table_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 def test_activation_nests_and_restores_what_was_there() -> None:
     before = triton.runtime.driver._active
-    depth = len(driver._ACTIVATED)
+    depth = driver._COUNT
     twinstep.replay.activate()
     twinstep.replay.activate()
     assert twinstep.replay.active()
     twinstep.replay.deactivate()
     assert twinstep.replay.active()
     twinstep.replay.deactivate()
-    assert depth == len(driver._ACTIVATED)
+    assert depth == driver._COUNT
     assert triton.runtime.driver._active is before
 
 
