@@ -385,9 +385,9 @@ def _stray(byte: int, call: int, outcome: Outcome) -> Finding:
             accepted = Accepted(value=span.value)
             return _finding("stray write", says, call, outcome, span, place, accepted)
     near = [spans[0], *(span for span in spans if span.start <= byte)][-1]
-    place = f"{near.side_of(byte)} of {near.name}[{near.index}]"
+    where = f"{near.side_of(byte)} of {near.name}[{near.index}]"
     return Finding(
-        says=f"memory outside every tensor was written: {place}",
+        says=f"memory outside every tensor was written: {where}",
         call=call,
         kind="stray write",
         name=near.name,
