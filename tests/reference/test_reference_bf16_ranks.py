@@ -205,8 +205,8 @@ def test_what_does_not_fit_is_said_in_one_sentence_and_changes_nothing(wrong: st
     assert seen(params, optimizer) == before
 
 
-def test_keys_are_those_of_deepspeed_and_the_rank() -> None:
-    """Edge BF-16: there is no zero_stage."""
+def test_keys_are_those_of_deepspeed() -> None:
+    """Edge BF-16: there is no zero_stage; `partition_rank` is ours."""
     (entry,) = saved_by(1, 0)
     assert sorted(entry) == [
         "base_optimizer_state", "clip_grad", "ds_version", "group_paddings", "param_slice_mappings",
