@@ -116,7 +116,7 @@ class Plan:
     @property
     def names(self) -> list[str]:
         """Of the parameters."""
-        return [name for name in SIZES if self.experts or name not in EXPERTS]
+        return names_of(self.experts, self.axes)
 
     @property
     def coupled(self) -> bool:
@@ -137,6 +137,12 @@ class Plan:
         drawn = words(size * self.micro, int.from_bytes(key[:64], "big") % 2**61 - 1)
         whole = torch.tensor([float(word % 15) - 7 for word in drawn], dtype=self.dtype) / 32
         return list(whole.split(size))
+
+
+def names_of(experts: bool, axes: tuple[int, int, int]) -> list[str]:
+    """Parameters; without an expert axis there are experts that have copies alone."""
+    more = {"e": experts, "f": experts and axes[1] > 1}
+    return [name for name in SIZES if more.get(name, True)]
 
 
 def piece_of(name: str, place: Place) -> Piece:
@@ -208,7 +214,7 @@ class Training:
         plan, replicas = self.plan, rank.group("data", "expert")
         found: dict[str, Any] = {}
         if plan.experts:
-            split = {"e": rank.group("expert"), "f": replicas}
+            split = {"e": rank.group("expert"), "f": replicas} if plan.axes[1] > 1 else {}
             copies = {"e": rank.group("data")}
             found["expert_groups"] = dict(reversed(split.items())) if turned else split
             found["expert_data_groups"] = copies
@@ -344,29 +350,36 @@ class Training:
 
 
 @st.composite
-def plans(draw: st.DrawFn, kind: str | None = None) -> Plan:
-    """Plans of any class, or of one."""
+def plans(draw: st.DrawFn, kind: str | None = None, when: str | None = None) -> Plan:
+    """Plans.
+
+    Args:
+        draw: of the strategy.
+        kind: the wrapper's class, or None for any.
+        when: as in `Bad`, "none" for gradients that are all finite, or None for any.
+    """
     kind = kind or draw(st.sampled_from(WRAPPERS))
     bf16 = kind == "BF16Optimizer"
+    when = when or draw(st.sampled_from(["none", "before", *([] if bf16 else ["after", "all"])]))
     count = draw(st.sampled_from(COUNTS))
     triples = [(d, e, t) for d, e, t in product(COUNTS, repeat=3) if d * e * t == count]
     axes = draw(st.sampled_from(triples))
     experts = axes[1] > 1 or draw(st.booleans())
     unit = axes[2] > 1 or draw(st.booleans())
-    reduces = None if bf16 else draw(st.sampled_from([None, True, False]))
     # What one rank alone finds, the others hear over groups that they were given.
-    alone = not bf16 and (experts or reduces is False or axes[0] == 1)
-    names = [name for name in SIZES if experts or name not in EXPERTS]
+    told = when != "after" or experts
+    reduces = None if bf16 else draw(st.sampled_from([False, None, True] if told else [False]))
+    names = names_of(experts, axes)
     numbers = st.integers(0, count - 1)
     bad = st.builds(
         Bad,
         st.sampled_from([math.inf, -math.inf, math.nan]),
         st.sampled_from(names),
         numbers,
-        st.sampled_from(["before", *(["after"] * alone), *(["all"] * (not bf16))]),
+        st.just(when),
     )
-    some = st.one_of(st.none(), bad)
-    bads = draw(st.tuples(*[some] * STEPS))
+    at = STEPS if when == "none" else draw(st.integers(0, STEPS - 1))
+    bads = [draw(bad) if step == at else None for step in range(STEPS)]
     idle = [
         draw(st.sampled_from(["", *(n for n in names if each is None or n != each.name)]))
         for each in bads
@@ -387,7 +400,7 @@ def plans(draw: st.DrawFn, kind: str | None = None) -> Plan:
         unit=unit,
         reduces=reduces,
         turned=draw(st.frozensets(numbers)),
-        bads=bads,
+        bads=tuple(bads),
         idle=tuple(idle),
         bucket=draw(st.sampled_from([4, 5_000_000_000])),
     )

@@ -56,7 +56,7 @@ def has_a_sparse_gradient(training: Training) -> None:
 
 
 def calls_another_collective(training: Training) -> None:
-    dist.barrier()
+    dist.broadcast(torch.zeros(2), 0)
 
 
 FAULTS: dict[Callable[[Training], None], type[Exception] | None] = {
@@ -127,7 +127,7 @@ def same_as_alone(plan: Plan, found: list[tuple[Any, ...]]) -> None:
             assert part == {piece: whole[piece] for piece in part}
 
 
-@settings(max_examples=1000 if LONG else 16)
+@settings(max_examples=1000 if LONG else 14)
 @given(run=faulty())
 def test_a_fault_is_an_error_of_all_other_ranks_and_a_resume_gives_the_uninterrupted_bits(
     run: Faulty,
