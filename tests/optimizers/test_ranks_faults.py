@@ -138,7 +138,7 @@ def test_a_fault_is_an_error_of_all_other_ranks_and_a_resume_gives_the_uninterru
     def train(rank: Rank) -> None:
         training = Training(plan, run.side, rank)
         for step in range(run.step + 1):
-            kept[rank.number].append(training.saved())
+            kept[rank.number].append(training.optimizer.state_dict())
             dist.barrier()
             here = (rank.number, step) == (run.rank, run.step)
             if here and not run.between:
@@ -226,7 +226,7 @@ def test_what_one_rank_has_otherwise_is_refused_by_all_and_changes_nothing(
         training.step(0)
         if not at_construction:
             kept: list[Any] = [None] * plan.world.size
-            dist.all_gather_object(kept, training.saved())
+            dist.all_gather_object(kept, training.optimizer.state_dict())
             before = seen(training)
             if here:
                 bad = [spoilt(entry, what) for entry in kept]
