@@ -65,10 +65,12 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "flat": {name: (name,) for name in ("block", "vector", "large", "tiny")},
 }
-# Completed steps; several of them, plus one, are no bf16 numbers.
+# Completed steps; several of them, plus one, are no bf16 numbers. Those of FADING are in units of
+# 1 / (1 - beta2): over that range the last of a correction of the bias goes.
 USUAL, LATE = Range(low=1.0, high=5e3), Range(low=5e3, high=2.0**40)
+FADING = Range(low=2.0, high=17.0)
 EARLY = 4
-STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, 20_000, 2**24 + 1, LATE, 2**31 - 1, 2**31 + 6)
+STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, FADING, 2**24 + 1, LATE, 2**31 - 1, 2**31 + 6)
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
 FEW = 6
@@ -270,11 +272,12 @@ def _value(control: Control, chosen: Value | None, words: str) -> float:
     return float(cast(float, chosen))
 
 
-def completed_steps(turn: int, seed: int) -> int:
+def completed_steps(turn: int, seed: int, beta2: float) -> int:
     """Completed steps of a tensor whose turn it is; the seed decides those that are drawn."""
     listed = STEPS[turn % len(STEPS)]
     if isinstance(listed, Range):
-        return int(listed.at(random.Random(f"{seed}/{turn}").random()))
+        drawn = listed.at(random.Random(f"{seed}/{turn}").random())
+        return int(drawn / (1.0 - beta2) if listed is FADING else drawn)
     return listed
 
 

@@ -118,6 +118,8 @@ def non_finite_bits(form: Format) -> dict[str, int]:
         "NaN": quiet,
         "signalling NaN": form.infinity | 1,
         "-NaN": quiet | form.sign | 1,
+        "full NaN": form.sign - 1,
+        "-full NaN": 2 * form.sign - 1,
         "huge": form.infinity - 1,
     }
 

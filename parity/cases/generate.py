@@ -182,7 +182,8 @@ def _seen(recipe: Recipe, codes: Codes) -> frozenset[tuple[str, str]]:
 
 def _steps(recipe: Recipe) -> list[Tensor]:
     turns = (recipe.step + (0 if recipe.one_step else at) for at in range(len(recipe.sizes)))
-    return [torch.tensor(completed_steps(turn, recipe.seed)) for turn in turns]
+    beta2 = recipe.controls.get("beta2", 0.999)
+    return [torch.tensor(completed_steps(turn, recipe.seed, beta2)) for turn in turns]
 
 
 def _flat(

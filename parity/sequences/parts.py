@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -16,7 +16,8 @@ SEEDS = range(10_000)
 SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
 # More than 65,536 elements, once in many groups.
 LARGE, RARELY = (257, 257), (0,) * 39 + (1,)
-# Small groups, for the most part.
+# Numbers of parameters in a group: small, for the most part; MANY are more than some tables hold.
+MANY = (*(1, 2, 3) * 12, 12, 12, 130)
 SMALL = (*(1, 2, 3) * 6, 12)
 Group = dict[str, object]
 # Reason why an argument is passed by no action.
@@ -27,10 +28,17 @@ COUNTS, WINDOWS = (2**24 - 2, 2**31 - 2, 1000), (1, 998, 999, 1000)
 GRAPHS = ("", "", "retain", "create")
 
 
-def parameters(dice: Dice, dtype: str, device: str, seed: int, together: bool) -> list[Parameter]:
+def parameters(
+    dice: Dice,
+    dtype: str,
+    device: str,
+    seed: int,
+    together: bool,
+    counts: Sequence[int] = SMALL,
+) -> list[Parameter]:
     """Some parameters, rarely more than three; `mixed` takes fp16, bf16 and fp32 in turn."""
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
-    shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
+    shapes = [dice.pick(SHAPES) for _ in range(dice.pick(counts))]
     shapes += [LARGE] * dice.pick(RARELY)
     values = [
         filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)

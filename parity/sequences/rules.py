@@ -20,6 +20,7 @@ from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid
 from twinstep.parity.sequences.parts import (
     COUNTS,
     SEEDS,
+    SMALL,
     WINDOWS,
     Group,
     left_out,
@@ -45,6 +46,7 @@ class OptimizerRules(Rules):
         refused: values that the constructor should refuse, by argument.
         sparse: whether sparse gradients should be refused; otherwise there are none.
         tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
+        counts: numbers of parameters that a group may have.
     """
 
     exempt: Mapping[str, str] = {
@@ -58,6 +60,7 @@ class OptimizerRules(Rules):
     sparse: bool = False
     tensor_hyper: bool = False
     repeated = "train"
+    counts: Sequence[int] = SMALL
     motifs: Mapping[str, Motif] = {
         "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
         "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
@@ -104,7 +107,8 @@ class OptimizerRules(Rules):
         dice = Dice(seed)
         groups = []
         for number in range(int(values["groups"])):
-            params = parameters(dice, dtype, device, seed + number, bool(values["together"]))
+            together = bool(values["together"])
+            params = parameters(dice, dtype, device, seed + number, together, self.counts)
             given = {} if values["alike"] else self.drawn_hyper(dice)
             groups.append({"params": params, **given})
         options = {name: dice.pick(row) for name, row in self.options.items()}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.helpers.mesh import Experts, Mesh, Training, on_mesh
+from tests.helpers.mesh import Mesh, Training, on_mesh
 from tests.helpers.partitions import built, seen, trained
 from tests.helpers.sides import SIDES
 from twinstep.contract.agreement import on_all_ranks
@@ -84,25 +84,6 @@ def test_groups_come_in_one_order_whatever_the_order_of_names() -> None:
     given = {"expert_groups": {"y": b, "x": a}, "expert_data_groups": {"z": d, "x": c}}
     found: list[Any] = list(groups_given({**given, "dp_process_group": "first"}))
     assert found == ["first", a, b, c, d]
-
-
-@BOTH
-@FP16
-def test_names_of_experts_may_stand_in_any_order(side: str, kind: str) -> None:
-    """A dict is as old as its process: nothing is the same about it on all ranks."""
-
-    def run(mesh: Mesh) -> tuple[str, ...]:
-        names = {"e": mesh.row, "f": mesh.column}
-        if sum(mesh.place) % 2:
-            names = dict(reversed(names.items()))
-        given = {"expert_groups": names, "expert_data_groups": dict(names)}
-        training = Experts(side, mesh, kind=kind, given=lambda _: given)
-        training.fill(1)
-        training.optimizer.step()
-        return training.agreed()
-
-    first, *others = on_mesh(2, 2, run)
-    assert others == [first] * 3
 
 
 @BOTH
