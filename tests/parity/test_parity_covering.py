@@ -15,13 +15,16 @@ from torch import Tensor
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import (
+    FADING,
     PERIOD,
     STEPS,
     TURNS,
+    completed_steps,
     covering_recipes,
     enlarged,
     factors,
 )
+from twinstep.parity.cases.formats import FORMATS, non_finite_bits
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
@@ -30,6 +33,8 @@ from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named
 from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.sequences.adam_rules import AdamRules
+from twinstep.parity.sequences.fills import Dice
 
 WITH_LISTS = [operation for operation in HOUSE if operation.lists]
 PRINTS = """
@@ -173,3 +178,25 @@ def test_another_seed_deals_other_cases_and_one_layout_is_enough() -> None:
     assert one != two
     assert {recipe.layout for recipe in one} == {"flat"}
     assert "shape" in factors(operation, ("flat",))
+
+
+@pytest.mark.parametrize("beta2", [0.95, 0.999])
+def test_steps_are_drawn_where_the_last_of_a_bias_correction_goes(beta2: float) -> None:
+    turn = STEPS.index(FADING)
+    faded = [completed_steps(turn, seed, beta2) * (1 - beta2) for seed in range(200)]
+    assert min(faded) > 1.9
+    assert max(faded) <= 17
+    assert sum(10 < c < 16 for c in faded) > 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_nans_of_all_ones_are_among_those_that_are_planted(dtype: torch.dtype) -> None:
+    bits = set(non_finite_bits(FORMATS[dtype]).values())
+    ones = 2 ** (8 * dtype.itemsize) - 1
+    assert {ones, ones >> 1} <= bits
+
+
+def test_some_world_of_adam_has_more_parameters_than_a_table_of_110() -> None:
+    assert max(AdamRules().counts) > 110
+    drawn = [Dice(seed).pick(AdamRules().counts) for seed in range(1, 157)]
+    assert sum(count > 110 for count in drawn) >= 1
