@@ -54,7 +54,7 @@ class LocalCaller:
         if reuse is None:
             memory = GuardedMemory.of(call.case, self.engine.device)
         else:
-            memory = reuse.renewed(call.case)
+            memory = reuse.renewed(call.case, call.moved)
         state = ProcessState() if self.guard or call.guarded else None
         new = NewTensors() if call.guarded else None
         with (
