@@ -74,8 +74,15 @@ STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, FADING, 2**24 + 1, LATE, 2**31 - 1, 2
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
 FEW = 6
-# Elements of a large tensor at least, and a prime number.
-LARGE, PERIOD = 2**18, 4093
+# Elements of the large tensor: of the first dtype combination of a kernel, of the second, just past
+# 2^20, and of the others; and where large tensors are slow. Values repeat after a prime number.
+LARGE = (
+    Range(low=2**20.5, high=2**21),
+    Range(low=2**20 + 1, high=2**20 + 2**12),
+    Range(low=2**18, high=2**20),
+)
+LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
+PERIOD = 4093
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)
 ALONE: Mapping[str, Value] = {}
@@ -304,12 +311,17 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     return tuple(row)
 
 
-def enlarged(operation: Operation, recipe: Recipe) -> Recipe:
-    """The recipe with a tensor of 2^18 elements and more, ordinary controls, and every regime.
+def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
+    """The recipe with a large tensor, ordinary controls, and every regime.
 
     Its values repeat: that is cheap, and the period is no multiple of any block.
+
+    Args:
+        operation: whose controls have their first values.
+        recipe: that is changed.
+        sizes: elements of the large tensor.
     """
-    size = LARGE + random.Random(recipe.seed).randrange(LARGE // 2)
+    size = int(sizes.at(random.Random(recipe.seed).random()))
     return replace(
         recipe,
         sizes=(size,) if recipe.layout == "flat" else (5, size, 33),

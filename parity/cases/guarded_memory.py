@@ -187,9 +187,7 @@ class GuardedMemory:
         for span in spans:
             if span.name == moved:
                 span.bytes_of(self.block).fill_(0xFF)
-        return replace(
-            self, case=case, spans=spans, before=before, elsewhere=elsewhere, changed=()
-        )
+        return replace(self, case=case, spans=spans, before=before, elsewhere=elsewhere, changed=())
 
     def refill(self) -> None:
         """Put the bytes from before the call back, at the same addresses."""

@@ -41,7 +41,7 @@ def other_values(case: Case) -> Case:
 
 
 def moving(case: Case) -> tuple[str, ...]:
-    """Lists that may lie elsewhere in the next call: the gradients, and one of the others in turn."""
+    """Lists that are moved, each alone: the gradients, and one of the others in turn."""
     held = [name for name, tensors in case.lists.items() if any(t.numel() for t in tensors)]
     gradients = [name for name in case.operation.lists_of(Role.GRAD) if name in held][:1]
     others = [name for name in held if name not in gradients]

@@ -16,6 +16,7 @@ from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import (
     FADING,
+    LARGE,
     PERIOD,
     STEPS,
     TURNS,
@@ -166,9 +167,9 @@ def test_tensors_have_none_to_four_dimensions_and_a_large_one_repeats_a_small_on
     recipes = covering_recipes(operation, "fp32", operation.layouts, len(TURNS), None)
     params = [generate(operation, "fp32", recipe).lists["params"] for recipe in recipes]
     assert {tensor.dim() for tensors in params for tensor in tensors} == {0, 1, 2, 3, 4}
-    large = generate(operation, "fp32", enlarged(operation, recipes[0])).lists["params"]
+    large = generate(operation, "fp32", enlarged(operation, recipes[0], LARGE[0])).lists["params"]
     tensor = max(large, key=Tensor.numel).reshape(-1)
-    assert 2**18 <= tensor.numel() <= 2**21
+    assert 2**20 < tensor.numel() <= 2**21
     assert torch.equal(tensor[:PERIOD], tensor[PERIOD : 2 * PERIOD])
 
 
