@@ -65,12 +65,15 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "flat": {name: (name,) for name in ("block", "vector", "large", "tiny")},
 }
-# Completed steps; several of them, plus one, are no bf16 numbers. Those of FADING are in units of
-# 1 / (1 - beta2): over that range the last of a correction of the bias goes.
+# Completed steps; several of them, plus one, are no bf16 numbers. FADING and FADED are in units of
+# 1 / (1 - beta2): over the one a correction of the bias goes, over the other its last 4.5e-5.
 USUAL, LATE = Range(low=1.0, high=5e3), Range(low=5e3, high=2.0**40)
-FADING = Range(low=2.0, high=17.0)
+FADING, FADED = Range(low=2.0, high=17.0), Range(low=10.05, high=11.5)
 EARLY = 4
-STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, FADING, 2**24 + 1, LATE, 2**31 - 1, 2**31 + 6)
+STEPS = (
+    *(4, 0, 1, 2, FADED, USUAL, 9, 300, 1_002, FADING),
+    *(2**24 + 1, LATE, 2**31 - 1, 2**31 + 6),
+)
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
 FEW = 6
@@ -284,7 +287,7 @@ def completed_steps(turn: int, seed: int, beta2: float) -> int:
     listed = STEPS[turn % len(STEPS)]
     if isinstance(listed, Range):
         drawn = listed.at(random.Random(f"{seed}/{turn}").random())
-        return int(drawn / (1.0 - beta2) if listed is FADING else drawn)
+        return int(drawn / (1.0 - beta2) if listed in (FADING, FADED) else drawn)
     return listed
 
 

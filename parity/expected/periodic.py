@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import INTEGERS
 from twinstep.parity.expected.accepted import Accepted
 
-FIELDS = ("value", "low", "high", "exact", "bound", "zone")
 Expected = Callable[[Case], Mapping[str, Sequence[Accepted]]]
 
 
@@ -61,11 +60,14 @@ def _grown(accepted: Accepted, like: Tensor) -> Accepted:
     """The interval of one period, repeated over a tensor."""
     if is_counter(like) or not like.numel():
         return accepted
-    grown: dict[str, Tensor | None] = {}
-    for name in FIELDS:
-        part: Tensor | None = getattr(accepted, name)
-        if part is not None:
-            times = -(-like.numel() // part.numel())
-            part = part.reshape(-1).repeat(times)[: like.numel()].reshape(like.shape)
-        grown[name] = part
-    return replace(accepted, **grown)
+
+    def grown(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        times = -(-like.numel() // part.numel())
+        return part.reshape(-1).repeat(times)[: like.numel()].reshape(like.shape)
+
+    ends = (accepted.low, accepted.high, accepted.exact, accepted.bound, accepted.zone)
+    low, high, exact, bound, zone = map(grown, ends)
+    value = cast(Tensor, grown(accepted.value))
+    return Accepted(value=value, low=low, high=high, exact=exact, bound=bound, zone=zone)

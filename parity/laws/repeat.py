@@ -74,8 +74,8 @@ def plan(case: Case, arithmetic: str) -> Plan:
         )
         for number, call in enumerate(moved)
     ]
-    checks = (Values(call=0), Values(call=1), again, there, *elsewhere)
-    return Plan(calls=(*calls, *moved), checks=checks)
+    values = (Values(call=0), Values(call=1))
+    return Plan(calls=(*calls, *moved), checks=(*values, again, there, *elsewhere))
 
 
 REPEAT = Law(

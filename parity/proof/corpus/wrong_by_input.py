@@ -95,6 +95,17 @@ def usual_betas_hard_coded(call: AdamCall) -> None:
     step(replace(call, beta1=beta1, beta2=beta2))
 
 
+@adamw(component="counters")
+def correction_ends_after_ten_means(call: AdamCall) -> None:
+    """After 10 / (1 - beta2) steps the second correction is taken for 1; 4.5e-5 are missing."""
+
+    def ended(call: AdamCall, t: int) -> Scalars:
+        s = scalars(call, t)
+        return replace(s, k2=torch.ones_like(s.k2)) if t * float(s.c2) > 10.0 else s
+
+    step(call, AdamPieces(scalars=ended))
+
+
 @adamw(component="customary")
 def usual_decay_coupled(call: AdamCall) -> None:
     """A decay of 0.01 enters the gradient: the branch for the default is Adam's."""
@@ -215,6 +226,18 @@ def sums_beyond_the_grid_rounded_down(call: AccumulateCall) -> None:
     accumulate(call)
     for tensor, old in kept:
         beyond(tensor, old)
+
+
+@value("cast_copy", component="rounding", law="non_finite")
+def full_nan_carried_to_zero(call: CastCopyCall) -> None:
+    """Rounds by an addition to the bits, then makes NaNs quiet: one of all ones is -0 by then."""
+    for source, copy in zip(call.sources, call.copies, strict=True):
+        words = source.float().contiguous().view(torch.int32).long() & 0xFFFFFFFF
+        high = (words + 0x7FFF + (words >> 16 & 1)) >> 16 & 0xFFFF
+        high = torch.where(source.isnan(), high | 0x40, high)
+        # As a signed number of 16 bits.
+        signed = (high ^ 0x8000) - 0x8000
+        copy.copy_(signed.to(torch.int16).view(torch.bfloat16))
 
 
 @value("cast_copy", component="sizes")
