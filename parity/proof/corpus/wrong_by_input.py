@@ -41,7 +41,7 @@ from twinstep.parity.proof.corpus.sgd import step as sgd_step
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
-LARGE = 2**18
+LARGE, TABLE = 2**18, 1_280 * 1_024
 TILE = 12_288
 WORD = 2**31
 adamw = partial(wrong, SHELF, "adamw_step")
@@ -190,18 +190,24 @@ def steps_of_32_bits(call: AdamCall) -> None:
         t.copy_(t.to(torch.int32))
 
 
-def beyond(tensor: Tensor, kept: Tensor) -> None:
-    """Put back what was there beyond 2^18 elements."""
-    tensor.view(-1)[LARGE:] = kept
+def first_elements(call: AdamCall, count: int) -> None:
+    """A step after which the weights beyond so many elements are as they were."""
+    kept = [(p, p.view(-1)[count:].clone()) for p in call.params]
+    step(call)
+    for tensor, old in kept:
+        tensor.view(-1)[count:] = old
 
 
 @adamw(component="sizes")
 def elements_beyond_the_grid_left(call: AdamCall) -> None:
     """The grid has 256 blocks of 1,024 and no loop: what lies beyond stays as it was."""
-    kept = [(p, p.view(-1)[LARGE:].clone()) for p in call.params]
-    step(call)
-    for tensor, old in kept:
-        beyond(tensor, old)
+    first_elements(call, LARGE)
+
+
+@adamw(component="sizes")
+def chunks_beyond_the_table_left(call: AdamCall) -> None:
+    """The table of a launch has 1,280 chunks of 1,024, and a tensor has one launch."""
+    first_elements(call, TABLE)
 
 
 @value("global_norm", component="sizes")
@@ -225,7 +231,7 @@ def sums_beyond_the_grid_rounded_down(call: AccumulateCall) -> None:
     kept = [(a, a.view(-1)[LARGE:].clone()) for a in call.accumulators]
     accumulate(call)
     for tensor, old in kept:
-        beyond(tensor, old)
+        tensor.view(-1)[LARGE:] = old
 
 
 @value("cast_copy", component="rounding", law="non_finite")
