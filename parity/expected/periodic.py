@@ -16,7 +16,7 @@ Expected = Callable[[Case], Mapping[str, Sequence[Accepted]]]
 
 
 def of_one_period(case: Case, expected: Expected) -> Mapping[str, Sequence[Accepted]]:
-    """What is expected of a case, evaluated on one period of its tensors.
+    """Accepted content of everything that a case writes, evaluated on one period of its tensors.
 
     Wherever an operation is not one of single elements, or a tensor does not repeat, the case is
     evaluated as it is.

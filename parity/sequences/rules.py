@@ -38,6 +38,11 @@ CLEAR = ("zero_grad", {"how": "as it is"})
 FREEZE = ("freeze", {"trained": False})
 
 
+def last_of_a_correction(step: Step) -> Motif:
+    """A step for each count at which Adam's correction of the bias is nearly over."""
+    return ("train", *(one for count in FADED for one in (("age", {"count": count}), step)))
+
+
 class OptimizerRules(Rules):
     """Actions of every optimizer with torch's interface.
 
@@ -74,10 +79,7 @@ class OptimizerRules(Rules):
             *(PLAIN, PLAIN, PLAIN),
             "resume",
         ),
-        "the last of a correction": (
-            "train",
-            *(step for count in FADED for step in (("age", {"count": count}), PLAIN)),
-        ),
+        "the last of a correction": last_of_a_correction(PLAIN),
         "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
         "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
         "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
