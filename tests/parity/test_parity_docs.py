@@ -52,6 +52,17 @@ def test_every_code_block_keeps_every_law(page: str, name: str, capsys: Capture)
     assert parity("check", name, "--quick") == 0, capsys.readouterr().out
 
 
+def test_the_kernel_of_the_tour_is_accepted_and_rejected_with_a_bug(capsys: Capture) -> None:
+    text = blocks("../../README.md")["my_kernel.py"]
+    Path("my_kernel.py").write_text(text)
+    assert parity("check", "my_kernel.py") == 0, capsys.readouterr().out
+    assert "my_cast" in capsys.readouterr().out
+    truncated = replaced(text, "copy.copy_(source)", "copy.copy_(source * 1.01)")
+    Path("my_kernel.py").write_text(truncated)
+    assert parity("check", "my_kernel.py") == 1, capsys.readouterr().out
+    assert list(Path("parity_repros").glob("repro_*.py"))
+
+
 def test_what_the_page_says_about_the_last_two_methods_is_so(capsys: Capture) -> None:
     text = blocks("adding-an-optimizer.md")["my_adam.py"]
     loading, copying = text.index("    def load_state_dict"), text.index("    def __getstate__")
