@@ -44,13 +44,14 @@ def enter_scale(limbs: Tensor, word: Tensor, kind: str) -> None:
         torch.mul(digest, digest, out=square)
 
 
-def refuse(rows: Tensor, kind: str) -> None:
+def refuse(rows: list[Tensor], kind: str) -> None:
     """Leave nothing in the rows but a refusal of this rank, which skips the step of all."""
     number = dist.get_rank() + 1 if dist.is_initialized() else 0
-    rows.zero_()
-    rows[0, TOLD.value] = REFUSAL + number
+    for row in rows:
+        row.zero_()
+    rows[0][TOLD.value] = REFUSAL + number
     slot, nan = (LARGEST, INFINITY.value + 1) if kind == "inf" else (NONFINITE, 1 << 32)
-    rows[0, slot.value] = nan
+    rows[0][slot.value] = nan
 
 
 def raise_told(exhausted: Tensor) -> int:

@@ -235,12 +235,14 @@ class BF16Optimizer(Wrapper):
                 device. Nothing has changed, and ranks of the same model or with other experts skip
                 the step; the next value read there raises a ValueError.
         """
-        with self._step.preparing(self._parallelism):
+        try:
             self._refuse(closure)
             self.sync_hyperparameters()
             gradients = gradients_in_runs(self.groups, self._parallelism)
             groups = [self._group_tensors(index) for index in range(len(self.groups))]
             apart = self._clipped_apart()
+        except Exception as error:
+            self._step.refuse(self._parallelism, error)
         self._step.run(gradients, groups, cast(FusedAdam, self._held()), clip_apart=apart)
         gather(self.groups, self.allgather_bucket_size)
         self.clear_hp_grads()
@@ -273,18 +275,16 @@ class BF16Optimizer(Wrapper):
     @property
     def overflow(self) -> bool:
         """True if the last step was skipped; waits for the device."""
-        return bool(self._read("found_inf"))
+        self._sync_state()
+        return bool(self._step.control["found_inf"].item())
 
     def get_global_norm(self) -> float:
         """Norm of the gradients of the last step, before clipping; 0.0 before the first step.
 
         Waits for the device.
         """
-        return self._read("norm")
-
-    def _read(self, name: str) -> float:
         self._sync_state()
-        return float(self._step.control[name].item())
+        return float(self._step.control["norm"].item())
 
     @torch.no_grad()
     def update_lp_params(self) -> None:

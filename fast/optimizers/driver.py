@@ -14,9 +14,10 @@ to form its coefficients, and an update of its own. 16-bit accumulators that are
 more: clipping rounds to their dtype, as storing the clipped gradient would.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -117,16 +118,16 @@ class StepDriver:
             control.set("external_scale", external_scale)
         control.sync_hyperparameters()
 
-    @contextmanager
-    def preparing(self, parallelism: Parallelism) -> Iterator[None]:
-        """Tell an error inside, before the first message of a step, to ranks that wait for it."""
-        try:
-            yield
-        except Exception as error:
-            none = parallelism.gradients({})
-            if none.over_ranks:
-                self._reduce(none, refusal=error)
-            raise
+    def refuse(self, parallelism: Parallelism, reason: Exception) -> NoReturn:
+        """Tell the ranks that wait for the first message of a step that there is none.
+
+        Raises:
+            Exception: the reason.
+        """
+        none = parallelism.gradients({})
+        if none.over_ranks:
+            self._reduce(none, refusal=reason)
+        raise reason
 
     def _reduce(
         self, gradients: Gradients, *, external: bool = False, refusal: Exception | None = None
@@ -137,7 +138,7 @@ class StepDriver:
             Exception: this rank refuses, or its gradients cannot be entered; other ranks know.
         """
         scale = None
-        if self._scaler is not None:
+        if self._scaler is not None and gradients.over_ranks:
             scale = self.control.block[SLOTS["external_scale" if external else "scale"]]
         refusal = reduce_over_ranks(
             gradients, self._limbs, self._kind, self.cache, scale=scale, refusal=refusal

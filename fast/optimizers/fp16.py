@@ -180,16 +180,19 @@ class FP16Optimizer(ScaledWrapper):
                 the step as well. The next value that is read there raises a ValueError. So does it
                 on ranks that have made their gradients with different scales.
         """
-        with self._step.preparing(self._parallelism):
+        try:
             self._refuse(closure)
             params = self._params()
             check_dense_gradients(params, "FP16Optimizer.step")
             # Copied at most once: the norm and the update read the same memory.
-            grads = [None if p.grad is None else p.grad.contiguous() for p in params]
+            held = [param.grad for param in params]
+            grads = [None if grad is None else grad.contiguous() for grad in held]
             self.sync_hyperparameters()
             inside = self._fused()
             gradients = self._gradients(params, grads)
             groups = [] if inside is None else self._group_tensors(iter(grads))
+        except Exception as error:
+            self._step.refuse(self._parallelism, error)
         external = self._external_scale() is not None
         if inside is None:
             self._step_by_torch(params, gradients, external)

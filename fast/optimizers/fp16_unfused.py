@@ -198,7 +198,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 Over ranks as in `FP16Optimizer.step`. Nothing has changed.
         """
         with ExitStack() as lent:
-            with self._step.preparing(self._parallelism):
+            try:
                 self._refuse(closure)
                 params = self._params()
                 check_dense_gradients(params, "FP16UnfusedOptimizer.step")
@@ -212,6 +212,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 for index, group in enumerate(groups):
                     lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
                     groups[index] = replace(group, lists=lists)
+            except Exception as error:
+                self._step.refuse(self._parallelism, error)
             external = self._external_scale() is not None
             if inside is None:
                 self._step_inside(params, gradients, external)

@@ -69,8 +69,9 @@ class Gradients:
     @property
     def over_ranks(self) -> bool:
         """True if there is any group."""
-        apart = any(share.experts or share.replicas for share in self.shares)
-        return apart or bool(self.unreduced or self.model)
+        if self.model or self.unreduced:
+            return True
+        return any(share.experts or share.replicas for share in self.shares)
 
     @property
     def counted(self) -> list[Tensor]:

@@ -47,7 +47,10 @@ def reduce_over_ranks(
         all collectives of the step have been met, with the limbs cleared. None without.
     """
     alone = _is_one_sum(gradients)
-    rows = limbs[None] if alone else limbs.new_zeros(len(gradients.shares) + 1, limbs.numel())
+    rows = [limbs]
+    if not alone:
+        matrix = limbs.new_zeros(len(gradients.shares) + 1, limbs.numel())
+        rows = list(matrix)
     try:
         if refusal is None:
             _enter(gradients, rows, kind, cache)
@@ -59,7 +62,7 @@ def reduce_over_ranks(
         elif scale is not None:
             enter_scale(rows[0], scale, kind)
     if not alone:
-        _add_shares_up(gradients, rows, limbs, kind)
+        _add_shares_up(gradients, matrix, limbs, kind)
     for group in gradients.model:
         dist.all_reduce(limbs, op=_operation(kind), group=group)
     return refusal
@@ -75,7 +78,7 @@ def _operation(kind: str) -> dist.ReduceOp.RedOpType:
     return dist.ReduceOp.MAX if kind == "inf" else dist.ReduceOp.SUM
 
 
-def _enter(gradients: Gradients, rows: Tensor, kind: str, cache: TableCache) -> None:
+def _enter(gradients: Gradients, rows: list[Tensor], kind: str, cache: TableCache) -> None:
     """Enter this rank's gradients: all into one row, or each share and the rest into its own."""
     if len(rows) == 1:
         reduce_norm(gradients.counted, rows[0], kind, cache)

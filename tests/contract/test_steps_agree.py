@@ -172,3 +172,29 @@ def test_a_bf16_step_that_one_rank_refuses_is_taken_by_no_rank_of_its_model(
     assert "a closure was given" in own
     assert re.match(r"ValueError: another rank \(1\) cannot", others)
     assert [first, second] == [seen for _, seen in on_mesh(1, 2, lambda mesh: run(mesh, False))]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 3.0])
+def test_a_gradient_that_no_kernel_takes_is_one_of_all_ranks(norm_type: float) -> None:
+    """The launch that reads it is refused, just before the first message."""
+
+    def run(mesh: Mesh) -> str:
+        training = Training("fast", mesh, norm_type=norm_type)
+        optimizer, params = training.optimizer, training.params
+        training.fill(0)
+        before = kept(optimizer, params)
+        genuine = params[0].data
+        if mesh.place == (1, 0):
+            params[0].grad = None
+            params[0].data = genuine.double()
+            params[0].grad = torch.ones_like(params[0])
+        said = heard(optimizer)
+        params[0].data = genuine
+        assert kept(optimizer, params) == before
+        training.fill(1)
+        assert heard(optimizer) == "none"
+        return said
+
+    others, own = on_mesh(1, 2, run)
+    assert "float64" in own
+    assert others == f"ValueError: another rank (1) {CANNOT}"
