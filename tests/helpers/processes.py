@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import pickle
+import signal
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +28,7 @@ from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.parity.ranks.world import Rank
 from twinstep.replay.triton.driver import activate
 
+TIMEOUT_S = 60.0
 GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
@@ -49,21 +52,26 @@ class Case:
 class ProcessRank:
     """This process as a rank of a plan; `dist.init_process_group` has been called.
 
+    Args:
+        plan: of the training.
+        seconds: after which a collective is given up.
+
     Attributes:
         number: in the world.
         place: along each axis.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, seconds: float) -> None:
         self.number, self._places = dist.get_rank(), plan.places
         self.place = self._places[self.number]
-        # All ranks make all groups in the same order.
+        # All ranks make all groups in the same order. A group does not inherit the time limit.
+        limit = timedelta(seconds=seconds)
         for count in range(len(AXES) + 1):
             for axes in itertools.combinations(AXES, count):
                 for place in self._places:
                     ranks = self._ranks(place, axes)
                     if ranks not in GROUPS:
-                        GROUPS[ranks] = dist.new_group(ranks)
+                        GROUPS[ranks] = dist.new_group(ranks, timeout=limit)
 
     def _ranks(self, place: Place, axes: tuple[str, ...]) -> tuple[int, ...]:
         fixed = [axis for axis in AXES if axis not in axes]
@@ -78,9 +86,9 @@ class ProcessRank:
         return GROUPS[self._ranks(self.place, axes)]
 
 
-def training_of(plan: Plan, side: str) -> Training:
-    """This process's rank of a plan."""
-    return Training(plan, side, cast(Rank, ProcessRank(plan)))
+def training_of(plan: Plan, side: str, seconds: float) -> Training:
+    """This process's rank of a plan; a collective is given up after some seconds."""
+    return Training(plan, side, cast(Rank, ProcessRank(plan, seconds)))
 
 
 def told(value: Any) -> Any:
@@ -109,17 +117,17 @@ def saved_at(folder: Path, step: int, rank: int) -> Path:
     return folder / f"step{step}.rank{rank}.pt"
 
 
-def resumed(plan: Plan, side: str, folder: Path, step: int) -> list[Any]:
-    """Observations after each step from one on, once this rank has read the files of all."""
-    training = training_of(plan, side)
-    numbers = range(len(plan.places))
-    training.load([read_checkpoint(saved_at(folder, step, number)) for number in numbers])
-    return trained(training, step)
+def resumed(case: Case, folder: Path, seconds: float) -> list[Any]:
+    """Observations after each step from `case.at` on, once this rank has read the files of all."""
+    training = training_of(case.plan, case.resumed, seconds)
+    numbers = range(len(case.plan.places))
+    training.load([read_checkpoint(saved_at(folder, case.at, number)) for number in numbers])
+    return trained(training, case.at)
 
 
-def run(case: Case, folder: Path) -> list[Any]:
+def run(case: Case, folder: Path, seconds: float) -> list[Any]:
     """A rank's observations after each step, and after each from `case.at` on in a run resumed."""
-    training, found = training_of(case.plan, case.side), []
+    training, found = training_of(case.plan, case.side, seconds), []
     for step in range(STEPS):
         if step == case.at:
             saved = training.optimizer.state_dict()
@@ -127,7 +135,7 @@ def run(case: Case, folder: Path) -> list[Any]:
         training.step(step)
         found.append(seen(training))
     dist.barrier()
-    return [found, resumed(case.plan, case.resumed, folder, case.at)]
+    return [found, resumed(case, folder, seconds)]
 
 
 def join(number: int, count: int, seconds: float, **options: Any) -> torch.device:
@@ -151,14 +159,92 @@ def join(number: int, count: int, seconds: float, **options: Any) -> torch.devic
     return device
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A training that loses a rank in the step after its checkpoint.
+
+    Attributes:
+        case: the training, and its checkpoint.
+        rank: that is lost.
+        how: a signal to itself.
+        call: number of the all-reduce of that step in which it happens; if there are fewer, it
+            happens after the step.
+        begun: this rank has begun it.
+    """
+
+    case: Case
+    rank: int
+    how: signal.Signals
+    call: int
+    begun: bool
+
+
+def lose(number: int, loss: Loss, folder: Path, seconds: float) -> None:
+    """A process of a training that loses a rank; the others leave their error in a file."""
+    case, count = loss.case, len(loss.case.plan.places)
+    join(number, count, seconds, init_method=f"file://{folder}/losing")
+    training = training_of(case.plan, case.side, seconds)
+    try:
+        for step in range(case.at):
+            training.step(step)
+        write_checkpoint(saved_at(folder, case.at, number), training.optimizer.state_dict())
+        dist.barrier()
+        if number == loss.rank:
+            _lose_at(loss, folder)
+        for step in range(case.at, STEPS):
+            training.step(step)
+            dist.barrier()
+    except RuntimeError as problem:
+        told = {"error": str(problem), "at": time.monotonic()}
+        (folder / f"error{number}").write_text(json.dumps(told))
+    # What is left of the groups may wait for the lost rank.
+    os._exit(0)
+
+
+def _lose_at(loss: Loss, folder: Path) -> None:
+    calls, genuine = itertools.count(), dist.all_reduce
+
+    def gone() -> None:
+        (folder / "gone").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), loss.how)
+
+    def all_reduce(*args: Any, **options: Any) -> Any:
+        if next(calls) == loss.call:
+            if loss.begun:
+                genuine(*args, **options, async_op=True)
+            gone()
+        return genuine(*args, **options)
+
+    dist.all_reduce = all_reduce
+    dist.barrier = gone
+
+
+def resume(number: int, loss: Loss, folder: Path, seconds: float) -> None:
+    """A process of a training that goes on from the checkpoint; leaves what it has seen."""
+    case = loss.case
+    join(number, len(case.plan.places), seconds, init_method=f"file://{folder}/resuming")
+    found = resumed(case, folder, seconds)
+    (folder / f"resumed{number}").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def simulated(case: Case) -> list[list[Any]]:
+    """Observations of every rank of a simulated world, after each step."""
+
+    def one(rank: Rank) -> list[Any]:
+        return trained(Training(case.plan, case.side, rank))
+
+    return case.plan.world.run(one)
+
+
 def main(cases: Path, folder: Path) -> None:
     """Run all cases; rank 0 prints."""
     number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = join(number, count, 60.0)
+    device = join(number, count, TIMEOUT_S)
     for case in pickle.loads(cases.read_bytes()):
         with torch.device(device if case.side == case.resumed == "fast" else "cpu"):
             rows: list[Any] = [None] * count
-            dist.all_gather_object(rows, run(case, folder))
+            dist.all_gather_object(rows, run(case, folder, TIMEOUT_S))
         if number == 0:
             print(json.dumps({"backend": dist.get_backend(), "ranks": rows}), flush=True)
     dist.destroy_process_group()

@@ -9,19 +9,17 @@ import subprocess
 import sys
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.plans import STEPS, Plan, Training, plans
-from tests.helpers.processes import Case, trained
+from tests.helpers.plans import STEPS, Plan, plans
+from tests.helpers.processes import Case, simulated
 from tests.helpers.profile import LONG
 from tests.helpers.sides import SIDES, WRAPPERS
 from tools.source import ROOT
-from twinstep.parity.ranks.world import Rank
 
 pytestmark = [
     pytest.mark.usefixtures("replay"),
@@ -63,15 +61,6 @@ def kept_bytecode(factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables under which processes compile torch's modules once, and not each by itself."""
     folder = factory.getbasetemp().parent / "bytecode"
     return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
-
-
-def simulated(case: Case) -> list[list[Any]]:
-    """The observations of every rank of a simulated world."""
-
-    def one(rank: Rank) -> list[Any]:
-        return trained(Training(case.plan, case.side, rank))
-
-    return case.plan.world.run(one)
 
 
 @pytest.mark.parametrize("world", WORLDS)
