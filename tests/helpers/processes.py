@@ -202,7 +202,8 @@ def lose(number: int, loss: Loss, folder: Path, seconds: float) -> None:
 
 
 def _lose_at(loss: Loss, folder: Path) -> None:
-    calls, genuine = itertools.count(), dist.all_reduce
+    torch_dist: Any = dist
+    calls, genuine = itertools.count(), torch_dist.all_reduce
 
     def gone() -> None:
         (folder / "gone").write_text(str(time.monotonic()))
@@ -215,8 +216,7 @@ def _lose_at(loss: Loss, folder: Path) -> None:
             gone()
         return genuine(*args, **options)
 
-    dist.all_reduce = all_reduce
-    dist.barrier = gone
+    torch_dist.all_reduce, torch_dist.barrier = all_reduce, gone
 
 
 def resume(number: int, loss: Loss, folder: Path, seconds: float) -> None:

@@ -59,6 +59,10 @@ def calls_another_collective(training: Training) -> None:
     dist.broadcast(torch.zeros(2), 0)
 
 
+def sends_another_shape(training: Training) -> None:
+    dist.all_reduce(torch.zeros(99))
+
+
 FAULTS: dict[Callable[[Training], None], type[Exception] | None] = {
     raises: Own,
     stalls: RankLost,
@@ -66,6 +70,7 @@ FAULTS: dict[Callable[[Training], None], type[Exception] | None] = {
     asks_for_a_closure: RuntimeError,
     has_a_sparse_gradient: RuntimeError,
     calls_another_collective: MismatchedCalls,
+    sends_another_shape: MismatchedCalls,
 }
 
 

@@ -57,16 +57,8 @@ def drawn(world: int, kind: str, when: str, side: str) -> list[Case]:
     return found[1:]  # the first is always the simplest
 
 
-def kept_bytecode(factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables under which processes compile torch's modules once, and not each by itself."""
-    folder = factory.getbasetemp().parent / "bytecode"
-    return {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
-
-
 @pytest.mark.parametrize("world", WORLDS)
-def test_ranks_of_torchrun_give_the_bits_of_simulated_ones(
-    world: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_ranks_of_torchrun_give_the_bits_of_simulated_ones(world: int, tmp_path: Path) -> None:
     """After each step, and after each step of a run that was resumed from files."""
     turns = zip(CELLS, cycle(WORLDS[world]))
     cases = [case for cell, side in turns for case in drawn(world, *cell, side)]
@@ -76,7 +68,7 @@ def test_ranks_of_torchrun_give_the_bits_of_simulated_ones(
     done = subprocess.run(
         [*launch, "--nproc-per-node", str(world), *program],
         cwd=ROOT,
-        env={**os.environ, **kept_bytecode(tmp_path_factory), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,
