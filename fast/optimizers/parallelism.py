@@ -67,6 +67,12 @@ class Gradients:
     model: Groups = ()
 
     @property
+    def over_ranks(self) -> bool:
+        """True if there is any group."""
+        apart = any(share.experts or share.replicas for share in self.shares)
+        return apart or bool(self.unreduced or self.model)
+
+    @property
     def counted(self) -> list[Tensor]:
         """Gradients that count on this rank."""
         return [tensor for share in self.shares for tensor in share.tensors]
