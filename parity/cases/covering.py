@@ -86,6 +86,9 @@ LARGE = (
 )
 LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
 PERIOD = 4093
+# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes.
+NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
+NUMEROUS_WHERE_SLOW = Range(low=321, high=640)
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)
 ALONE: Mapping[str, Value] = {}
@@ -331,6 +334,24 @@ def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
         regime="mixture",
         controls={row.name: row.values[0] for row in operation.controls},
         period=PERIOD,
+    )
+
+
+def crowd(operation: Operation, recipe: Recipe, counts: Range) -> Recipe:
+    """The recipe with a long list of tiny tensors, and ordinary controls.
+
+    Args:
+        operation: whose controls have their first values.
+        recipe: that is changed.
+        counts: of tensors.
+    """
+    dice = random.Random(recipe.seed)
+    return replace(
+        recipe,
+        layout="list",
+        sizes=tuple(dice.choice((1, 2, 3, 5)) for _ in range(int(counts.at(dice.random())))),
+        regime="ordinary",
+        controls={row.name: row.values[0] for row in operation.controls},
     )
 
 

@@ -97,8 +97,11 @@ def finite_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
 
 
 def subnormal_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
-    """Subnormals and the first few normals."""
-    return _signed(rng, rng.integers(0, form.tiny + 4, count), form)
+    """Subnormals and the first few normals; half of the time, those below a power of two."""
+    top = form.tiny + 4
+    if rng.integers(0, 2):
+        top = 1 << int(rng.integers(1, form.mantissa))
+    return _signed(rng, rng.integers(0, top, count), form)
 
 
 def extreme_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:

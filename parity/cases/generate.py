@@ -117,7 +117,7 @@ def _list(
         part = slice(start, start + size)
         start += size
         if not dtype.is_floating_point:
-            tensors.append(_shaped(integers(rng, size, dtype), recipe.dims))
+            tensors.append(_shaped(integers(rng, size, dtype), recipe))
             continue
         form = FORMATS[dtype]
         rounded = round_to_bits(reals[part], form.name)
@@ -125,7 +125,7 @@ def _list(
         bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
-        tensors.append(_shaped(to_tensor(bits, form), recipe.dims))
+        tensors.append(_shaped(to_tensor(bits, form), recipe))
     return tensors
 
 
@@ -137,7 +137,7 @@ def _companions(
     rng: np.random.Generator,
 ) -> list[Tensor]:
     """The tensors of a list whose shapes follow from the leading list."""
-    lead = [tuple(_shaped(torch.empty(size), recipe.dims).shape) for size in recipe.sizes]
+    lead = [tuple(_shaped(torch.empty(size), recipe).shape) for size in recipe.sizes]
     found = []
     for at, shape in operation.companions(argument.name, lead):
         dtype, count = dtypes[at % len(dtypes)], math.prod(shape)
@@ -197,28 +197,33 @@ def _flat(
     return to_tensor(round_to_bits(reals, form.name), form)
 
 
-def _shaped(tensor: Tensor, dims: int) -> Tensor:
-    """The tensor in that many dimensions: a small divisor in each but the first, or else 1."""
-    if dims == 0 or not tensor.numel():
+def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
+    """The tensor in the recipe's dimensions: small divisors, or 1, and one long: first or last."""
+    if recipe.dims == 0 or not tensor.numel():
         return tensor.reshape(()) if tensor.numel() == 1 else tensor
     shape, rest = list[int](), tensor.numel()
-    for _ in range(dims - 1):
+    for _ in range(recipe.dims - 1):
         width = next((w for w in (7, 4, 3, 2) if rest % w == 0), 1)
         shape.append(width)
         rest //= width
-    return tensor.reshape(rest, *shape)
+    return tensor.reshape(*shape, rest) if recipe.seed % 2 else tensor.reshape(rest, *shape)
 
 
 def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
-    """Large tensors cheaply: each holds the values of a small one over and over."""
+    """Large tensors cheaply: each holds the values of a small one over and over.
+
+    A value that is not finite is planted once, in the first half of the largest gradient.
+    """
     sizes = tuple(min(size, recipe.period) for size in recipe.sizes)
-    small = generate(operation, combination, replace(recipe, sizes=sizes, period=0, dims=1))
+    finite = "mixture" if recipe.regime == "planted" else recipe.regime
+    short = replace(recipe, sizes=sizes, period=0, dims=1, regime=finite)
+    small = generate(operation, combination, short)
 
     def grown(tensor: Tensor, size: int) -> Tensor:
         if is_counter(tensor):
             return tensor
         times = -(-size // max(1, tensor.numel()))
-        return _shaped(tensor.repeat(times)[:size], recipe.dims)
+        return _shaped(tensor.repeat(times)[:size], recipe)
 
     lists = {}
     for argument in operation.lists:
@@ -232,7 +237,11 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
         else:
             rows = zip(tensors, recipe.sizes, strict=False)
             lists[argument.name] = [grown(tensor, size) for tensor, size in rows]
-    return replace(small.with_lists(lists), recipe=recipe)
+    case = replace(small.with_lists(lists), recipe=recipe)
+    if recipe.regime != "planted":
+        return case
+    (name, *_), size = operation.lists_of(Role.GRAD), max(recipe.sizes)
+    return plant(case, name, recipe.sizes.index(size), recipe.seed % (size // 2), "+inf")
 
 
 def _skews(

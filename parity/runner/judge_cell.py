@@ -14,7 +14,10 @@ from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import (
     LARGE,
     LARGE_WHERE_SLOW,
+    NUMEROUS,
+    NUMEROUS_WHERE_SLOW,
     covering_recipes,
+    crowd,
     diminished,
     enlarged,
 )
@@ -234,14 +237,20 @@ def _covering(kernel: Kernel, dtype: str, effort: Effort) -> list[Recipe]:
 
 
 def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
-    """The second half of the covering, made small, and the first recipe, made large."""
+    """The second half of the covering, made small; recipes made large, and long."""
     first, *_ = recipes = _covering(kernel, dtype, effort)
     for number, recipe in enumerate(recipes[len(recipes) // 2 :]):
         yield diminished(recipe, number)
     if engine.name not in SLOW:
         turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
         quick = engine.name in ("cpu", "cuda")
-        yield enlarged(kernel.operation, first, LARGE[turn] if quick else LARGE_WHERE_SLOW)
+        large = enlarged(kernel.operation, first, LARGE[turn] if quick else LARGE_WHERE_SLOW)
+        yield large
+        if quick and "found_inf" in kernel.operation.writes:
+            yield replace(large, regime="planted")
+        if "list" in kernel.layouts:
+            counts = NUMEROUS[turn] if quick else NUMEROUS_WHERE_SLOW
+            yield crowd(kernel.operation, recipes[-1], counts)
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:

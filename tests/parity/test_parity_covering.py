@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,16 +20,18 @@ from twinstep.parity.cases.covering import (
     FADED,
     FADING,
     LARGE,
+    NUMEROUS,
     PERIOD,
     STEPS,
     TURNS,
     completed_steps,
     covering_recipes,
+    crowd,
     diminished,
     enlarged,
     factors,
 )
-from twinstep.parity.cases.formats import FORMATS, non_finite_bits
+from twinstep.parity.cases.formats import FORMATS, non_finite_bits, subnormal_bits
 from twinstep.parity.cases.generate import generate, replaced
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws import LAWS
@@ -182,6 +185,35 @@ def test_tensors_have_none_to_four_dimensions_and_a_large_one_repeats_a_small_on
     tensor = max(large, key=Tensor.numel).reshape(-1)
     assert 2**20 < tensor.numel() <= 2**21
     assert torch.equal(tensor[:PERIOD], tensor[PERIOD : 2 * PERIOD])
+
+
+def test_matrices_are_tall_or_wide() -> None:
+    operation = operation_named("adamw_step", "test")
+    recipes = covering_recipes(operation, "fp32", ("list",), 24, None)
+    shapes = [
+        t.shape
+        for recipe in recipes
+        for t in generate(operation, "fp32", recipe).lists["params"]
+        if t.dim() > 1
+    ]
+    assert any(shape[0] > 500 for shape in shapes)
+    assert any(shape[-1] > 500 for shape in shapes)
+
+
+def test_a_crowd_is_a_list_longer_than_a_table() -> None:
+    operation = operation_named("global_norm", "test")
+    (recipe,) = covering_recipes(operation, "fp32", ("list",), 1, None)
+    grads = generate(operation, "fp32", crowd(operation, recipe, NUMEROUS[0])).lists["grads"]
+    assert 1_025 <= len(grads) <= 1_400
+    assert all(bool(grad.any()) for grad in grads)
+
+
+def test_subnormals_are_now_and_then_all_far_below_the_normals() -> None:
+    form = FORMATS[torch.float32]
+    drawn = [subnormal_bits(np.random.default_rng(seed), 20, form) for seed in range(40)]
+    largest = [int((bits & (form.sign - 1)).max()) for bits in drawn]
+    assert sum(top < form.tiny // 4 for top in largest) >= 8
+    assert sum(top > form.tiny // 2 for top in largest) >= 8
 
 
 def test_another_seed_deals_other_cases_and_one_layout_is_enough() -> None:

@@ -5,6 +5,7 @@ Each is right wherever else a test is likely to look.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -216,6 +217,33 @@ def norm_of_the_first_blocks(call: GlobalNormCall) -> None:
     global_norm(call, lambda grads: exact_norm([g.view(-1)[:LARGE] for g in grads]))
 
 
+@adamw(component="sizes")
+def ends_of_wide_rows_left(call: AdamCall) -> None:
+    """One block of 4,096 for each row of a matrix: what lies behind in a longer row is left."""
+    rows = [p.view(p.shape[0], -1) for p in call.params if p.dim() > 1]
+    kept = [(row, row[:, 4096:].clone()) for row in rows]
+    step(call)
+    for row, old in kept:
+        row[:, 4096:] = old
+
+
+@value("global_norm", component="many")
+def norm_of_the_last_320(call: GlobalNormCall) -> None:
+    """Partial sums have 320 places, and are stored where they should be added."""
+    global_norm(call, lambda grads: exact_norm(grads[-320:]))
+
+
+@value("global_norm", component="values")
+def norm_by_the_reciprocal_of_the_largest(call: GlobalNormCall) -> None:
+    """Gradients are multiplied by 1 / max |g|, which is infinite for a maximum below 2^-128."""
+
+    def scaled(grads: Tensors) -> float:
+        largest = max((float(g.abs().max()) for g in grads if g.numel()), default=0.0)
+        return math.inf if 0.0 < largest < 2.0**-128 else exact_norm(grads)
+
+    global_norm(call, scaled)
+
+
 @value("unscale", component="sizes")
 def overflow_beyond_the_grid_unseen(call: UnscaleCall) -> None:
     """Gradients beyond 2^18 elements are searched for overflow, but not unscaled."""
@@ -223,6 +251,15 @@ def overflow_beyond_the_grid_unseen(call: UnscaleCall) -> None:
     for g in call.grads:
         if nonfinite(g):
             call.found_inf.fill_(1.0)
+
+
+@value("unscale", component="sizes")
+def overflow_of_the_last_piece_alone(call: UnscaleCall) -> None:
+    """Pieces of 2^20 elements, of which each replaces what the one before has found."""
+    before = call.found_inf.clone()
+    unscale(call)
+    pieces = [g.view(-1).split(4 * LARGE)[-1] for g in call.grads if g.numel()]
+    call.found_inf.copy_(max([before, *(before.new_tensor(float(nonfinite(g))) for g in pieces)]))
 
 
 @value("accumulate", component="sizes")
