@@ -36,7 +36,7 @@ class WholeTensors:
         return whole(group, index, _source(group, optimizer, name, key))
 
     def partitioned(self, name: str, sources: Sequence[Tensor]) -> Tensor:
-        """What lies in partitions under the name, from this rank's partition of each group.
+        """The elements of a parameter, given this rank's partition of each group; a new tensor.
 
         A collective, as `read`; raises as it does.
         """

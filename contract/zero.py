@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, cast
 
@@ -181,4 +182,18 @@ def check_scaler_arguments(given: Mapping[str, object]) -> None:
         raise ValueError(
             f"dynamic_loss_args has {', '.join(unknown)}, but should have some of "
             f"{', '.join(SCALER_ARGUMENTS)} [{WHERE}]"
+        )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Require names that differ: checkpoints address parameters by them.
+
+    Raises:
+        ValueError: two parameters have one name.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"param_names gives {', '.join(twice[:3])} to several parameters, but names should "
+            f"differ [{WHERE}]"
         )

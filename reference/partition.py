@@ -8,11 +8,11 @@
 n is the number of elements of all parameters of the group, W the number of ranks that share it.
 Four parameters of 5, 3, 0 and 6 elements over W = 3 ranks have n = 14, A = 6, N = 18, P = 6:
 
-    element     0     5  6     8              14       18
-    parameter   |  0  |   1    |2|     3       | padding |
-    partition   |    0   |    1     |     2              |
+    element     0              5  6     8           12    14          18
+    parameter   |       0      |    1   |         3       |   padding |
+    partition   |         0       |         1       |         2       |
 
-Only the start of a parameter decides nothing here: a parameter may lie in several partitions, and a
+Parameter 2, which is empty, lies at element 8. A parameter may lie in several partitions, and a
 partition may hold nothing but padding. Everything is counted in elements, in whole numbers.
 
 Source: Rajbhandari et al. (2020), section 5.1; alignment and order as in DeepSpeed.

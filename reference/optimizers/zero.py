@@ -37,6 +37,7 @@ from twinstep.contract.zero import (
     OffloadConfig,
     ZeroOptions,
     check_expert_groups,
+    check_names,
     refuse_unbuilt,
 )
 from twinstep.reference.arithmetic import float64, fp32
@@ -170,8 +171,7 @@ class ZeroOptimizer(ZeroMasters):
             allgather_bucket_size=allgather_bucket_size,
             has_moe_layers=has_moe_layers,
         )
-        given = chain.from_iterable(group["params"] for group in init_optimizer.param_groups)
-        scales = any(p.dtype is torch.float16 for p in given if p.requires_grad)
+        scales = any(p.dtype is torch.float16 for p in trained(init_optimizer))
         if scales and not check_grad_overflow:
             raise ValueError(
                 "check_grad_overflow=False, but should be True for an fp16 model, whose loss scale "
@@ -213,6 +213,7 @@ class ZeroOptimizer(ZeroMasters):
         ]
         if moe:
             check_has_experts(experts, "ZeroOptimizer")
+        check_names([names[param] for param in trained(self.optimizer) if param in names])
         named = {name for name in experts if name is not None}
         check_expert_groups(named, self.expert_groups, self.expert_data_groups, data)
         return [
@@ -376,3 +377,9 @@ class ZeroOptimizer(ZeroMasters):
 
     def destroy(self) -> None:
         """Nothing: there are no hooks. On the fast side it removes them."""
+
+
+def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Parameters of an optimizer that are trained."""
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return [param for param in params if param.requires_grad]

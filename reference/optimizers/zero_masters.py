@@ -38,6 +38,7 @@ class ZeroMasters(ScaledWrapper):
 
     groups: list[ZeroGroup]
     options: ZeroOptions
+    _unscaled = "the model"
 
     @property
     def partition_gradients(self) -> bool:

@@ -37,7 +37,7 @@ MODEL: dict[str, tuple[int, str, int]] = {
     "one": (1, "", 1),
     "expert": (6, "expert", 2),
 }
-SCALER = {"init_scale": 64.0, "scale_window": 2, "delayed_shift": 1}
+SCALER: dict[str, Any] = {"init_scale": 64.0, "scale_window": 2, "delayed_shift": 1}
 MORE = {"min_scale": 1.0, "consecutive_hysteresis": False}
 STATE = ("exp_avg", "exp_avg_sq")
 STEPS = 3
@@ -344,5 +344,6 @@ def zero_plans(
 
 def axes_of(count: int) -> list[tuple[int, int, int]]:
     """Axes of worlds with so many ranks, data first."""
-    triples = product(range(1, count + 1), repeat=3)
-    return sorted((axes for axes in triples if math.prod(axes) == count), reverse=True)
+    every = range(1, count + 1)
+    triples = [(d, e, t) for d in every for e in every for t in every if d * e * t == count]
+    return sorted(triples, reverse=True)

@@ -45,7 +45,7 @@ MATH = {"fsum", "isfinite", "sqrt"}
 IN_PLACE = {
     "bf16.py": {"copy_", "zero_", "requires_grad_"},
     "partitioned_groups.py": {"copy_", "zero_", "requires_grad_"},
-    "zero.py": {"copy_"},
+    "zero_masters.py": {"copy_"},
     "zero_groups.py": {"copy_", "zero_"},
     "flat_groups.py": {"copy_", "requires_grad_"},
     "fp16.py": {"copy_"},
@@ -61,7 +61,7 @@ READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 READERS |= {"collectives.py", "model_norm.py", "parallelism.py"}
 READERS |= {"scaled_wrapper.py", "bf16.py", "zero_report.py"}
 SCALAR_ROOT = ("lamb.py", "step_size_of")
-SUMS = {"model_norm.py", "flat_groups.py", "partitioned_groups.py"}
+SUMS = {"model_norm.py", "flat_groups.py", "partition.py", "partitioned_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
 POWERS = {("model_norm.py", "_sum_of_powers")}
 LISTED = {("norm.py", "elements")}
