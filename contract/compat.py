@@ -35,8 +35,6 @@ class Compat:
             that clips, and clips them with it. Edge ME-3.
         keep_masters_on_load: `BF16Optimizer` keeps its masters when it loads a checkpoint without
             fp32 weights, whatever the model weights are. Edge BF-5.
-        reduced_sums_in_model_dtype: `ZeroOptimizer` adds up reduced gradients of micro-batches in
-            the dtype of the model in stage 2, whatever its accumulation dtype is. Edge Z-2.
     """
 
     unscale_with_updated_scale: bool = False
@@ -48,7 +46,6 @@ class Compat:
     report_scaled_norm: bool = False
     clip_without_experts: bool = False
     keep_masters_on_load: bool = False
-    reduced_sums_in_model_dtype: bool = False
 
     @classmethod
     def deepspeed(cls) -> Compat:

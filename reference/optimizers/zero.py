@@ -224,9 +224,6 @@ class ZeroOptimizer(ZeroMasters):
                 where,
                 options=self.options,
                 round_robin=round_robin,
-                sums_in_model_dtype=(
-                    self.options.partition_grads and self.compat.reduced_sums_in_model_dtype
-                ),
                 data_world=1 if data is None else dist.get_world_size(data),
                 expert=expert,
             )

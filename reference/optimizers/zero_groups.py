@@ -72,7 +72,6 @@ def zero_group(
     *,
     options: ZeroOptions,
     round_robin: bool,
-    sums_in_model_dtype: bool,
     data_world: int,
     expert: str | None = None,
 ) -> ZeroGroup:
@@ -85,7 +84,6 @@ def zero_group(
         where: the class and the group, for messages.
         options: of the reduction.
         round_robin: lay parameters in the order of `round_robin_order`.
-        sums_in_model_dtype: add up reduced gradients in the dtype of the model.
         data_world: number of data-parallel ranks; experts have their mean over these, too.
         expert: name of the expert group, or None.
 
@@ -104,10 +102,9 @@ def zero_group(
         where,
         expert=expert,
     )
-    dtype = laid_out.flat.dtype if sums_in_model_dtype else sums
     return ZeroGroup(
         **vars(laid_out),
-        reduced=torch.zeros(laid_out.partition_size, dtype=dtype),
+        reduced=torch.zeros(laid_out.partition_size, dtype=sums),
         order=order,
         divisor=world if expert is None else data_world,
     )

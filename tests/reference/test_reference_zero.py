@@ -22,7 +22,6 @@ from tests.helpers.zero_built import (
     moves,
     place,
 )
-from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.parity.ranks.world import Rank, World
 from twinstep.reference.optimizers.zero import ZeroOptimizer
@@ -45,7 +44,7 @@ def test_gradients_of_ranks_become_their_mean(stage2: bool, sums: torch.dtype) -
 
 @pytest.mark.parametrize("stage2", STAGES)
 def test_small_gradients_survive_in_sums_of_fp32(stage2: bool) -> None:
-    """Edge Z-2: stage 2 sums in the dtype of the model, upstream and on request."""
+    """Edge Z-2: stage 2 once summed in the dtype of the model, which gives 64."""
 
     def run(**options: Any) -> float:
         params, optimizer = built(None, (1,), dtype=BRAIN, partition_grads=stage2, **options)
@@ -54,8 +53,7 @@ def test_small_gradients_survive_in_sums_of_fp32(stage2: bool) -> None:
     # Stage 1 sends its sums, rounded to the dtype of the wire.
     assert run() == (64.75 if stage2 else 65.0)
     assert run(communication_data_type=SINGLE) == 64.75
-    lost = Compat(reduced_sums_in_model_dtype=True)
-    assert run(compat=lost) == (64.0 if stage2 else 65.0)
+    assert run(gradient_accumulation_dtype=BRAIN) == 64.0
 
 
 def test_round_robin_keeps_every_parameter_its_own_values() -> None:
