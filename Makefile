@@ -12,6 +12,8 @@ PY := .venv/bin/python
 INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
 # One worker for each core where pytest-xdist is installed, else none.
 WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
+# Where it is set, every process compiles anew what it imports: half the cost of a test with one of its own.
+unexport PYTHONDONTWRITEBYTECODE
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus foreign mutate mutate-full clean
@@ -34,7 +36,7 @@ test:  ## all tests that need no GPU
 	@$(READY) --need pytest
 	$(PY) -m pytest $(WORKERS)
 
-check: lint test  ## the gate: lint, then test
+check: lint parity test  ## the gate: lint, parity, then test
 
 lint:  ## the static part of the gate: format, lint, types, import contracts, tests on our own source
 	@$(READY) --need ruff mypy import-linter pytest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("gate")
 
 NO_GPU = "needs a CUDA GPU; this machine shows none to torch"
+
+# A suite started by nohup or & ignores Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores; torch would start as many threads in each as there are.

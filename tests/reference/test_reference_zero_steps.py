@@ -214,16 +214,18 @@ def test_ranks_with_other_scales_take_no_step() -> None:
 
 
 def test_an_external_scale_divides_what_it_has_multiplied() -> None:
-    """None ends it; the compat field of the FP16 optimizers changes nothing here."""
-    params, optimizer = built(None, (1,), compat=Compat(external_scale_stays=True))
+    """None ends it; fields of Compat change nothing, even where the scaler's own scale grows."""
+    options: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": MOVING}
+    params, optimizer = built(None, (1,), compat=Compat.deepspeed(), **options)
     optimizer.override_loss_scale(16.0)
     assert optimizer.custom_loss_scaler
     optimizer.backward(params[0].float().sum())
     assert optimizer.get_full_hp_grad("p0").item() == 16.0
     optimizer.step()
     assert optimizer.get_global_norm() == 1.0
+    assert [moves(params, optimizer, [16.0])[0] for _ in range(3)] == [1.0] * 3
     optimizer.override_loss_scale(None)
-    assert optimizer.loss_scale == 1.0
+    assert optimizer.loss_scale == 8.0
     _, other = built(None, (1,), dtype=BRAIN)
     with pytest.raises(RuntimeError, match="the model is not float16"):
         other.override_loss_scale(2.0)
