@@ -43,36 +43,77 @@ def on_all_ranks(
         ValueError: another rank has had an error, or has another number.
         Exception: that of `read`.
     """
-    failure: Exception | None = None
     asked = [group for group in dict.fromkeys(groups) if group is not None]
-    if not asked:
-        return read()
-    found = [ALONE] * len(same)
+    result, _ = largest_on_all_ranks(read, asked, device, largest=lambda _: 0.0, same=same)
+    return result
+
+
+def largest_on_all_ranks(
+    read: Callable[[], T],
+    groups: Groups,
+    device: torch.device,
+    *,
+    largest: Callable[[T], float],
+    same: Mapping[str, Callable[[T], float | None]],
+) -> tuple[T, float]:
+    """Return what `read` returns, and the largest of a number of the results of all ranks.
+
+    Args:
+        read: as in `on_all_ranks`.
+        groups: one message over each, in turn.
+        device: that the groups communicate from.
+        largest: the number of a result.
+        same: as in `on_all_ranks`.
+
+    Raises:
+        ValueError: another rank has had an error, or has another number of `same`.
+        Exception: that of `read`.
+    """
+    failure: Exception | None = None
+    most = -math.inf
+    numbers: list[float | None] = [None] * len(same)
     try:
         result = read()
+        most = largest(result)
         numbers = [number(result) for number in same.values()]
-        found = [ALONE if number is None else (number, -number) for number in numbers]
     except Exception as error:
         failure = error
-    told = [_refusal() if failure else 0.0, *(end for pair in found for end in pair)]
-    worst = torch.tensor(told, dtype=torch.float64, device=device)
-    for group in asked:
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
+    if groups:
+        found = [ALONE if number is None else (number, -number) for number in numbers]
+        told = [_refusal() if failure else 0.0, most, *(end for pair in found for end in pair)]
+        worst = torch.tensor(told, dtype=torch.float64, device=device)
+        for group in groups:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=group)
+        if failure is None:
+            refused, most, *ends = worst.tolist()
+            _raise_told(refused, zip(same, ends[::2], ends[1::2], strict=True))
     if failure is not None:
         raise failure
-    refused, *ends = worst.tolist()
+    return result, most
+
+
+def _raise_told(refused: float, ends: Iterable[tuple[str, float, float]]) -> None:
+    """Raise what other ranks have told: a refusal, or largest and negated least that differ."""
     if refused:
-        which = f" ({refused - NUMBERED:.0f})" if refused >= NUMBERED else ""
-        raise ValueError(
-            f"another rank{which} cannot, and names the reason: all ranks should, or none"
-        )
-    for name, most, least in zip(same, ends[::2], ends[1::2], strict=True):
+        raise refused_elsewhere(int(refused - NUMBERED) if refused >= NUMBERED else None)
+    for name, most, least in ends:
         if most not in (-least, -math.inf):
             raise ValueError(
                 f"{name} is {-least:.17g} on one rank and {most:.17g} on another, but should be "
                 "the same on all"
             )
-    return result
+
+
+def refused_elsewhere(rank: int | None) -> ValueError:
+    """The error of ranks that could, where another could not.
+
+    Args:
+        rank: number of the other in the world, where it is known.
+    """
+    which = "" if rank is None else f" ({rank})"
+    return ValueError(
+        f"another rank{which} cannot, and names the reason: all ranks should, or none"
+    )
 
 
 def _refusal() -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 from torch import Tensor
 
@@ -48,6 +49,31 @@ def check_lamb(group: Mapping[str, object], where: str) -> None:
     _finite("max_grad_norm", group["max_grad_norm"], where)
 
 
+def check_numbers(groups: Iterable[Mapping[str, object]], where: str) -> None:
+    """Require numbers, whatever their value, of all groups; nothing waits for a device.
+
+    Raises:
+        TypeError: a hyper-parameter is no number.
+    """
+    for group in groups:
+        for name in ("lr", "eps", "weight_decay"):
+            require_number(name, group.get(name, 0.0), where)
+        for place, beta in enumerate(cast(Iterable[object], group.get("betas", ()))):
+            require_number(f"betas[{place}]", beta, where)
+
+
+def require_number(name: str, value: object, where: str) -> None:
+    """Require a number or a tensor.
+
+    Raises:
+        TypeError: the value is something else.
+    """
+    if not isinstance(value, int | float | Tensor):
+        raise TypeError(
+            f"{name}={in_words(value)}, but should be a number or a 0-dim tensor [{where}]"
+        )
+
+
 def _require_at_least_zero(name: str, value: object, where: str) -> None:
     number = _finite(name, value, where)
     if number < 0.0:
@@ -55,15 +81,11 @@ def _require_at_least_zero(name: str, value: object, where: str) -> None:
 
 
 def _finite(name: str, value: object, where: str) -> float:
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            shape = tuple(value.shape)
-            raise ValueError(f"{name} has shape {shape}, but should have one element [{where}]")
-    elif not isinstance(value, int | float):
-        raise TypeError(
-            f"{name}={in_words(value)}, but should be a number or a 0-dim tensor [{where}]"
-        )
-    number = float(value)
+    require_number(name, value, where)
+    if isinstance(value, Tensor) and value.numel() != 1:
+        shape = tuple(value.shape)
+        raise ValueError(f"{name} has shape {shape}, but should have one element [{where}]")
+    number = float(cast(Number, value))
     if not math.isfinite(number):
         raise ValueError(f"{name}={number}, but should be finite [{where}]")
     return number

@@ -19,9 +19,13 @@ LIMBS = tl.constexpr(24)
 ORIGIN = tl.constexpr(11)
 NONFINITE = tl.constexpr(24)
 LARGEST = tl.constexpr(25)
+TOLD = tl.constexpr(26)  # and three slots more: see `fast.optimizers.agreement`
 PADDED = tl.constexpr(32)
 DIGIT = tl.constexpr(0xFFFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)  # the bits of fp32 +inf
+# In the control `exhausted`, whose lowest bit is an overflow at the floor:
+DIFFERS = tl.constexpr(2)  # ranks have different scales
+REFUSED = tl.constexpr(4)  # times what is in TOLD
 
 
 @triton.jit
@@ -155,3 +159,16 @@ def sum_of(limbs):
 def largest_of(limbs):
     """Return the largest magnitude as fp32; NaN beats infinity."""
     return tl.load(limbs + LARGEST).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def told_by_ranks(limbs, NORM_MAX: tl.constexpr):
+    """Return what `exhausted` is to hold of refusals and scales of all ranks; 0 of none."""
+    told = tl.load(limbs + TOLD)
+    digest = tl.load(limbs + TOLD + 2)
+    square = tl.load(limbs + TOLD + 3)
+    if NORM_MAX:
+        differs = digest + square != 0
+    else:
+        differs = tl.load(limbs + TOLD + 1) * square != digest * digest
+    return told * REFUSED + differs.to(tl.int64) * DIFFERS

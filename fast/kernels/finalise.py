@@ -15,7 +15,15 @@ from torch import Tensor
 
 from twinstep.fast.kernels._arith import LANES, advance_adam_steps, store_adam_header
 from twinstep.fast.kernels._lamb import advance_lamb_steps, store_lamb_header
-from twinstep.fast.kernels._limbs import INFINITY, NONFINITE, PADDED, largest_of, norm_of, sum_of
+from twinstep.fast.kernels._limbs import (
+    INFINITY,
+    NONFINITE,
+    PADDED,
+    largest_of,
+    norm_of,
+    sum_of,
+    told_by_ranks,
+)
 from twinstep.fast.kernels.clip import unscale_and_clip
 from twinstep.fast.kernels.loss_scale import dynamic_rule, torch_rule, wrapper_rule
 from twinstep.fast.runtime.dispatch import launch
@@ -108,9 +116,16 @@ def finalise_kernel(
     NORM_GIVEN: tl.constexpr,
     NORM_SCALED: tl.constexpr,
     LAMB: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
     scaled_norm, found = norm_of_kind(limbs, norm, NORM_1, NORM_MAX, NORM_GIVEN)
+    moves = None  # all steps
+    if RANKS:
+        told = told_by_ranks(limbs, NORM_MAX)
+        moves = told == 0
+        found = tl.where(moves, found, 1.0)
+        scaled_norm = tl.where(moves, scaled_norm, float("nan"))
     s = tl.load(scale)
     b1 = tl.load(beta1)
     b2 = tl.load(beta2)
@@ -174,15 +189,17 @@ def finalise_kernel(
         tl.store(norm, (scaled_norm.to(tl.float64) / applied).to(tl.float32))
     tl.store(found_inf, found)
     if RULE != "static":
-        tl.store(scale, new_scale)
+        tl.store(scale, new_scale, mask=moves)
     if RULE == "dynamic" or RULE == "wrapper":
-        tl.store(cur_iter, new_iter)
-        tl.store(last_overflow_iter, new_last)
+        tl.store(cur_iter, new_iter, mask=moves)
+        tl.store(last_overflow_iter, new_last, mask=moves)
     if RULE == "dynamic":
-        tl.store(cur_hysteresis, new_hysteresis)
-        tl.store(exhausted, new_exhausted)
+        tl.store(cur_hysteresis, new_hysteresis, mask=moves)
+        tl.store(exhausted, new_exhausted, mask=moves)
     if RULE == "torch":
-        tl.store(growth_tracker, new_tracker)
+        tl.store(growth_tracker, new_tracker, mask=moves)
+    if RANKS:
+        tl.store(exhausted, told, mask=told != 0)
     first = tl.zeros([], tl.int64)
     while first < tensors:
         if LAMB:
@@ -210,6 +227,8 @@ class Finish:
         norm_kind: "2", "1", "inf", or "given" where the norm of the scaled gradients stands in
             `norm` already; the limbs then hold squares.
         reports_scaled_norm: leave the norm of the scaled gradients there, not the unscaled one.
+        over_ranks: the limbs hold what ranks have told each other. A step that one of them refuses,
+            or has another scale for, is skipped, and moves nothing but `exhausted`.
     """
 
     rule: str
@@ -220,6 +239,7 @@ class Finish:
     unscale_with_updated_scale: bool = False
     norm_kind: str = "2"
     reports_scaled_norm: bool = False
+    over_ranks: bool = False
 
 
 def finalise(
@@ -263,4 +283,5 @@ def finalise(
         NORM_GIVEN=finish.norm_kind == "given",
         NORM_SCALED=finish.reports_scaled_norm,
         LAMB=bounds is not None,
+        RANKS=finish.over_ranks,
     )

@@ -35,19 +35,21 @@ from twinstep.contract.parallel import (
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
+from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
     accumulate_gradients,
     copy_masters_to_model,
     copy_model_to_masters,
     gather,
+    gradients_in_runs,
     immediate_hooks,
     partitioned_group,
 )
 from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.norms import exact_kind_of_norm
-from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
+from twinstep.fast.optimizers.parallelism import Parallelism
 from twinstep.fast.optimizers.wrapper import Wrapper
 
 
@@ -230,16 +232,18 @@ class BF16Optimizer(Wrapper):
 
         Raises:
             RuntimeError: a closure was given, or nothing here can run kernels on the parameters'
-                device. Nothing has changed.
+                device. Nothing has changed, and ranks of the same model or with other experts skip
+                the step; the next value read there raises a ValueError.
         """
-        self._refuse(closure)
-        self.sync_hyperparameters()
-        self._step.run(
-            self._gradients(),
-            [self._group_tensors(index) for index in range(len(self.groups))],
-            cast(FusedAdam, self._held()),
-            clip_apart=self._clipped_apart(),
-        )
+        try:
+            self._refuse(closure)
+            self.sync_hyperparameters()
+            gradients = gradients_in_runs(self.groups, self._parallelism)
+            groups = [self._group_tensors(index) for index in range(len(self.groups))]
+            apart = self._clipped_apart()
+        except Exception as error:
+            self._step.refuse(self._parallelism, error)
+        self._step.run(gradients, groups, cast(FusedAdam, self._held()), clip_apart=apart)
         gather(self.groups, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
@@ -259,24 +263,19 @@ class BF16Optimizer(Wrapper):
             return []
         return [run for group in self.groups for run in group.runs([True] * len(group.params))]
 
-    def _gradients(self) -> Gradients:
-        """Accumulated gradients by what they count for, in as few views as can be."""
-        at: dict[Place, list[Tensor]] = {}
-        for group in self.groups:
-            places = self._parallelism.places(group.params)
-            # Only the norm decides whether a step is skipped: what does not count is left out.
-            for place in {*places} - {NOWHERE}:
-                rows = zip(places, group.has_gradient, strict=True)
-                at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-        return self._parallelism.gradients(at)
-
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""
         self._step.sync_hyperparameters(self._held(), self.clip_grad)
 
+    def _sync_state(self) -> None:
+        super()._sync_state()
+        if self.ranks:
+            raise_told(self._step.control["exhausted"])
+
     @property
     def overflow(self) -> bool:
         """True if the last step was skipped; waits for the device."""
+        self._sync_state()
         return bool(self._step.control["found_inf"].item())
 
     def get_global_norm(self) -> float:
@@ -284,6 +283,7 @@ class BF16Optimizer(Wrapper):
 
         Waits for the device.
         """
+        self._sync_state()
         return float(self._step.control["norm"].item())
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from twinstep.contract.fragments import Fragment, fragments_of
 from twinstep.contract.tensors import check_param, dtype_names
 from twinstep.fast.kernels.accumulate import accumulate_
 from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 
@@ -204,6 +205,18 @@ def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
                 grads.append(_flat(param.grad))
                 group.has_gradient[index] = True
     accumulate_(views, grads)
+
+
+def gradients_in_runs(groups: Sequence[PartitionedGroup], parallelism: Parallelism) -> Gradients:
+    """Accumulated gradients by what they count for, in as few views as can be."""
+    at: dict[Place, list[Tensor]] = {}
+    for group in groups:
+        places = parallelism.places(group.params)
+        # Only the norm decides whether a step is skipped: what does not count is left out.
+        for place in {*places} - {NOWHERE}:
+            rows = zip(places, group.has_gradient, strict=True)
+            at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
+    return parallelism.gradients(at)
 
 
 def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]:

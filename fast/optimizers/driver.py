@@ -17,6 +17,7 @@ more: clipping rounds to their dtype, as storing the clipped gradient would.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from twinstep.fast.kernels import finalise as finalise_kernel
 from twinstep.fast.kernels import finalise_unscaled
 from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.kernels._limbs import REFUSED, TOLD
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
@@ -33,10 +35,10 @@ from twinstep.fast.kernels.unscale import unscale_gradients
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm, norm_on_host
-from twinstep.fast.optimizers.parallelism import Gradients
+from twinstep.fast.optimizers.parallelism import Gradients, Parallelism
 from twinstep.fast.optimizers.reduction import reduce_over_ranks
 from twinstep.fast.optimizers.scalers import LossScale
-from twinstep.fast.runtime.control import ControlBlock, GroupBlock
+from twinstep.fast.runtime.control import SLOTS, ControlBlock, GroupBlock
 from twinstep.fast.runtime.tables import TableCache
 
 
@@ -116,6 +118,40 @@ class StepDriver:
             control.set("external_scale", external_scale)
         control.sync_hyperparameters()
 
+    def refuse(self, parallelism: Parallelism, reason: Exception) -> NoReturn:
+        """Tell the ranks that wait for the first message of a step that there is none.
+
+        Raises:
+            Exception: the reason.
+        """
+        none = parallelism.gradients({})
+        if none.over_ranks:
+            self._reduce(none, refusal=reason)
+        raise reason
+
+    def _reduce(
+        self, gradients: Gradients, *, external: bool = False, refusal: Exception | None = None
+    ) -> None:
+        """Enter all gradients of all ranks into the limbs, and the norm if the host forms it.
+
+        Raises:
+            Exception: this rank refuses, or its gradients cannot be entered; other ranks know.
+        """
+        scale = None
+        if self._scaler is not None and gradients.over_ranks:
+            scale = self.control.block[SLOTS["external_scale" if external else "scale"]]
+        refusal = reduce_over_ranks(
+            gradients, self._limbs, self._kind, self.cache, scale=scale, refusal=refusal
+        )
+        if self._kind == GIVEN:
+            norm = norm_on_host(gradients, self._norm_type, self._limbs, counts=refusal is None)
+            if refusal is None:
+                # As a tensor, since no number past the end of fp32 can be filled in as infinity.
+                self.control["norm"].copy_(norm)
+        if refusal is not None:
+            self._limbs.zero_()
+            raise refusal
+
     def decide(
         self,
         gradients: Gradients,
@@ -137,20 +173,19 @@ class StepDriver:
         Returns:
             The coefficients; INV_SCALE is what gradients are multiplied by.
         """
-        control = self.control
-        reduce_over_ranks(gradients, self._limbs, self._kind, self.cache)
-        if self._kind == GIVEN:
-            # As a tensor, since a number past the end of fp32 cannot be filled in as infinity.
-            control["norm"].copy_(norm_on_host(gradients, self._norm_type, self._limbs))
+        self._reduce(gradients, external=external)
         coefficients = self._room_for(0 if first is None else len(first.steps))
         if self._finish is None:
             assert first is not None
+            if gradients.over_ranks:
+                self.control["exhausted"].add_(self._limbs[TOLD.value], alpha=REFUSED.value)
             self._finalise_unscaled(first, coefficients, clips_apart)
         else:
             finish = replace(
                 self._finish,
                 bias_correction=first is None or first.bias_correction,
                 reports_scaled_norm=self._finish.reports_scaled_norm or leaves_scaled_norm,
+                over_ranks=gradients.over_ranks,
             )
             self._finalise(first, coefficients, finish, external)
         return coefficients

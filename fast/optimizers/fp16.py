@@ -25,6 +25,7 @@ from twinstep.contract.timers import Timers
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.flat_groups import flat_group
+from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.optimizers.zeros import ZeroGradients
@@ -173,26 +174,30 @@ class FP16Optimizer(ScaledWrapper):
             closure: refused.
 
         Raises:
-            RuntimeError: a closure was given, or a gradient is sparse. Nothing has changed.
+            RuntimeError: a closure was given, or a gradient is sparse.
+            TypeError: a hyper-parameter is no number.
+                In each case nothing has changed, and ranks that this one tells of overflows skip
+                the step as well. The next value that is read there raises a ValueError. So does it
+                on ranks that have made their gradients with different scales.
         """
-        self._refuse(closure)
-        params = self._params()
-        check_dense_gradients(params, "FP16Optimizer.step")
-        grads = [param.grad for param in params]
-        self.sync_hyperparameters()
-        inside = self._fused()
-        if inside is None:
-            self._step_by_torch(params, grads)
-        else:
+        try:
+            self._refuse(closure)
+            params = self._params()
+            check_dense_gradients(params, "FP16Optimizer.step")
             # Copied at most once: the norm and the update read the same memory.
-            grads = [None if grad is None else grad.contiguous() for grad in grads]
-            self._step.run(
-                self._gradients(params, grads),
-                self._group_tensors(iter(grads)),
-                inside,
-                external=self._external_scale() is not None,
-                timed=self._timed,
-            )
+            held = [param.grad for param in params]
+            grads = [None if grad is None else grad.contiguous() for grad in held]
+            self.sync_hyperparameters()
+            inside = self._fused()
+            gradients = self._gradients(params, grads)
+            groups = [] if inside is None else self._group_tensors(iter(grads))
+        except Exception as error:
+            self._step.refuse(self._parallelism, error)
+        external = self._external_scale() is not None
+        if inside is None:
+            self._step_by_torch(params, gradients, external)
+        else:
+            self._step.run(gradients, groups, inside, external=external, timed=self._timed)
             self._stepped = True
         drop_gradients(params, set_to_none=True)
         if self.timers is not None:
@@ -221,12 +226,11 @@ class FP16Optimizer(ScaledWrapper):
             )
         return found
 
-    def _step_by_torch(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+    def _step_by_torch(self, params: list[Tensor], gradients: Gradients, external: bool) -> None:
         """Unscale with torch, call the inner optimizer, copy to the model; the host waits."""
         inside = self._held()
         with self._timed("compute_norm"):
-            external = self._external_scale() is not None
-            block = self._step.decide(self._gradients(params, grads), external=external)
+            block = self._step.decide(gradients, external=external)
         self._stepped = True
         self._sync_state()
         if self._step.control["found_inf"].item():

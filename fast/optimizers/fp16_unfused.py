@@ -28,6 +28,7 @@ from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.optimizers.zeros import ZeroGradients
@@ -192,24 +193,32 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             closure: refused.
 
         Raises:
-            RuntimeError: a closure was given, or a gradient is sparse. Nothing has changed.
+            RuntimeError: a closure was given, or a gradient is sparse.
+            TypeError: a hyper-parameter is no number.
+                Over ranks as in `FP16Optimizer.step`. Nothing has changed.
         """
-        self._refuse(closure)
-        params = self._params()
-        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
-        grads = [param.grad for param in params]
-        self.sync_hyperparameters()
-        inside = self._fused()
-        if inside is None:
-            self._step_inside(params, grads)
-            return None
-        groups = self._group_tensors(iter(grads))
         with ExitStack() as lent:
-            for index, group in enumerate(groups):
-                lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
-                groups[index] = replace(group, lists=lists)
+            try:
+                self._refuse(closure)
+                params = self._params()
+                check_dense_gradients(params, "FP16UnfusedOptimizer.step")
+                grads = [param.grad for param in params]
+                self.sync_hyperparameters()
+                inside = self._fused()
+                if inside is None:
+                    self._sync_state()
+                gradients = self._gradients(params, grads)
+                groups = [] if inside is None else self._group_tensors(iter(grads))
+                for index, group in enumerate(groups):
+                    lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
+                    groups[index] = replace(group, lists=lists)
+            except Exception as error:
+                self._step.refuse(self._parallelism, error)
             external = self._external_scale() is not None
-            self._step.run(self._gradients(params, grads), groups, inside, external=external)
+            if inside is None:
+                self._step_inside(params, gradients, external)
+                return None
+            self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
         pairs = zip(params, grads, strict=True)
         self._stale = [(param, grad) for param, grad in pairs if grad is not None]
@@ -241,14 +250,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def _gradient(self, param: Tensor, grad: Tensor | None) -> Tensor:
         return self._zeros.like(param).view(param.shape) if grad is None else grad
 
-    def _step_inside(self, params: list[Tensor], grads: list[Tensor | None]) -> None:
+    def _step_inside(self, params: list[Tensor], gradients: Gradients, external: bool) -> None:
         """Let the inner optimizer step; the host waits."""
-        self._sync_state()
         legacy, before = self.fused_lamb_legacy, self.loss_scaler.loss_scale
-        external = self._external_scale() is not None
-        block = self._step.decide(
-            self._gradients(params, grads), external=external, leaves_scaled_norm=legacy
-        )
+        block = self._step.decide(gradients, external=external, leaves_scaled_norm=legacy)
         divisor = self._divisor(before) if legacy else None
         self._stepped = True
         self._sync_state()
@@ -258,8 +263,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             self._hand_over(divisor)
         else:
             factor = block[INV_SCALE.value]
-            for param, grad, master in zip(params, grads, self._masters(), strict=True):
-                master.grad = self._gradient(param, grad).to(torch.float32) * factor
+            for param, master in zip(params, self._masters(), strict=True):
+                master.grad = self._gradient(param, param.grad).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
             self._copy_masters_to_model()

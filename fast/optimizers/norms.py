@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,9 @@ def reduce_norm(grads: Sequence[Tensor], limbs: Tensor, kind: str, cache: TableC
     reduce_gradients(grads, limbs, cache, kind="2" if kind == GIVEN else kind)
 
 
-def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
+def norm_on_host(
+    gradients: Gradients, power: float, limbs: Tensor, *, counts: bool = True
+) -> Tensor:
     """Return (sum |g|^power)^(1/power) over all ranks, each power rounded; float64, shape ().
 
     Reads every gradient, and so waits for the device. The sum of a share is rounded once, and once
@@ -60,8 +63,12 @@ def norm_on_host(gradients: Gradients, power: float, limbs: Tensor) -> Tensor:
         power: positive.
         limbs: tell of gradients anywhere that are not finite. Any NaN gives NaN, otherwise any
             infinity gives infinity.
+        counts: False leaves the gradients of this rank out.
     """
-    sums = [_powers(share, power, gradients.model, limbs.device) for share in gradients.shares]
+    shares = gradients.shares
+    if not counts:
+        shares = [replace(share, tensors=()) for share in shares]
+    sums = [_powers(share, power, gradients.model, limbs.device) for share in shares]
     found = int(limbs[NONFINITE.value])
     norm = _sum_of_powers([_sum_of_powers(sums, 1.0)], 1.0 / power)
     norm = math.nan if found >> 32 else math.inf if found else norm

@@ -67,6 +67,13 @@ class Gradients:
     model: Groups = ()
 
     @property
+    def over_ranks(self) -> bool:
+        """True if there is any group."""
+        if self.model or self.unreduced:
+            return True
+        return any(share.experts or share.replicas for share in self.shares)
+
+    @property
     def counted(self) -> list[Tensor]:
         """Gradients that count on this rank."""
         return [tensor for share in self.shares for tensor in share.tensors]

@@ -22,6 +22,7 @@ from twinstep.contract.loss_scale import (
 )
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.runtime.control import ControlBlock
 
 COUNTERS = {
@@ -137,13 +138,13 @@ class LossScale:
             self.raise_if_exhausted()
 
     def raise_if_exhausted(self) -> None:
-        """Raise once for each overflow that met the floor; waits for the device.
+        """Raise once for what has stopped the steps since the last call; waits for the device.
 
         Raises:
-            MinimumLossScale: that happened since this was called last.
+            MinimumLossScale: an overflow met the floor.
+            ValueError: another rank has refused a step, or has another scale.
         """
-        if self._block["exhausted"].item():
-            self._block["exhausted"].zero_()
+        if raise_told(self._block["exhausted"]):
             raise MinimumLossScale(
                 f"gradients overflow at loss scale {self.loss_scale}, which should be above its "
                 f"floor min_scale={self.scaling.min_scale} to shrink again "

@@ -36,7 +36,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.contract.hyper import Number
+from twinstep.contract.hyper import Number, require_number
 from twinstep.contract.wrapper import ParamGroup
 
 HOST = {
@@ -150,6 +150,7 @@ class ControlBlock:
             return
         self._foreign.pop(name, None)
         self._given.pop(name, None)
+        require_number(name, value, "ControlBlock.set")
         if not isinstance(value, Tensor):
             word = word_of(name, value)
             self._changed = self._changed or word != self._words[SLOTS[name]]

@@ -65,17 +65,27 @@ SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "flat": {name: (name,) for name in ("block", "vector", "large", "tiny")},
 }
-# Completed steps; several of them, plus one, are no bf16 numbers. Those of FADING are in units of
-# 1 / (1 - beta2): over that range the last of a correction of the bias goes.
+# Completed steps; several of them, plus one, are no bf16 numbers. FADING and FADED are in units of
+# 1 / (1 - beta2): over the one a correction of the bias goes, over the other its last 4.5e-5.
 USUAL, LATE = Range(low=1.0, high=5e3), Range(low=5e3, high=2.0**40)
-FADING = Range(low=2.0, high=17.0)
+FADING, FADED = Range(low=2.0, high=17.0), Range(low=10.05, high=11.5)
 EARLY = 4
-STEPS = (4, 0, 1, 2, USUAL, 9, 300, 1_002, FADING, 2**24 + 1, LATE, 2**31 - 1, 2**31 + 6)
+STEPS = (
+    *(4, 0, 1, 2, FADED, USUAL, 9, 300, 1_002, FADING),
+    *(2**24 + 1, LATE, 2**31 - 1, 2**31 + 6),
+)
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
 FEW = 6
-# Elements of a large tensor at least, and a prime number.
-LARGE, PERIOD = 2**18, 4093
+# Elements of the large tensor: of the first dtype combination of a kernel, of the second, just past
+# 2^20, and of the others; and where large tensors are slow. Values repeat after a prime number.
+LARGE = (
+    Range(low=2**20.5, high=2**21),
+    Range(low=2**20 + 1, high=2**20 + 2**12),
+    Range(low=2**18, high=2**20),
+)
+LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
+PERIOD = 4093
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)
 ALONE: Mapping[str, Value] = {}
@@ -277,7 +287,7 @@ def completed_steps(turn: int, seed: int, beta2: float) -> int:
     listed = STEPS[turn % len(STEPS)]
     if isinstance(listed, Range):
         drawn = listed.at(random.Random(f"{seed}/{turn}").random())
-        return int(drawn / (1.0 - beta2) if listed is FADING else drawn)
+        return int(drawn / (1.0 - beta2) if listed in (FADING, FADED) else drawn)
     return listed
 
 
@@ -304,12 +314,17 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     return tuple(row)
 
 
-def enlarged(operation: Operation, recipe: Recipe) -> Recipe:
-    """The recipe with a tensor of 2^18 elements and more, ordinary controls, and every regime.
+def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
+    """The recipe with a large tensor, ordinary controls, and every regime.
 
     Its values repeat: that is cheap, and the period is no multiple of any block.
+
+    Args:
+        operation: whose controls have their first values.
+        recipe: that is changed.
+        sizes: elements of the large tensor.
     """
-    size = LARGE + random.Random(recipe.seed).randrange(LARGE // 2)
+    size = int(sizes.at(random.Random(recipe.seed).random()))
     return replace(
         recipe,
         sizes=(size,) if recipe.layout == "flat" else (5, size, 33),

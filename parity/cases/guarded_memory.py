@@ -140,6 +140,8 @@ class GuardedMemory:
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
         ends: the bytes that a large call left at its `first`, `middle` and `last` elements.
+        elsewhere: during a call, the block that holds a list which does not lie in `block`, by
+            name; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.
         made: tensors that guarded calls in this memory have made and not let go.
         number: of the same memory in another process, where the kernel works.
@@ -151,6 +153,7 @@ class GuardedMemory:
     before: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     ends: Mapping[str, Tensor] = field(default_factory=dict)
+    elsewhere: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
     number: int = -1
@@ -162,8 +165,16 @@ class GuardedMemory:
         before = _filled(case, spans, length)
         return cls(case, spans, before.clone().to(device), before)
 
-    def renewed(self, case: Case) -> GuardedMemory:
-        """The same memory, filled with what another case holds that lies alike in it."""
+    def renewed(self, case: Case, moved: str = "") -> GuardedMemory:
+        """The same memory, filled with what another case holds that lies alike in it.
+
+        Args:
+            case: to be held.
+            moved: list whose tensors lie at other addresses in the next call; empty for none.
+
+        Raises:
+            ValueError: the case lies otherwise.
+        """
         spans, _ = spans_of(case)
         places = [(span.name, span.index, span.start, span.stop) for span in spans]
         if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
@@ -172,7 +183,11 @@ class GuardedMemory:
             )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        return replace(self, case=case, spans=spans, before=before, changed=())
+        elsewhere = {moved: self.block.clone()} if moved else {}
+        for span in spans:
+            if span.name == moved:
+                span.bytes_of(self.block).fill_(0xFF)
+        return replace(self, case=case, spans=spans, before=before, elsewhere=elsewhere, changed=())
 
     def refill(self) -> None:
         """Put the bytes from before the call back, at the same addresses."""
@@ -184,9 +199,9 @@ class GuardedMemory:
         controls: dict[str, Tensor] = {}
         for span in sorted(self.spans, key=lambda span: span.index):
             if span.control:
-                controls[span.name] = span.of(self.block)
+                controls[span.name] = self._given(span)
             else:
-                lists[span.name].append(span.of(self.block))
+                lists[span.name].append(self._given(span))
         for name in self.case.leaves:
             lists[name] = [tensor.detach().requires_grad_() for tensor in lists[name]]
         positional = [lists[argument.name] for argument in self.case.operation.lists]
@@ -197,13 +212,24 @@ class GuardedMemory:
                 return kernel(*positional, **controls, **self.case.options)
         finally:
             self.changed = tuple(given.changes())
+            for span in self.spans:
+                if span.name in self.elsewhere:
+                    there = span.bytes_of(self.elsewhere[span.name])
+                    span.bytes_of(self.block).copy_(there)
+
+    def _given(self, span: Span) -> Tensor:
+        """A tensor as the call gets it."""
+        return span.of(self.elsewhere.get(span.name, self.block))
 
     def named(self) -> dict[str, Tensor]:
-        """All tensors inside the block, by the names that messages give them."""
-        return {
-            span.name if span.control else f"{span.name}[{span.index}]": span.of(self.block)
-            for span in self.spans
-        }
+        """The tensors of the call, by the names that messages give them; old places of them too."""
+        found = {}
+        for span in self.spans:
+            name = span.name if span.control else f"{span.name}[{span.index}]"
+            found[name] = self._given(span)
+            if span.name in self.elsewhere:
+                found[f"{name} of an earlier call"] = span.of(self.block)
+        return found
 
     def after(self) -> Tensor:
         """The bytes now, on the CPU."""

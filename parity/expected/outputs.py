@@ -13,6 +13,7 @@ from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for
 from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
+from twinstep.parity.expected.periodic import of_one_period
 from twinstep.parity.operations.operation import Bound
 
 AcceptedOutputs = Mapping[str, Sequence[Accepted]]
@@ -28,10 +29,14 @@ def accepted_outputs(
         arithmetic: what the kernel claims.
         instruction_error: what its compiled code adds to the bounds.
     """
-    if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
-        return {name: [Accepted(value=x) for x in xs] for name, xs in case.reference().items()}
-    results = _evaluated(case, instruction_error)
-    return {name: [_accepted(x) for x in xs] for name, xs in results.items()}
+
+    def evaluated(case: Case) -> AcceptedOutputs:
+        if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
+            return {name: [Accepted(value=x) for x in xs] for name, xs in case.reference().items()}
+        results = _evaluated(case, instruction_error)
+        return {name: [_accepted(x) for x in xs] for name, xs in results.items()}
+
+    return of_one_period(case, evaluated)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Law:
         share: number of cases relative to `--examples`.
         each_layout: whether that many are taken for each layout.
         draw: which cases of the covering it takes.
-        thorough: as many cases again are small, and one has a tensor of more than 2^18 elements.
+        thorough: as many cases again are small, and one has a tensor of 2^18 elements at least.
         vary: the cases that are judged for one drawn case; each can fail and shrink alone.
         plan: calls and checks for one case and the kernel's arithmetic.
         idle: why the law is not judged on a dtype combination; empty where it is.

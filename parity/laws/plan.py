@@ -29,6 +29,7 @@ class Call:
     Attributes:
         case: its arguments.
         reuse: an earlier call in whose memory this one works, its case lying alike; None for own.
+        moved: list that lies at other addresses than in the call that is reused; empty for none.
         fresh: make the call even where another law has made it already.
         may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.
@@ -43,6 +44,7 @@ class Call:
 
     case: Case
     reuse: int | None = None
+    moved: str = ""
     fresh: bool = False
     may_refuse: bool = False
     watched: bool = False

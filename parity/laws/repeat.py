@@ -1,8 +1,9 @@
-"""The same call gives the same bits: after other calls, and in the same memory; no call leaks.
+"""The same call gives the same bits: after other calls, in the same memory, and in part elsewhere.
 
 Real bugs: autotuning on live state (lucidrains/lion-pytorch#36, triton-lang/triton#7181); a result
 buffer cached by the length of a list (the norm of deepspeedai/DeepSpeed, its source); atomics whose
-order decides the last bits (triton-lang/triton#6227); a scratch buffer that is never cleared.
+order decides the last bits (triton-lang/triton#6227); a scratch buffer that is never cleared; a
+table of addresses that outlives what lay there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.operations.operation import Role
 
 
 def smaller(case: Case) -> Case:
@@ -38,8 +40,16 @@ def other_values(case: Case) -> Case:
     return generate(case.operation, case.combination, recipe)
 
 
+def moving(case: Case) -> tuple[str, ...]:
+    """Lists that are moved, each alone: the gradients, and one of the others in turn."""
+    held = [name for name, tensors in case.lists.items() if any(t.numel() for t in tensors)]
+    gradients = [name for name in case.operation.lists_of(Role.GRAD) if name in held][:1]
+    others = [name for name in held if name not in gradients]
+    return (*gradients, *others[case.recipe.seed % max(1, len(others)) :][:1])
+
+
 def plan(case: Case, arithmetic: str) -> Plan:
-    """Other values of the same sizes, the case, a smaller one, the case twice more.
+    """Other values of the same sizes, the case, a smaller one, the case twice more; one list moved.
 
     The first call is compared with the reference too: a kernel that is tuned on live tensors is
     wrong there and nowhere else.
@@ -55,7 +65,17 @@ def plan(case: Case, arithmetic: str) -> Plan:
     )
     again = Same(says="differs when the call is repeated after another one", first=1, second=3)
     there = Same(says="differs when the call is repeated in the same memory", first=1, second=4)
-    return Plan(calls=calls, checks=(Values(call=0), Values(call=1), again, there))
+    moved = [Call(case=case, reuse=1, moved=name) for name in moving(case)]
+    elsewhere = [
+        Same(
+            says=f"differs when nothing but the addresses of {call.moved} has changed",
+            first=1,
+            second=len(calls) + number,
+        )
+        for number, call in enumerate(moved)
+    ]
+    values = (Values(call=0), Values(call=1))
+    return Plan(calls=(*calls, *moved), checks=(*values, again, there, *elsewhere))
 
 
 REPEAT = Law(

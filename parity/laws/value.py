@@ -2,7 +2,7 @@
 
 Kernels that claim `exact` agree in every bit: zero ULP, the sign of zero included, NaN with NaN
 whatever its payload. Kernels that claim `bounded` stay within the bound derived from the
-reference's formula (`parity/expected/bounds.py`). One case has a tensor of more than 2^18 elements.
+reference's formula (`parity/expected/bounds.py`). One case has a tensor of 2^18 to 2^21 elements.
 
 Real bugs: eps multiplied by the bias correction (pytorch/pytorch#22628, NVIDIA/apex@18062b69);
 beta2 read from the array of beta1 (NVIDIA/apex#1007); weight decay coupled where it should not be

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.coverage import Coverage
-from twinstep.parity.cases.covering import covering_recipes, diminished, enlarged
+from twinstep.parity.cases.covering import (
+    LARGE,
+    LARGE_WHERE_SLOW,
+    covering_recipes,
+    diminished,
+    enlarged,
+)
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.causes.evidence import Cause, Evidence
 from twinstep.parity.laws import LAWS
@@ -233,7 +239,9 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
     for number, recipe in enumerate(recipes[len(recipes) // 2 :]):
         yield diminished(recipe, number)
     if engine.name not in SLOW:
-        yield enlarged(kernel.operation, first)
+        turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
+        quick = engine.name in ("cpu", "cuda")
+        yield enlarged(kernel.operation, first, LARGE[turn] if quick else LARGE_WHERE_SLOW)
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:

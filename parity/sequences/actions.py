@@ -128,6 +128,15 @@ class Rules:
         rows = self.motifs.values()
         return [row for row in rows if all(possible(*_fixed(step)) for step in row)]
 
+    def crowded(self) -> Motif:
+        """A large group that takes two steps, plain but for their gradients; empty without one."""
+        known = self.actions()
+        if "crowd" not in known["build"].choices or not self.repeated:
+            return ()
+        choices = known[self.repeated].choices.items()
+        plain = {name: row[0] for name, row in choices if name != "seed"}
+        return (("build", {"crowd": True}), *((self.repeated, plain),) * 2)
+
     def draw(self, dice: Random, mean: int, motif: Motif = ()) -> list[Act]:
         """A sequence: `build`, then about `mean` actions, with a motif somewhere among them."""
         known = self.actions()

@@ -10,7 +10,6 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.parts import MANY
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
@@ -41,7 +40,6 @@ class AdamRules(OptimizerRules):
     }
     options = {"adam_w_mode": (True, False), "set_grad_none": (True, False)}
     sparse = True
-    counts = MANY
     refused = REFUSED
     exempt = {
         **OptimizerRules.exempt,

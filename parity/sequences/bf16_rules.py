@@ -19,6 +19,7 @@ from twinstep.parity.sequences.parts import (
     GRAPHS,
     RANKS,
     SEEDS,
+    SELDOM,
     Group,
     backward_twice,
     left_out,
@@ -129,6 +130,7 @@ class BF16Rules(OptimizerRules):
         keep=(False, False, True),
         alike=(False, False, True),
         omitted=(False, False, True),
+        crowd=SELDOM,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, some frozen, around a fresh optimizer."""
@@ -137,7 +139,8 @@ class BF16Rules(OptimizerRules):
         groups: list[Group] = []
         for number in range(int(values["groups"])):
             own = TURNS[number % 3] if dtype == "mixed" else dtype
-            row = parameters(dice, own, device, seed + number, together=False)
+            crowd = bool(values.get("crowd")) and not number
+            row = parameters(dice, own, device, seed + number, False, crowd)
             hyper = self.drawn_hyper(Dice(seed) if values["alike"] else dice)
             groups.append({"params": row, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]

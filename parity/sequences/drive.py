@@ -19,8 +19,8 @@ from twinstep.parity.sequences.world import Act, World, nothing, observe
 
 # Actions of a sequence on average: without a motif, and around one.
 MEAN, AROUND = 12, 6
-# One sequence in so many takes LONG steps.
-EVERY, LONG = 50, 64
+# One sequence in EVERY takes LONG steps, one in CROWDED has a crowd of parameters.
+EVERY, LONG, CROWDED = 50, 64, 30
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 
@@ -154,11 +154,15 @@ def observe_nothing(outcome: dict[str, object]) -> Observation:
 def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     """The actions of a sequence; the same in every run.
 
-    Three of four have a motif, in turn; another begins with each seed and dtype.
+    Three of four have a motif, in turn; another begins with each seed and dtype. Some are long, and
+    some have a crowd of parameters.
     """
     dice = Random(f"{seed} {dtype} {number}")
     if number % EVERY == EVERY - 1 and rules.repeated:
         return rules.draw(dice, AROUND, [rules.repeated] * LONG)
+    crowded = rules.crowded()
+    if number % CROWDED == CROWDED // 2 and crowded:
+        return rules.draw(dice, 1, crowded)
     motifs = rules.scripts()
     if not motifs or number % 4 == 0:
         return rules.draw(dice, MEAN)

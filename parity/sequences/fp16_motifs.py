@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from twinstep.parity.sequences.actions import Motif
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.rules import OptimizerRules, last_of_a_correction
 
 # Factors of a loss; the last one overflows in every dtype.
 SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
@@ -34,6 +34,7 @@ MOTIFS: Mapping[str, Motif] = {
         *(OVERFLOW, OVERFLOW, "save"),
         *(OVERFLOW, "load", OVERFLOW, CLEAN, CLEAN),
     ),
+    "the last of a correction": last_of_a_correction(CLEAN),
     "the edge of a window": (("age", {"since": 998}), *(CLEAN,) * 4),
     "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
     "graphs that are kept": (

@@ -20,6 +20,7 @@ from twinstep.parity.sequences.parts import (
     GRAPHS,
     RANKS,
     SEEDS,
+    SELDOM,
     backward_twice,
     left_out,
     like,
@@ -106,6 +107,7 @@ class FP16Rules(OptimizerRules):
         recipe=tuple(RECIPES),
         alike=(False, False, True),
         omitted=(False, False, True),
+        crowd=SELDOM,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """An optimizer of either side around one of the same side.
@@ -119,7 +121,8 @@ class FP16Rules(OptimizerRules):
         recipe = recipe_named(str(values["recipe"]), seed, self.recipes)
         groups: list[Group] = []
         for number in range(int(values["groups"])):
-            params = parameters(dice, dtype, device, seed + number, together=False)
+            crowd = bool(values.get("crowd")) and not number
+            params = parameters(dice, dtype, device, seed + number, False, crowd)
             hyper = self.inside_hyper(Dice(seed) if values["alike"] else dice, recipe)
             groups.append({"params": params, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]

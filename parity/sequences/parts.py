@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -16,14 +16,17 @@ SEEDS = range(10_000)
 SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
 # More than 65,536 elements, once in many groups.
 LARGE, RARELY = (257, 257), (0,) * 39 + (1,)
-# Numbers of parameters in a group: small, for the most part; MANY are more than some tables hold.
-MANY = (*(1, 2, 3) * 12, 12, 12, 130)
-SMALL = (*(1, 2, 3) * 6, 12)
+# Parameters of a group; a crowd is more than tables of 110 or 128 hold, frozen ones apart.
+SMALL, CROWD = (*(1, 2, 3) * 6, 12), 160
+# A first group that is a crowd costs much: the sequences that begin with one are few and short.
+SELDOM = (*(False,) * 199, True)
 Group = dict[str, object]
 # Reason why an argument is passed by no action.
 RANKS = "collectives of several ranks, which tests of our own classes simulate"
 # Counters at which 24 and 31 bits are full, and steps since an overflow around a usual window.
 COUNTS, WINDOWS = (2**24 - 2, 2**31 - 2, 1000), (1, 998, 999, 1000)
+# Counters at which 3e-5 of the bias is left to correct, each with another usual beta.
+FADED = (205, 7_900, 10_300, 205_000)
 # Arguments of torch's backward besides the loss.
 GRAPHS = ("", "", "retain", "create")
 
@@ -34,12 +37,13 @@ def parameters(
     device: str,
     seed: int,
     together: bool,
-    counts: Sequence[int] = SMALL,
+    crowd: bool = False,
 ) -> list[Parameter]:
     """Some parameters, rarely more than three; `mixed` takes fp16, bf16 and fp32 in turn."""
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
-    shapes = [dice.pick(SHAPES) for _ in range(dice.pick(counts))]
+    shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
     shapes += [LARGE] * dice.pick(RARELY)
+    shapes = [dice.pick(SHAPES[:3]) for _ in range(CROWD)] if crowd else shapes
     values = [
         filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
         for index, shape in enumerate(shapes)

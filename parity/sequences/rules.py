@@ -19,8 +19,9 @@ from twinstep.parity.sequences.damage import HOW, aged, damaged
 from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out, regime_at
 from twinstep.parity.sequences.parts import (
     COUNTS,
+    FADED,
     SEEDS,
-    SMALL,
+    SELDOM,
     WINDOWS,
     Group,
     left_out,
@@ -37,6 +38,11 @@ CLEAR = ("zero_grad", {"how": "as it is"})
 FREEZE = ("freeze", {"trained": False})
 
 
+def last_of_a_correction(step: Step) -> Motif:
+    """A step for each count at which Adam's correction of the bias is nearly over."""
+    return ("train", *(one for count in FADED for one in (("age", {"count": count}), step)))
+
+
 class OptimizerRules(Rules):
     """Actions of every optimizer with torch's interface.
 
@@ -46,7 +52,6 @@ class OptimizerRules(Rules):
         refused: values that the constructor should refuse, by argument.
         sparse: whether sparse gradients should be refused; otherwise there are none.
         tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
-        counts: numbers of parameters that a group may have.
     """
 
     exempt: Mapping[str, str] = {
@@ -60,7 +65,6 @@ class OptimizerRules(Rules):
     sparse: bool = False
     tensor_hyper: bool = False
     repeated = "train"
-    counts: Sequence[int] = SMALL
     motifs: Mapping[str, Motif] = {
         "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
         "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
@@ -75,6 +79,7 @@ class OptimizerRules(Rules):
             *(PLAIN, PLAIN, PLAIN),
             "resume",
         ),
+        "the last of a correction": last_of_a_correction(PLAIN),
         "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
         "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
         "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
@@ -96,19 +101,21 @@ class OptimizerRules(Rules):
         together=(False, False, True),
         alike=(False, False, True),
         omitted=(False, False, True),
+        crowd=SELDOM,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, each with hyper-parameters of its own.
 
         With `together` all parameters of a group are views of one buffer; with `alike` groups
-        have the same hyper-parameters; with `omitted` some arguments are left to their defaults.
+        have the same hyper-parameters; with `omitted` some arguments are left to their defaults;
+        with `crowd` the first group is large.
         """
         seed = int(values["seed"])
         dice = Dice(seed)
         groups = []
         for number in range(int(values["groups"])):
-            together = bool(values["together"])
-            params = parameters(dice, dtype, device, seed + number, together, self.counts)
+            together, crowd = bool(values["together"]), bool(values.get("crowd")) and not number
+            params = parameters(dice, dtype, device, seed + number, together, crowd)
             given = {} if values["alike"] else self.drawn_hyper(dice)
             groups.append({"params": params, **given})
         options = {name: dice.pick(row) for name, row in self.options.items()}
@@ -352,7 +359,7 @@ class OptimizerRules(Rules):
         self.enter(world, damaged(self._read(world), seed, how))
         self.enter(world, self._read(world))
 
-    @action(drives=("load_state_dict",), count=COUNTS, since=WINDOWS)
+    @action(drives=("load_state_dict",), count=(*COUNTS, *FADED), since=WINDOWS)
     def age(self, world: World, count: int, since: int) -> None:
         """Load the state of now with counters as after a long run."""
         self.save(world)

@@ -30,6 +30,7 @@ from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.fragments import FragmentAddress
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
@@ -40,7 +41,7 @@ from twinstep.contract.wrapper import Wrapper, initialize
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.clip import clip_coefficient
 from twinstep.reference.optimizers.model_norm import check_norm_type
-from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.parallelism import Pairs, Parallelism
 from twinstep.reference.optimizers.partitioned_groups import (
     PartitionedGroup,
     accumulate_gradient,
@@ -232,11 +233,18 @@ class BF16Optimizer(Wrapper):
             closure: refused.
 
         Raises:
-            RuntimeError: a closure was given. Nothing has changed.
+            RuntimeError: a closure was given.
+            TypeError: a hyper-parameter is no number.
+            ValueError: a rank of the same model, or with other experts, raises one of these.
+                In each case nothing has changed.
         """
-        self._refuse(closure)
-        counted = self._parallelism.counted(self._accumulated())
-        worst = self._parallelism.worst(counted)
+
+        def prepare() -> Pairs:
+            self._refuse(closure)
+            check_numbers(self.param_groups, "BF16Optimizer.step")
+            return self._parallelism.counted(self._accumulated())
+
+        counted, worst = self._parallelism.worst(prepare)
         self._norm = self._parallelism.global_norm(counted, self.norm_type, worst)
         self.overflow = not bool(torch.isfinite(self._norm).item())
         if not self.overflow:

@@ -28,7 +28,7 @@ from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
-from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64
@@ -39,7 +39,6 @@ from twinstep.reference.optimizers.flat_groups import (
     flat_gradient,
     flat_group,
 )
-from twinstep.reference.optimizers.parallelism import with_gradients
 from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
@@ -173,15 +172,14 @@ class FP16Optimizer(ScaledWrapper):
 
         Raises:
             RuntimeError: a closure was given, or a gradient is sparse.
+            TypeError: a hyper-parameter is no number.
+            ValueError: another rank of its groups raises one of these, or has another scale.
             MinimumLossScale: overflow at the floor of a scale that makes this an error.
                 In each case nothing has changed.
         """
-        self._refuse(closure)
         params = list(chain.from_iterable(self.fp16_groups))
-        check_dense_gradients(params, "FP16Optimizer.step")
-        held = with_gradients(params)
         with self._timed("overflow_check"):
-            worst = self._parallelism.worst(held)
+            held, worst = self._agreed(closure, params)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_of_step(after)

@@ -32,12 +32,11 @@ from twinstep.contract.moe import is_moe_param
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
-from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64, fp32
 from twinstep.reference.clip import combined_scale
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
-from twinstep.reference.optimizers.parallelism import with_gradients
 from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 
@@ -149,14 +148,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
         Raises:
             RuntimeError: a closure was given, or a gradient is sparse.
+            TypeError: a hyper-parameter is no number.
+            ValueError: another rank of its groups raises one of these, or has another scale.
             MinimumLossScale: overflow at the floor of a scale that makes this an error.
                 In each case nothing has changed.
         """
-        self._refuse(closure)
         params = self._params()
-        check_dense_gradients(params, "FP16UnfusedOptimizer.step")
-        held = with_gradients(params)
-        worst = self._parallelism.worst(held)
+        held, worst = self._agreed(closure, params)
         found_inf = worst > 0.0
         after = self.loss_scaler.after(found_inf)
         scale = self._scale_of_step(after)

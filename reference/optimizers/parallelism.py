@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from twinstep.contract.agreement import largest_on_all_ranks
 from twinstep.contract.moe import expert_name
 from twinstep.contract.parallel import (
     Engine,
@@ -17,7 +19,6 @@ from twinstep.contract.parallel import (
     counts_in_norm,
     tensor_parallel_rank,
 )
-from twinstep.reference.optimizers.collectives import largest
 from twinstep.reference.optimizers.model_norm import Part, norm_of_parts
 from twinstep.reference.unscale import worst_of
 
@@ -45,13 +46,28 @@ class Parallelism:
         rank = tensor_parallel_rank(self.mpu)
         return [(param, grad) for param, grad in pairs if counts_in_norm(param, rank)]
 
-    def worst(self, pairs: Pairs) -> float:
-        """The worst of all gradients on all ranks, as `reference.unscale.worst_of` reports it."""
+    def worst(
+        self, prepare: Callable[[], Pairs], scale: float | None = None
+    ) -> tuple[Pairs, float]:
+        """This rank's gradients, and the worst of all ranks, as of `reference.unscale.worst_of`.
+
+        Args:
+            prepare: returns parameters with their gradients. An error of it is one of all ranks.
+            scale: that the gradients were made with, which all ranks should have alike.
+
+        Raises:
+            ValueError: another rank could not prepare, or has another scale.
+        """
         # By name: collectives must be met in one order, and ranks may fill their dicts in any.
         named = (self.expert_groups, self.expert_data_groups)
         experts = [groups[name] for groups in named for name in sorted(groups)]
-        own = worst_of([grad for _, grad in pairs])
-        return largest(own, overflow_groups(self.mpu, self.engine, experts)).item()
+        return largest_on_all_ranks(
+            prepare,
+            overflow_groups(self.mpu, self.engine, experts),
+            torch.device("cpu"),
+            largest=lambda pairs: worst_of([grad for _, grad in pairs]).item(),
+            same={} if scale is None else {"loss scale": lambda _: scale},
+        )
 
     def global_norm(self, pairs: Pairs, norm_type: float, worst: float) -> Tensor:
         """Norm of the gradients as stored, every element of the model once; fp32, shape ().

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.compat import Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import Wrapper
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.loss_scale import ScaleState
 from twinstep.reference.optimizers.model_norm import check_norm_type
-from twinstep.reference.optimizers.parallelism import Parallelism
+from twinstep.reference.optimizers.parallelism import Pairs, Parallelism, with_gradients
 from twinstep.reference.optimizers.scalers import LossScale
 
 LOG = logging.getLogger(__name__)
@@ -135,6 +138,26 @@ class ScaledWrapper(Wrapper):
                 "the loss is not scaled, but should be to have its scale set: "
                 f"{self._unscaled} is not float16 [{type(self).__name__}]"
             )
+
+    def _agreed(self, closure: object, params: Sequence[Tensor]) -> tuple[Pairs, float]:
+        """Parameters with gradients, and the worst gradient of all ranks.
+
+        Raises:
+            RuntimeError: a closure was given, or a gradient is sparse.
+            TypeError: a hyper-parameter is no number.
+            ValueError: another rank raises one of these, or has another scale.
+        """
+
+        def prepare() -> Pairs:
+            where = f"{type(self).__name__}.step"
+            self._refuse(closure)
+            check_dense_gradients(params, where)
+            check_numbers(self.param_groups, where)
+            return with_gradients(params)
+
+        stays = self.compat.external_scale_stays
+        scale = self.loss_scaler.loss_scale if stays else self.loss_scale
+        return self._parallelism.worst(prepare, scale)
 
     def _scale_of_step(self, after: ScaleState) -> Tensor:
         """The scale that multiplied the loss of these gradients; float64, shape ()."""

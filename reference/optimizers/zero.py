@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all, on_all_ranks
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_of_group
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit, tensor_parallel_rank
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
@@ -276,11 +277,13 @@ class ZeroOptimizer(ZeroMasters):
             ValueError: one of another rank is. In either case nothing has changed.
         """
         del pipeline_parallel
-        self._reduce(None)
+        self._reduce(lambda: None)
 
-    def _reduce(self, closure: object) -> None:
+    def _reduce(self, ready: Callable[[], None]) -> None:
+        """The same, if every rank is ready."""
+
         def check() -> None:
-            self._refuse(closure)
+            ready()
             check_dense_gradients(self._params(), "ZeroOptimizer")
 
         on_all_ranks(check, self.ranks, self.groups[0].master.device)
@@ -304,11 +307,17 @@ class ZeroOptimizer(ZeroMasters):
         Raises:
             RuntimeError: a closure was given, a gradient is sparse, or there is no gradient since
                 the last step on any rank.
+            TypeError: a hyper-parameter is no number.
             MinimumLossScale: overflow at the floor of a scale that makes this an error.
             ValueError: another rank refuses, or has another loss scale.
                 In each case no weight, master, state or scale has changed.
         """
-        self._reduce(closure)
+
+        def ready() -> None:
+            self._refuse(closure)
+            check_numbers(self.param_groups, "ZeroOptimizer.step")
+
+        self._reduce(ready)
         told = report(
             self.groups,
             self._everyone(),

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from tests.helpers.battery import Twins as AnyTwins
 from tests.helpers.partitions import built, seen, trained
 from tests.helpers.ranks import on_ranks
-from tests.helpers.sides import CLASSES, SIDES
-from tests.helpers.universal_checkpoint import SHAPES, UNIVERSAL
+from tests.helpers.sides import SIDES
 from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -52,37 +48,6 @@ def test_an_entry_that_one_rank_refuses_is_loaded_by_none(side: str) -> None:
     assert also
     assert "another" in first
     assert "should have" in second
-
-
-@BOTH
-def test_a_universal_checkpoint_that_one_rank_cannot_read_is_loaded_by_none(
-    side: str, tmp_path: Path
-) -> None:
-    """Edge CK-8: one rank failed there, and the others waited for it."""
-    for rank in range(2):
-        shutil.copytree(UNIVERSAL, tmp_path / str(rank))
-    (tmp_path / "0" / "zero" / "1.weight" / "exp_avg.pt").write_bytes(b"cut")
-    home = CLASSES[side]
-
-    def run(group: dist.ProcessGroup | None) -> tuple[str, bool]:
-        assert group is not None
-        params = [
-            nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)) for shape in SHAPES.values()
-        ]
-        names = dict(zip(params, SHAPES, strict=True))
-        optimizer = home["BF16Optimizer"](
-            home["FusedAdam"](params), param_names=names, dp_process_group=group
-        )
-        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the sentence is compared below
-            optimizer.load_state_dict([], checkpoint_folder=tmp_path / str(group.rank()))
-        untouched = not any(bool(param.any()) for param in params) and not optimizer.state
-        return str(caught.value), untouched
-
-    (first, kept), (second, also) = on_ranks(2, run)
-    assert kept
-    assert also
-    assert "exp_avg.pt should be a whole" in first
-    assert "another" in second
 
 
 @pytest.mark.parametrize(

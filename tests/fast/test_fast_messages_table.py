@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.helpers.mesh import Experts, Mesh, Training, engine, experts, on_mesh
 from tests.helpers.partitions import built
@@ -20,30 +17,8 @@ from twinstep.parity.report.traffic_messages import STEPS, Message, messages_tab
 
 pytestmark = pytest.mark.usefixtures("replay")
 
-# Two names of one collective: torch 2.13 has renamed it.
-SINGLE = {"all_gather_single": "all_gather_single", "all_gather_into_tensor": "all_gather_single"}
-NAMES = {name: name for name in ("all_reduce", "all_gather", "all_gather_object")} | SINGLE
-Call = tuple[str, Any, int | None]
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Call]]:
-    """Collectives of each thread so far: name, group, bytes that it hands in."""
-    found: defaultdict[int, list[Call]] = defaultdict(list)
-
-    def noting(name: str, genuine: Callable[..., object]) -> Callable[..., object]:
-        def call(*given: Any, **options: Any) -> object:
-            own = given[0 if name == "all_reduce" else 1]
-            size = own.nbytes if isinstance(own, torch.Tensor) else None
-            found[threading.get_ident()].append((NAMES[name], options["group"], size))
-            return genuine(*given, **options)
-
-        return call
-
-    for name in NAMES:
-        if hasattr(dist, name):
-            monkeypatch.setattr(dist, name, noting(name, getattr(dist, name)))
-    return found
+SINGLE = {"all_gather_into_tensor": "all_gather_single"}  # torch 2.13 has renamed it
+Call = tuple[str, str, int | None]
 
 
 def unreduced(mesh: Mesh) -> dict[str, Any]:
@@ -65,12 +40,18 @@ GIVEN: dict[str, tuple[type[Training], Any, dict[str, Any]]] = {
 }
 
 
-def counted(sent: dict[int, list[Call]], mesh: Mesh, step: Callable[[], object]) -> list[Call]:
-    """Collectives of this rank in a step, each over a row or a column."""
-    calls = sent[threading.get_ident()]
-    calls.clear()
+def counted(mesh: Mesh, step: Callable[[], object]) -> list[Call]:
+    """Collectives of this rank in a step, each over a row or a column.
+
+    The bytes of a pickled object, which come after their number, depend on values: None.
+    """
+    mesh.calls.clear()
     step()
-    return [(n, "row" if group is mesh.row else "column", size) for n, group, size in calls]
+    # A row lies along the axis of columns.
+    places = {"column": "row", "row": "column"}
+    found = [(SINGLE.get(c.collective, c.collective), places[c.group], c.bytes) for c in mesh.calls]
+    pickled = [call.dtype is torch.uint8 for call in mesh.calls]
+    return [(n, at, None if p else size) for (n, at, size), p in zip(found, pickled, strict=True)]
 
 
 def wanted(messages: tuple[Message, ...], partitions: tuple[int, ...] = ()) -> list[Call]:
@@ -78,15 +59,17 @@ def wanted(messages: tuple[Message, ...], partitions: tuple[int, ...] = ()) -> l
     places = {"model": "row", "experts": "row", "data": "column", "copies": "column"}
     found: list[Call] = []
     for message in messages:
-        sizes = [message.size]
-        if message.gathers:
+        name, sizes = message.collective, [message.size]
+        if name == "all_gather_object":
+            name, sizes = "all_gather", [8, None]
+        elif message.gathers:
             sizes = [(message.size or 0) * numel for numel in partitions]
-        found += [(message.collective, places[message.over], size) for size in sizes]
+        found += [(name, places[message.over], size) for size in sizes]
     return found
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_fp16_classes_send_what_the_table_lists(side: str, sent: dict[int, list[Call]]) -> None:
+def test_fp16_classes_send_what_the_table_lists(side: str) -> None:
     rows = [(kind, row) for row in STEPS for kind in row.classes if kind.startswith("FP16")]
     assert {row.given for _, row in rows} == set(GIVEN)
     for kind, row in rows:
@@ -97,7 +80,7 @@ def test_fp16_classes_send_what_the_table_lists(side: str, sent: dict[int, list[
             inside = "SGD" if kind == "FP16UnfusedOptimizer" else "FusedAdam"
             training = made[0](side, mesh, kind=kind, inside=inside, given=made[1], **made[2])
             training.fill(0)
-            return counted(sent, mesh, training.optimizer.step)
+            return counted(mesh, training.optimizer.step)
 
         ranks = on_mesh(1, 2, run)
         assert ranks == [wanted(getattr(row, side))] * 2, (kind, row.given)
@@ -105,9 +88,7 @@ def test_fp16_classes_send_what_the_table_lists(side: str, sent: dict[int, list[
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("grouped", [True, False])
-def test_bf16_sends_what_the_table_lists(
-    side: str, grouped: bool, sent: dict[int, list[Call]]
-) -> None:
+def test_bf16_sends_what_the_table_lists(side: str, grouped: bool) -> None:
     given = "dp_process_group, mpu" if grouped else "no groups"
     (row,) = [row for row in STEPS if "BF16Optimizer" in row.classes and row.given == given]
 
@@ -119,32 +100,35 @@ def test_bf16_sends_what_the_table_lists(
             for param in params:
                 param.grad = torch.full_like(param, value)
             optimizer.update_hp_grads()
-            found.append(counted(sent, mesh, optimizer.step))
+            found.append(counted(mesh, optimizer.step))
             assert optimizer.overflow is math.isinf(value)
         return found
 
     # 4 and 3 + 5 elements over two ranks.
     taken = wanted(getattr(row, side), (2, 4))
-    skipped = [call for call in taken if side == "fast" or call[0] != "all_gather_object"]
+    sums = "all_gather_object"
+    skipped = wanted(tuple(m for m in getattr(row, side) if m.collective != sums), (2, 4))
     assert on_mesh(2, 2, run) == [[taken, skipped]] * 4
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_plain_optimizers_send_nothing(side: str, sent: dict[int, list[Call]]) -> None:
+def test_plain_optimizers_send_nothing(side: str) -> None:
     (row,) = [row for row in STEPS if set(PLAIN) <= set(row.classes)]
     assert row.fast == row.reference == ()
-    for name in PLAIN:
-        param = torch.nn.Parameter(torch.ones(3))
-        param.grad = torch.ones(3)
-        CLASSES[side][name]([param]).step()
-    assert not any(sent.values())
+
+    def run(mesh: Mesh) -> int:
+        for name in PLAIN:
+            param = torch.nn.Parameter(torch.ones(3))
+            param.grad = torch.ones(3)
+            CLASSES[side][name]([param]).step()
+        return len(mesh.calls)
+
+    assert on_mesh(1, 2, run) == [0, 0]
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_no_message_brings_more_together_than_the_bucket(
-    side: str, world: int, sent: dict[int, list[Call]]
-) -> None:
+def test_no_message_brings_more_together_than_the_bucket(side: str, world: int) -> None:
     """As few messages as the bucket allows, of all ranks' elements together."""
     sizes, width = (41, 6, 0), torch.bfloat16.itemsize
 
@@ -155,7 +139,7 @@ def test_no_message_brings_more_together_than_the_bucket(
         before = [param.detach() + 1.0 for param in params]
         for master in optimizer.fp32_groups_flat_partition:
             master.detach().add_(1.0)
-        calls = counted(sent, mesh, optimizer.update_lp_params)
+        calls = counted(mesh, optimizer.update_lp_params)
         assert all(map(torch.equal, before, params))
         partitions = [master.numel() for master in optimizer.fp32_groups_flat_partition]
         lengths = [(size or 0) // width for _, _, size in calls]

@@ -18,7 +18,6 @@ from twinstep.contract.moments import StateDict
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import FOLDER, SCALING, SIZES, gradient
 from twinstep.parity.cases.fixed_inputs import bits
-from twinstep.parity.ranks.world import Rank, World
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -141,20 +140,6 @@ def test_states_can_be_left_out() -> None:
     assert bits(optimizer.get_full_hp_param("0.bias")) == bits(whole("0.bias"))
     assert not optimizer.state
     assert optimizer.get_lr() == 1e-3
-
-
-def test_ranks_that_own_only_padding_load_too() -> None:
-    """Edge CK-8: ten elements over eight ranks leave three with nothing but padding."""
-    world = 8
-
-    def run(rank: Rank) -> tuple[list[list[int]], int]:
-        params, optimizer = universal_optimizer(rank.group("data"))
-        optimizer.load_state_dict([], checkpoint_folder=UNIVERSAL)
-        (state,) = optimizer.state.values()
-        return [bits(param.detach()) for param in params], int(state["step"].item())
-
-    wanted = [bits(whole(name).to(BRAIN)) for name in SHAPES]
-    assert World(world).run(run) == [(wanted, 3)] * world
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILS, ids=lambda x: getattr(x, "__name__", ""))

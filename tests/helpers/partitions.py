@@ -24,7 +24,8 @@ def built(
     groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.3}]
     groups[1] |= options.pop("second", {})
     inside = home["FusedAdam"](groups, lr=0.02, weight_decay=0.1)
-    names = {p: f"p{place}" for place, p in enumerate(params)}
+    name = options.pop("name", "p")
+    names = {p: f"{name}{place}" for place, p in enumerate(params)}
     return params, home["BF16Optimizer"](inside, param_names=names, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,17 +16,21 @@ from torch import Tensor
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import (
+    FADED,
     FADING,
+    LARGE,
     PERIOD,
     STEPS,
     TURNS,
     completed_steps,
     covering_recipes,
+    diminished,
     enlarged,
     factors,
 )
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits
-from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.generate import generate, replaced
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.operations.controls import LR
@@ -34,7 +39,14 @@ from twinstep.parity.operations.table import HOUSE, operation_named
 from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.sequences.adam_rules import AdamRules
+from twinstep.parity.sequences.bf16_rules import BF16Rules
+from twinstep.parity.sequences.drive import sequence
 from twinstep.parity.sequences.fills import Dice
+from twinstep.parity.sequences.fp16_rules import FP16Rules
+from twinstep.parity.sequences.judge import SEQUENCES
+from twinstep.parity.sequences.lamb_rules import LambRules
+from twinstep.parity.sequences.parts import parameters
+from twinstep.parity.sequences.rules import OptimizerRules
 
 WITH_LISTS = [operation for operation in HOUSE if operation.lists]
 PRINTS = """
@@ -166,9 +178,9 @@ def test_tensors_have_none_to_four_dimensions_and_a_large_one_repeats_a_small_on
     recipes = covering_recipes(operation, "fp32", operation.layouts, len(TURNS), None)
     params = [generate(operation, "fp32", recipe).lists["params"] for recipe in recipes]
     assert {tensor.dim() for tensors in params for tensor in tensors} == {0, 1, 2, 3, 4}
-    large = generate(operation, "fp32", enlarged(operation, recipes[0])).lists["params"]
+    large = generate(operation, "fp32", enlarged(operation, recipes[0], LARGE[0])).lists["params"]
     tensor = max(large, key=Tensor.numel).reshape(-1)
-    assert 2**18 <= tensor.numel() <= 2**21
+    assert 2**20 < tensor.numel() <= 2**21
     assert torch.equal(tensor[:PERIOD], tensor[PERIOD : 2 * PERIOD])
 
 
@@ -182,11 +194,44 @@ def test_another_seed_deals_other_cases_and_one_layout_is_enough() -> None:
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 def test_steps_are_drawn_where_the_last_of_a_bias_correction_goes(beta2: float) -> None:
-    turn = STEPS.index(FADING)
-    faded = [completed_steps(turn, seed, beta2) * (1 - beta2) for seed in range(200)]
-    assert min(faded) > 1.9
-    assert max(faded) <= 17
-    assert sum(10 < c < 16 for c in faded) > 20
+    def drawn(turn: int) -> list[float]:
+        return [completed_steps(turn, seed, beta2) * (1 - beta2) for seed in range(200)]
+
+    wide, last = drawn(STEPS.index(FADING)), drawn(STEPS.index(FADED))
+    assert min(wide) > 1.9
+    assert max(wide) <= 17
+    assert 10 <= min(last) < max(last) <= 11.5
+
+
+def test_small_lists_have_a_tensor_with_the_last_of_its_correction() -> None:
+    operation = operation_named("adamw_step", "test")
+    recipes = covering_recipes(operation, "fp32", ("list",), 24, None)
+    small = [diminished(recipe, at) for at, recipe in enumerate(recipes)]
+    last = STEPS.index(FADED)
+    met = [recipe for recipe in small if recipe.step <= last < recipe.step + len(recipe.sizes)]
+    assert sum(recipe.options["bias_correction"] is True for recipe in met) >= 4
+
+
+@pytest.mark.parametrize("arithmetic", ["bounded", "exact"])
+def test_values_that_repeat_are_expected_as_those_of_one_period_are(arithmetic: str) -> None:
+    operation = operation_named("adamw_step", "test")
+    first, *_ = covering_recipes(operation, "bf16", ("list",), 1, None)
+    case = generate(operation, "bf16", replace(first, sizes=(5, 40, 1), period=7))
+    # A case that is not known to repeat is evaluated as it is.
+    whole = replace(case, recipe=replace(case.recipe, period=0))
+    one, two = (accepted_outputs(each, arithmetic) for each in (case, whole))
+    for name, rows in one.items():
+        for left, right in zip(rows, two[name], strict=True):
+            torch.testing.assert_close(vars(left), vars(right), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_tensor_that_does_not_repeat_is_evaluated_whole() -> None:
+    operation = operation_named("adamw_step", "test")
+    first, *_ = covering_recipes(operation, "bf16", ("list",), 1, None)
+    case = generate(operation, "bf16", replace(first, sizes=(40,), period=7))
+    changed = replaced(case, "grads", 0, torch.full((40,), 2.0).index_fill(0, torch.tensor(30), 5))
+    got = accepted_outputs(changed, "exact")["exp_avgs"][0].value
+    assert torch.equal(got, changed.reference()["exp_avgs"][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -196,7 +241,9 @@ def test_nans_of_all_ones_are_among_those_that_are_planted(dtype: torch.dtype) -
     assert {ones, ones >> 1} <= bits
 
 
-def test_some_world_of_adam_has_more_parameters_than_a_table_of_110() -> None:
-    assert max(AdamRules().counts) > 110
-    drawn = [Dice(seed).pick(AdamRules().counts) for seed in range(1, 157)]
-    assert sum(count > 110 for count in drawn) >= 1
+@pytest.mark.parametrize("rules", [AdamRules(), LambRules(), FP16Rules(), BF16Rules()])
+def test_some_sequences_have_more_parameters_than_a_table_of_110(rules: OptimizerRules) -> None:
+    drawn = [sequence(rules, 0, "fp32", number) for number in range(SEQUENCES)]
+    crowds = [acts for acts in drawn if acts[0].values["crowd"]]
+    assert sum(len(acts) < 5 for acts in crowds) >= 5
+    assert len(parameters(Dice(1), "fp32", "cpu", 1, together=False, crowd=True)) > 128

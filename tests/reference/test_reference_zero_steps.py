@@ -199,6 +199,20 @@ def test_a_sparse_gradient_of_one_rank_is_refused_on_all() -> None:
     assert said[1][1] == "gradient has layout torch.sparse_coo"
 
 
+def test_a_learning_rate_of_one_rank_that_is_no_number_is_refused_on_all() -> None:
+    def run(group: Group) -> list[Any]:
+        params, optimizer = built(group, inside="FusedAdam")
+        before = seen(params, optimizer)
+        fill(params, 1.0)
+        if place(group) == 1:
+            optimizer.param_groups[0]["lr"] = "fast"
+        with pytest.raises((TypeError, ValueError), match="lr='fast'|another rank"):
+            optimizer.step()
+        return [seen(params, optimizer) == before]
+
+    assert on_ranks(2, run) == [[True]] * 2
+
+
 def test_ranks_with_other_scales_take_no_step() -> None:
     def run(group: Group) -> list[Any]:
         params, optimizer = built(group)

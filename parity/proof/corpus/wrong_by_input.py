@@ -41,7 +41,7 @@ from twinstep.parity.proof.corpus.sgd import step as sgd_step
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
-LARGE = 2**18
+LARGE, TABLE = 2**18, 1_280 * 1_024
 TILE = 12_288
 WORD = 2**31
 adamw = partial(wrong, SHELF, "adamw_step")
@@ -93,6 +93,17 @@ def usual_betas_hard_coded(call: AdamCall) -> None:
     """The betas are 0.9 and 0.999, whatever is asked for."""
     beta1, beta2 = torch.full_like(call.beta1, 0.9), torch.full_like(call.beta2, 0.999)
     step(replace(call, beta1=beta1, beta2=beta2))
+
+
+@adamw(component="counters")
+def correction_ends_after_ten_means(call: AdamCall) -> None:
+    """After 10 / (1 - beta2) steps the second correction is taken for 1; 4.5e-5 are missing."""
+
+    def ended(call: AdamCall, t: int) -> Scalars:
+        s = scalars(call, t)
+        return replace(s, k2=torch.ones_like(s.k2)) if t * float(s.c2) > 10.0 else s
+
+    step(call, AdamPieces(scalars=ended))
 
 
 @adamw(component="customary")
@@ -179,18 +190,24 @@ def steps_of_32_bits(call: AdamCall) -> None:
         t.copy_(t.to(torch.int32))
 
 
-def beyond(tensor: Tensor, kept: Tensor) -> None:
-    """Put back what was there beyond 2^18 elements."""
-    tensor.view(-1)[LARGE:] = kept
+def first_elements(call: AdamCall, count: int) -> None:
+    """A step after which the weights beyond so many elements are as they were."""
+    kept = [(p, p.view(-1)[count:].clone()) for p in call.params]
+    step(call)
+    for tensor, old in kept:
+        tensor.view(-1)[count:] = old
 
 
 @adamw(component="sizes")
 def elements_beyond_the_grid_left(call: AdamCall) -> None:
     """The grid has 256 blocks of 1,024 and no loop: what lies beyond stays as it was."""
-    kept = [(p, p.view(-1)[LARGE:].clone()) for p in call.params]
-    step(call)
-    for tensor, old in kept:
-        beyond(tensor, old)
+    first_elements(call, LARGE)
+
+
+@adamw(component="sizes")
+def chunks_beyond_the_table_left(call: AdamCall) -> None:
+    """The table of a launch has 1,280 chunks of 1,024, and a tensor has one launch."""
+    first_elements(call, TABLE)
 
 
 @value("global_norm", component="sizes")
@@ -214,7 +231,19 @@ def sums_beyond_the_grid_rounded_down(call: AccumulateCall) -> None:
     kept = [(a, a.view(-1)[LARGE:].clone()) for a in call.accumulators]
     accumulate(call)
     for tensor, old in kept:
-        beyond(tensor, old)
+        tensor.view(-1)[LARGE:] = old
+
+
+@value("cast_copy", component="rounding", law="non_finite")
+def full_nan_carried_to_zero(call: CastCopyCall) -> None:
+    """Rounds by an addition to the bits, then makes NaNs quiet: one of all ones is -0 by then."""
+    for source, copy in zip(call.sources, call.copies, strict=True):
+        words = source.float().contiguous().view(torch.int32).long() & 0xFFFFFFFF
+        high = (words + 0x7FFF + (words >> 16 & 1)) >> 16 & 0xFFFF
+        high = torch.where(source.isnan(), high | 0x40, high)
+        # As a signed number of 16 bits.
+        signed = (high ^ 0x8000) - 0x8000
+        copy.copy_(signed.to(torch.int16).view(torch.bfloat16))
 
 
 @value("cast_copy", component="sizes")

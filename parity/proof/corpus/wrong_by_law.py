@@ -195,6 +195,19 @@ def same_gradients_taken_for_applied(call: AdamCall) -> None:
             step(with_lists(call, only(i)))
 
 
+@adamw(component="caches", law="repeat", alone=False)
+def gradients_found_by_the_weights(call: AdamCall) -> None:
+    """A table of the gradients' addresses is kept by those of the weights: gradients may move."""
+
+    def kept(param: Tensor, grad: Tensor) -> Tensor:
+        memory, key = param.untyped_storage(), f"{param.storage_offset()} {grad.shape}"
+        at = memory.__dict__.setdefault(key, grad.storage_offset())
+        return torch.empty(0, dtype=grad.dtype).set_(memory, at, grad.shape, grad.stride())
+
+    pairs = zip(call.params, call.grads, strict=True)
+    step(replace(call, grads=[kept(p, g) if p.numel() else g for p, g in pairs]))
+
+
 @lone("global_norm", "I11", component="capture", law="no_host_read", claims=("capturable",))
 def norm_summed_on_the_host(call: GlobalNormCall) -> None:
     """The norm is right, but the host waits for every gradient."""

@@ -6,7 +6,7 @@ Long runs, defaults, states that are to be refused, gradients and parameters out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
+from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.optimizers.scalers import StaticLossScale
 
 Group = dict[str, object]
@@ -182,6 +183,44 @@ class OppositesAreNothing(FusedAdam):
         sums = [cast(Tensor, param.grad).double().sum() for param in params]
         pairs = zip(params, sums, strict=True)
         super()._step_group(group, [p for p, total in pairs if float(total) or not p.numel()])
+
+
+@put(WRONG_BY_SITUATION)
+class CorrectionEnds(FusedAdam):
+    """Takes both corrections for 1 after 10 / (1 - beta) steps of the larger beta."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        ended = t * (1.0 - max(cast(tuple[float, float], group["betas"]))) > 10.0
+        kept = group["bias_correction"] and not ended
+        super()._step_param(param, {**group, "bias_correction": kept}, t)
+
+
+@put(WRONG_BY_SITUATION)
+class TableDropsOne(FusedAdam):
+    """Drops the parameter that finds its table of 110 full."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        kept = [param for at, param in enumerate(params) if at % 111 != 110]
+        super()._step_group(group, kept)
+
+
+@put(WRONG_BY_SITUATION, reference="FusedLamb")
+class LambTableDropsOne(FusedLamb):
+    """Drops the parameter that finds its table of 110 full."""
+
+    def _rows(self, *given: Any) -> Any:
+        rows = super()._rows(*given)
+        return [row for at, row in enumerate(rows) if at % 111 != 110]
+
+
+@put(WRONG_BY_SITUATION, reference="FP16Optimizer")
+class WrapperTableDropsOne(FP16Optimizer):
+    """Drops the gradient that finds its table of 110 full."""
+
+    def _update(self, factor: Tensor) -> None:
+        for param in (param for group in self.fp16_groups for param in group[110::111]):
+            param.grad = None
+        super()._update(factor)
 
 
 @put(WRONG_BY_SITUATION, reference="FP16Optimizer")

@@ -23,7 +23,7 @@ from twinstep.parity.runner.calls.allocations import allocations
 from twinstep.parity.runner.calls.execute_call import execute_call
 from twinstep.parity.runner.calls.host_sync import watched
 from twinstep.parity.runner.calls.invoke import SECONDS
-from twinstep.parity.runner.calls.made import Made
+from twinstep.parity.runner.calls.made import Made, work_of
 from twinstep.parity.runner.calls.process_state import NewTensors, ProcessState, left_behind
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LocalCaller:
         if reuse is None:
             memory = GuardedMemory.of(call.case, self.engine.device)
         else:
-            memory = reuse.renewed(call.case)
+            memory = reuse.renewed(call.case, call.moved)
         state = ProcessState() if self.guard or call.guarded else None
         new = NewTensors() if call.guarded else None
         with (
@@ -63,7 +63,8 @@ class LocalCaller:
             lifted(memory, call.lifted) as lift,
             allocations(call.garbage, memory, self.engine) as allocated,
         ):
-            ended = execute_call(call, self.function, memory, self.engine, self.seconds, allocated)
+            seconds = work_of(call, self.seconds)
+            ended = execute_call(call, self.function, memory, self.engine, seconds, allocated)
         if new is not None:
             memory.made += new.found()
         keeps = left_behind(memory.made) if call.guarded else {}

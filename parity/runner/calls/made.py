@@ -15,6 +15,9 @@ from twinstep.parity.laws.plan import Call
 if TYPE_CHECKING:
     from twinstep.replay.shadow64.lift import Wide
 
+# Elements up to which the limit of a call is the same.
+USUAL = 2**18
+
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
@@ -50,6 +53,11 @@ class Made:
     changed: tuple[str, ...] = ()
     keeps: Mapping[str, int] = field(default_factory=dict)
     remark: str = ""
+
+
+def work_of(call: Call, seconds: float) -> float:
+    """Seconds of work that a call may take, given those that one of few elements may."""
+    return seconds * max(1.0, call.case.numel / USUAL)
 
 
 class Caller(Protocol):

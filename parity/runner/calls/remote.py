@@ -15,7 +15,7 @@ from twinstep.parity.records.errors import KernelDied
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.calls.invoke import SECONDS
-from twinstep.parity.runner.calls.made import Made
+from twinstep.parity.runner.calls.made import Made, work_of
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.sequences.contracts import Place
 from twinstep.parity.sequences.drive import Sides
@@ -48,7 +48,7 @@ class RemoteCaller:
         known = -1 if reuse is None else reuse.number
         request = (self.kernel.name, self.engine.name, call, known, self.seconds)
         # A large call on a GPU gets more time from its maker.
-        limit = max(self.seconds, 60.0) if call.end else self.seconds
+        limit = max(self.seconds, 60.0) if call.end else work_of(call, self.seconds)
         try:
             reply = self.subject.ask("call", *request, self.subject.dropped(), seconds=limit)
         except KernelDied as death:

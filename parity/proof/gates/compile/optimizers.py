@@ -22,6 +22,7 @@ from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.scalers import DynamicLossScale, LossScale, StaticLossScale
+from twinstep.parity.ranks.world import World
 
 Step = Callable[[], None]
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -53,6 +54,8 @@ def _fp16_arguments() -> Iterator[dict[str, object]]:
     yield {"loss_scale_config": _scaler(), "compat": Compat.deepspeed()}
     yield {"low_precision_dtype": BRAIN}
     yield {"loss_scale_config": _scaler(), "external": 8.0}
+    for norm_type in (2.0, math.inf):
+        yield {"loss_scale_config": _scaler(), "norm_type": norm_type, "over_ranks": True}
 
 
 def _scaler() -> LossScale:
@@ -88,6 +91,13 @@ def _step_fp16(
     arguments: dict[str, object],
 ) -> None:
     given = dict(arguments)
+    if given.pop("over_ranks", False):
+        World(1).run(
+            lambda rank: _step_fp16(
+                outer, inner, {**given, "expert_groups": {"": rank.group("data")}}
+            )
+        )
+        return
     external = given.pop("external", None)
     dtype = BRAIN if "low_precision_dtype" in given else HALF
     weights = _weights(dtype, int(str(given.pop("tensors", len(SHAPES)))))
