@@ -7,16 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from twinstep.parity.records.errors import UsageError
-from twinstep.scenarios import lockstep, pictures, precision, train
+from twinstep.scenarios import lockstep, pictures, precision, processes, train
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
 from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, Plan
 from twinstep.scenarios.progress import Lines, reporter
+from twinstep.scenarios.ranks import Ranks
 from twinstep.scenarios.text import TextMissing
 from twinstep.scenarios.trace import Trace
 
@@ -29,6 +31,7 @@ REFUSED = (
     precision.TracesUnfit,
     train.CheckpointUnfit,
     pictures.PictureImpossible,
+    processes.RankRefused,
     OSError,
 )
 
@@ -39,11 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = parser().parse_args(argv)
     except SystemExit as left:  # argparse has printed the reason, or the help
         return left.code if isinstance(left.code, int) else USAGE
+    coded = (UsageError, processes.RankLost)
     try:
         return COMMANDS[chosen.command](chosen)
-    except (UsageError, *REFUSED) as problem:
+    except (*coded, *REFUSED) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
-        return problem.exit_code if isinstance(problem, UsageError) else USAGE
+        return problem.exit_code if isinstance(problem, coded) else USAGE
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train a small language model on the standard library's source.",
         epilog=(
             "Exit codes: 0 equal, 1 the sides differ or a dtype does not reach fp32, 2 usage, "
-            "3 too little ran."
+            "3 too little ran, 4 a rank was lost."
         ),
     )
     commands = top.add_subparsers(dest="command", required=True)
@@ -74,9 +78,9 @@ def add_lockstep(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--dtype", choices=[*DTYPES, "all"], default="fp16")
     add("--layout", choices=[*lockstep.LAYOUTS, "both"], default="both")
-    add("--ranks", type=at_least(1), default=1, help="batches per step, one per rank")
+    add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
     add_run(command, steps=16, window=4, rule="dynamic")
-    command.set_defaults(optimizer="mixed_step", accumulate=1, broken="none")
+    command.set_defaults(optimizer="mixed_step", broken="none")
 
 
 def add_train(command: argparse.ArgumentParser) -> None:
@@ -91,8 +95,10 @@ def add_train(command: argparse.ArgumentParser) -> None:
         help="what takes the step: the operation, or the optimizer classes (default adam)",
     )
     add("--seeds", type=at_least(1), default=1, help="runs, one seed after the other")
-    add("--ranks", type=at_least(1), default=1, help="of mixed_step")
-    add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
+    add("--ranks", type=at_least(1), help="processes that share the micro-batches (default 1)")
+    shared = "micro-batches per step, over all ranks (default one for each)"
+    add("--accumulate", type=at_least(1), help=shared)
+    add("--timeout", type=at_least(1), default=600, help="seconds until a rank is given up")
     add("--broken", choices=list(BROKEN), default="none", help="on purpose")
     add("--stop", type=at_least(1), help="stop after this step of the plan")
     add("--save", type=new_file, metavar="FILE", help="write a checkpoint")
@@ -166,7 +172,6 @@ def plan_of(chosen: argparse.Namespace, dtype: str, seed: int) -> Plan:
             dtype=dtype,
             steps=chosen.steps,
             seed=seed,
-            ranks=chosen.ranks,
             accumulate=chosen.accumulate,
             rule=chosen.rule,
             scale_window=chosen.window,
@@ -208,11 +213,42 @@ def console() -> Console:
 
 
 def train_command(chosen: argparse.Namespace) -> int:
-    """Train with one side, print the steps, write what was asked for."""
+    """Train with one side, on as many ranks as were asked for or as torchrun has started."""
     if chosen.seeds > 1 and (chosen.stop or chosen.save or chosen.resume):
         raise UsageError("--stop, --save and --resume go with one seed [--seeds]")
+    started = processes.started_by_torchrun()
+    ranks = chosen.ranks or started or 1
+    chosen.accumulate = chosen.accumulate or ranks
+    if started not in (0, ranks):
+        raise UsageError(f"ranks={ranks}, but torchrun has started {started} [--ranks]")
+    if chosen.accumulate % ranks:
+        raise UsageError(
+            f"ranks={ranks}, but should divide the {chosen.accumulate} micro-batches of a step "
+            "[--ranks, --accumulate]"
+        )
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
     plans = [plan_of(chosen, chosen.dtype, seed) for seed in seeds]
+    if started:
+        with processes.joined(chosen.side, chosen.timeout) as joined:
+            train_plans(chosen, plans, joined)
+    elif ranks > 1:
+        train_rank = partial(train_or_refuse, chosen, plans)
+        processes.launch(ranks, chosen.side, chosen.timeout, train_rank)
+    else:
+        train_plans(chosen, plans, Ranks())
+    return EQUAL
+
+
+def train_or_refuse(chosen: argparse.Namespace, plans: Sequence[Plan], ranks: Ranks) -> None:
+    """The same in a process of its own, which hands every refusal on as one kind of error."""
+    try:
+        train_plans(chosen, plans, ranks)
+    except REFUSED as problem:
+        raise processes.RankRefused(str(problem)) from problem
+
+
+def train_plans(chosen: argparse.Namespace, plans: Sequence[Plan], ranks: Ranks) -> None:
+    """Run the plans, print the steps; rank 0 writes what was asked for."""
     found: list[Trace] = []
     screen = console()
     files = {"resume": chosen.resume, "stop": chosen.stop, "save": chosen.save}
@@ -220,11 +256,11 @@ def train_command(chosen: argparse.Namespace) -> int:
         for plan in plans:
             start = time.perf_counter()
             told.begin(label_of(plan, chosen.side), plan.steps)
-            found.append(train.run(chosen.side, plan, told.step, **files))
+            found.append(train.run(chosen.side, plan, told.step, ranks=ranks, **files))
             screen.print(summary(found[-1], start), soft_wrap=True)
-    record(found, chosen.out)
-    draw(found, chosen.picture)
-    return EQUAL
+    if ranks.number == 0:
+        record(found, chosen.out)
+        draw(found, chosen.picture)
 
 
 def precision_command(chosen: argparse.Namespace) -> int:

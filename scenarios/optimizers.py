@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.fast.optimizers.bf16 import BF16Optimizer as FastBF16Optimizer
@@ -110,7 +111,11 @@ class Clipped:
 
 
 def optimizer_of(
-    side: str, plan: Plan, names: Sequence[str], weights: Sequence[Tensor]
+    side: str,
+    plan: Plan,
+    names: Sequence[str],
+    weights: Sequence[Tensor],
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.optim.Optimizer, Wrapper]:
     """The optimizer of one side that a plan asks for, around the model's weights.
 
@@ -119,6 +124,7 @@ def optimizer_of(
         plan: of a run with an optimizer class.
         names: of the weights.
         weights: leaves that require gradients, in the plan's dtype; written by steps.
+        group: ranks over which BF16Optimizer splits masters and moments.
 
     Returns:
         The optimizer for learning-rate schedules and checkpoints, and what takes the steps: the
@@ -137,7 +143,9 @@ def optimizer_of(
         return inner, Clipped(inner, weights, plan.max_norm)
     if plan.optimizer == "adam" and plan.dtype == "bf16":
         named = dict(zip(weights, names, strict=True))
-        optimizer = classes.bf16(inner, param_names=named, clip_grad=plan.max_norm)
+        optimizer = classes.bf16(
+            inner, param_names=named, clip_grad=plan.max_norm, dp_process_group=group
+        )
     else:
         wrap = classes.fp16 if plan.optimizer == "adam" else classes.unfused
         optimizer = wrap(
@@ -155,19 +163,47 @@ def loss_scale_of(wrapper: Wrapper) -> float:
     return float(getattr(wrapper, "loss_scale", 1.0))
 
 
-def load(optimizer: torch.optim.Optimizer, saved: Saved) -> None:
-    """Go on from a state of either side: masters, moments, counters, loss scale."""
+def accumulated(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients that ranks have to add up before a step: of one dtype, written in place."""
+    if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
+        return optimizer.get_grads_for_reduction()[0]
+    return [cast(Tensor, weight.grad) for weight in weights]
+
+
+def load(optimizer: torch.optim.Optimizer, saved: Sequence[Saved], rank: int) -> None:
+    """Go on from states of either side: masters, moments, counters, loss scale.
+
+    Args:
+        optimizer: written.
+        saved: states of all ranks, perhaps of another number of them.
+        rank: number of this one.
+    """
     read: Callable[..., None] = optimizer.load_state_dict
     if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
-        # Its states are those of all ranks, here of one; the masters, not the rounded weights.
-        read([saved], load_from_fp32_weights=True)
+        # The masters, not the rounded weights.
+        read(list(saved), load_from_fp32_weights=True)
     else:
-        read(dict(saved))
+        # All ranks hold the same.
+        read(dict(saved[rank % len(saved)]))
 
 
-def observed(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that an optimizer keeps, by name: masters, moments, counters."""
+def observed(
+    optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that an optimizer keeps, by name: masters, moments, counters.
+
+    Args:
+        optimizer: after a step; all ranks call this.
+        names: of its weights.
+    """
     state = optimizer.state
+    if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
+        for name in names:
+            for key in (None, "exp_avg", "exp_avg_sq"):
+                yield f"{key or 'master'} {name}", optimizer.get_full_hp_param(name, key)
+        for index, entry in enumerate(state.values()):
+            yield f"step {index}", entry["step"]
+        return
     masters = [master for group in optimizer.param_groups for master in group["params"]]
     for index, master in enumerate(masters):
         yield f"master {index}", master

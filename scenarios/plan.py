@@ -31,9 +31,7 @@ class Plan:
         dtype: of the model: "fp16" with loss scaling, "bf16" or "fp32" without.
         steps: optimizer steps, skipped ones included.
         seed: of the weights and of every batch.
-        ranks: how many ranks' batches make up a step of `mixed_step`; they run one after the
-            other, in rank order.
-        accumulate: micro-batches that make up a step of an optimizer class.
+        accumulate: micro-batches that make up a step.
         rule: the loss-scale rule in fp16: "static", "dynamic" (hysteresis), "wrapper" or "torch".
         scale_window: clean steps before the scale grows; small, so that a short run meets growth.
         held_out: batches of unseen text that a held-out loss is the mean of.
@@ -51,7 +49,6 @@ class Plan:
     dtype: str = "fp16"
     steps: int = 16
     seed: int = 0
-    ranks: int = 1
     accumulate: int = 1
     rule: str = "dynamic"
     scale_window: int = 4
@@ -80,7 +77,7 @@ class Plan:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}, but should be one of {[*known]} [Plan]"
                 )
-        for name in ("steps", "ranks", "accumulate", "scale_window", "held_out", "warm_up"):
+        for name in ("steps", "accumulate", "scale_window", "held_out", "warm_up"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but should be at least 1 [Plan]")
         if self.seed < 0:
@@ -90,12 +87,6 @@ class Plan:
     def _require_fitting(self) -> None:
         """Refuse what one of the two kinds of steps does not know."""
         operation = self.optimizer == "mixed_step"
-        alone = "accumulate" if operation else "ranks"
-        if getattr(self, alone) != 1:
-            raise ValueError(
-                f"{alone}={getattr(self, alone)}, but should be 1 with "
-                f"optimizer={self.optimizer!r} [Plan]"
-            )
         if self.broken != "none" and (operation or self.dtype != BROKEN[self.broken]):
             raise ValueError(
                 f"broken={self.broken!r}, but that goes with an optimizer class and "

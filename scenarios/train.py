@@ -13,11 +13,12 @@ import torch
 from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.scenarios.calls import answer_of, device_of
 from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.ranks import Ranks
 from twinstep.scenarios.trace import Header, StepRecord, Trace, hexed, unhexed
-from twinstep.scenarios.trainers import ClassTrainer, OperationTrainer, Trainer
+from twinstep.scenarios.trainers import ALONE, ClassTrainer, OperationTrainer, Trainer
 
 Progress = Callable[[StepRecord], None]
-FORMAT = "twinstep scenario 1"
+FORMAT = "twinstep scenario 2"
 
 
 class CheckpointUnfit(ValueError):
@@ -42,13 +43,13 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def trainer_of(side: str, plan: Plan) -> Iterator[Trainer]:
+def trainer_of(side: str, plan: Plan, ranks: Ranks) -> Iterator[Trainer]:
     """A run on one side, ready for its first step; that side's engine runs inside the block."""
     with device_of(side) as device:
         if plan.optimizer == "mixed_step":
-            yield OperationTrainer(plan, answer_of(side, device))
+            yield OperationTrainer(plan, answer_of(side, device), ranks)
         else:
-            yield ClassTrainer(plan, side, device)
+            yield ClassTrainer(plan, side, device, ranks)
 
 
 def run(
@@ -59,6 +60,7 @@ def run(
     resume: Path | None = None,
     stop: int | None = None,
     save: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Trace:
     """Train with one side's arithmetic.
 
@@ -68,16 +70,25 @@ def run(
         progress: called with every step's record; not with those before `resume`.
         resume: a checkpoint to go on from, of either side.
         stop: stop after this step of the plan, which stays the plan of the whole run.
-        save: a checkpoint to write after the last step.
+        save: a checkpoint to write after the last step; rank 0 writes it.
+        ranks: that share each step's micro-batches.
 
     Returns:
         The trace from the first step on, before `resume` too; two runs with equal arguments on one
-        machine are equal to the last bit, and so are a run and one broken by save and resume.
+        machine are equal to the last bit, and so are a run and one broken by save and resume. A run
+        on as many ranks as micro-batches equals that of one process, and with `mixed_step` a run
+        on any number of ranks does.
 
     Raises:
         CheckpointUnfit: `resume` holds no run of this plan.
+        ValueError: ranks do not divide the micro-batches.
     """
-    with one_thread(), trainer_of(side, plan) as trainer:
+    if plan.accumulate % ranks.count:
+        raise ValueError(
+            f"ranks={ranks.count}, but should divide the {plan.accumulate} micro-batches of a step "
+            "[accumulate]"
+        )
+    with one_thread(), trainer_of(side, plan, ranks) as trainer:
         header, records = trainer.header(side), list[StepRecord]()
         if resume is None:
             before = trainer.held_out_loss()
@@ -95,12 +106,13 @@ def run(
                 "records": [hexed(record) for record in records],
                 "learner": trainer.state_dict(),
             }
-            write_checkpoint(save, saved)
+            if ranks.number == 0:
+                write_checkpoint(save, saved)
         return Trace(header=header, records=records, held_out=(before, trainer.held_out_loss()))
 
 
 def load_checkpoint(path: Path, trainer: Trainer, header: Header) -> tuple[float, list[StepRecord]]:
-    """Put a fresh trainer where `run` saved one; the other side's checkpoints fit, too.
+    """Put a fresh trainer where `run` saved one, on either side and any number of ranks.
 
     Args:
         path: what `run` saved.
@@ -115,12 +127,14 @@ def load_checkpoint(path: Path, trainer: Trainer, header: Header) -> tuple[float
             not changed.
     """
     try:
-        saved: dict[str, Any] = read_checkpoint(path)
+        group = trainer.ranks.group
+        saved: dict[str, Any] = read_checkpoint(path, [] if group is None else [group])
     except ValueError as problem:
         raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: {problem}") from problem
     if saved.get("format") != FORMAT:
         raise CheckpointUnfit(f"{path} is no checkpoint of a scenario: it lacks {FORMAT!r}")
-    ours, other = asdict(header), asdict(replace(Header(**saved["header"]), side=header.side))
+    found = replace(Header(**saved["header"]), side=header.side, ranks=header.ranks)
+    ours, other = asdict(header), asdict(found)
     for name in ours:
         if ours[name] != other[name]:
             raise CheckpointUnfit(

@@ -11,7 +11,7 @@ micro-batches, a learning-rate schedule of torch's, clipping by the optimizer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -20,10 +20,20 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from twinstep.scenarios import calls, model, text, trace
 from twinstep.scenarios.calls import CPU, Answer, Call, State, Value, Written, reference_answer
-from twinstep.scenarios.optimizers import Saved, load, loss_scale_of, observed, optimizer_of
+from twinstep.scenarios.optimizers import (
+    Saved,
+    accumulated,
+    load,
+    loss_scale_of,
+    observed,
+    optimizer_of,
+)
 from twinstep.scenarios.plan import DTYPES, Plan
+from twinstep.scenarios.ranks import Ranks
 
-BATCH = 8  # windows per rank, or micro-batch, and step
+BATCH = 8  # windows per micro-batch
+ALONE = Ranks()
+Windows = tuple[Tensor, Tensor]  # inputs and targets
 
 
 class Trainer(ABC):
@@ -32,6 +42,7 @@ class Trainer(ABC):
     Args:
         plan: what is run.
         device: where windows are put; they are drawn on the CPU, alike everywhere.
+        ranks: that share the micro-batches of each step.
 
     Attributes:
         names: of the weights, in the order in which all lists hold them.
@@ -39,12 +50,12 @@ class Trainer(ABC):
         step: steps taken, skipped ones included.
     """
 
-    def __init__(self, plan: Plan, device: torch.device = CPU) -> None:
-        self.plan, self.device = plan, device
+    def __init__(self, plan: Plan, device: torch.device = CPU, ranks: Ranks = ALONE) -> None:
+        self.plan, self.device, self.ranks = plan, device, ranks
         self.names = list(model.sizes(plan.shape))
         self.text = text.load()
         self.step = 0
-        self._draws = [_generator(plan.seed, rank + 1) for rank in range(plan.ranks)]
+        self._draws = _generator(plan.seed, 1)
 
     @property
     @abstractmethod
@@ -57,14 +68,11 @@ class Trainer(ABC):
 
     def state_dict(self) -> dict[str, object]:
         """Everything that later steps depend on: tensors, numbers, and dicts and lists of them."""
-        draws = {str(rank): draw.get_state() for rank, draw in enumerate(self._draws)}
-        return {"lesson": draws, "step": self.step}
+        return {"lesson": self._draws.get_state(), "step": self.step}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> None:
         """Go on, bit for bit, from where `state_dict` was taken with the same plan."""
-        draws = cast(Mapping[str, Tensor], saved["lesson"])
-        for rank, draw in enumerate(self._draws):
-            draw.set_state(draws[str(rank)])
+        self._draws.set_state(cast(Tensor, saved["lesson"]))
         self.step = cast(int, saved["step"])
 
     def initial_weights(self) -> list[Tensor]:
@@ -72,32 +80,38 @@ class Trainer(ABC):
         drawn = model.initial_weights(self.plan.shape, _generator(self.plan.seed, 0))
         return [weight.to(self.device) for weight in drawn.values()]
 
-    def loss(self, weights: Sequence[Tensor], rank: int = 0) -> Tensor:
-        """Draw a rank's next windows; the mean loss on them, fp32, shape ()."""
-        return self._loss(weights, self.text.train, self._draws[rank])
+    def micro_batches(self) -> Iterator[Windows]:
+        """Draw the next step's micro-batches, as all ranks do; those of this rank."""
+        share = self.ranks.share(self.plan.accumulate)
+        for index in range(self.plan.accumulate):
+            windows = self._windows(self.text.train, self._draws)
+            if index in share:
+                yield windows
+
+    def loss(self, weights: Sequence[Tensor], windows: Windows) -> Tensor:
+        """Mean loss on a micro-batch, fp32, shape ()."""
+        inputs, targets = (tokens.to(self.device) for tokens in windows)
+        named = dict(zip(self.names, weights, strict=True))
+        return model.loss(self.plan.shape, named, inputs, targets)
 
     def held_out_loss(self) -> float:
         """Loss on text that training never sees: always the same windows."""
         generator, batches = _generator(0, 0), range(self.plan.held_out)
         with torch.no_grad():
-            losses = [self._loss(self.weights, self.text.held_out, generator) for _ in batches]
+            drawn = (self._windows(self.text.held_out, generator) for _ in batches)
+            losses = [self.loss(self.weights, windows) for windows in drawn]
         return sum(map(float, losses)) / self.plan.held_out
 
-    def _loss(
-        self, weights: Sequence[Tensor], tokens: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        inputs, targets = text.batch(
-            tokens, size=BATCH, context=self.plan.shape.context, generator=generator
-        )
-        named = dict(zip(self.names, weights, strict=True))
-        return model.loss(self.plan.shape, named, inputs.to(self.device), targets.to(self.device))
+    def _windows(self, tokens: Tensor, generator: torch.Generator) -> Windows:
+        context = self.plan.shape.context
+        return text.batch(tokens, size=BATCH, context=context, generator=generator)
 
     def header(self, side: str) -> trace.Header:
         """The origin of a trace of this run."""
         return trace.Header(
             side=side,
             optimizer=self.plan.optimizer,
-            ranks=self.plan.ranks,
+            ranks=self.ranks.count,
             accumulate=self.plan.accumulate,
             dtype=self.plan.dtype,
             rule=self.plan.scaling[0],
@@ -127,8 +141,8 @@ class Gradients(NamedTuple):
 class OperationTrainer(Trainer):
     """A run whose step is the operation `mixed_step`, answered by one side."""
 
-    def __init__(self, plan: Plan, answer: Answer = reference_answer) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, answer: Answer = reference_answer, ranks: Ranks = ALONE) -> None:
+        super().__init__(plan, ranks=ranks)
         self.answer = answer
         self.state = State.initial(self.initial_weights(), plan)
 
@@ -143,26 +157,31 @@ class OperationTrainer(Trainer):
         return self.plan.lr * self.plan.share(self.step)
 
     def draw(self) -> list[Gradients]:
-        """Begin the next step: draw each rank's windows and take their gradients, in rank order.
+        """Begin the next step: the gradients of its micro-batches, in order.
 
-        Each rank's loss is divided by the number of ranks before backward, so the sum of the
-        ranks' gradients is the gradient of the mean loss.
+        Each loss is divided by the number of micro-batches before backward, so the sum of the
+        gradients is the gradient of the mean loss.
         """
         self.step += 1
-        share = float(self.state.scale) / self.plan.ranks
-        return [self._backward(share, rank) for rank in range(self.plan.ranks)]
+        multiplier = float(self.state.scale) / self.plan.accumulate
+        own = [self._backward(multiplier, windows) for windows in self.micro_batches()]
+        losses = self.ranks.gather_numbers([part.loss for part in own])
+        # Rank by rank, as the micro-batches are.
+        rows = zip(*(self.ranks.gather(part.grads) for part in own), strict=True)
+        grads = [part for row in rows for part in row]
+        return [Gradients(*part) for part in zip(losses, grads, strict=True)]
 
-    def _backward(self, multiplier: float, rank: int) -> Gradients:
+    def _backward(self, multiplier: float, windows: Windows) -> Gradients:
         leaves = [weight.detach().requires_grad_() for weight in self.weights]
-        loss = self.loss(leaves, rank)
+        loss = self.loss(leaves, windows)
         grads = torch.autograd.grad(loss * multiplier, leaves)
         return Gradients(float(loss.detach()), [grad.contiguous() for grad in grads])
 
     def reduce(self, parts: Sequence[Gradients], answer: Answer) -> list[Tensor]:
-        """Add the ranks' gradients in rank order, in fp32, and round the sum once.
+        """Add the gradients of micro-batches in order, in fp32, and round the sum once.
 
         Args:
-            parts: what `draw` returned; a single rank's gradients are returned unchanged.
+            parts: what `draw` returned; the gradients of a single one are returned unchanged.
             answer: the side that adds and rounds.
         """
         first = parts[0].grads
@@ -213,11 +232,13 @@ class OperationTrainer(Trainer):
 class ClassTrainer(Trainer):
     """A run whose step is that of one side's optimizer class."""
 
-    def __init__(self, plan: Plan, side: str, device: torch.device) -> None:
-        super().__init__(plan, device)
+    def __init__(self, plan: Plan, side: str, device: torch.device, ranks: Ranks = ALONE) -> None:
+        super().__init__(plan, device, ranks)
         dtype = DTYPES[plan.dtype]
         self._weights = [weight.to(dtype).requires_grad_() for weight in self.initial_weights()]
-        self.optimizer, self.wrapper = optimizer_of(side, plan, self.names, self._weights)
+        self.optimizer, self.wrapper = optimizer_of(
+            side, plan, self.names, self._weights, ranks.group
+        )
         self.schedule = LambdaLR(self.optimizer, lambda taken: plan.share(taken + 1))
 
     @property
@@ -230,16 +251,19 @@ class ClassTrainer(Trainer):
 
         Each micro-batch's loss is divided by their number, so their gradients add up to that of
         the mean loss: in the model's dtype with the FP16 optimizers, in fp32 with BF16Optimizer.
+        Each rank adds up those of its own, then all ranks add their sums.
         """
         self.step += 1
         parts = self.plan.accumulate
         scale, lr = loss_scale_of(self.wrapper), float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.zero_grad()
         losses = []
-        for _ in range(parts):
-            loss = self.loss(self._weights)
+        for windows in self.micro_batches():
+            loss = self.loss(self._weights, windows)
             self.wrapper.backward(loss / parts)
             losses.append(float(loss.detach()))
+        self.ranks.add_(accumulated(self.optimizer, self._weights))
+        losses = self.ranks.gather_numbers(losses)
         self.wrapper.step()
         self.schedule.step()
         return trace.StepRecord(
@@ -258,14 +282,14 @@ class ClassTrainer(Trainer):
             "weights": self._weights,
             "scale": calls.control(loss_scale_of(self.wrapper)),
             "norm": torch.tensor(self.wrapper.get_global_norm()),
-            **dict(observed(self.optimizer)),
+            **dict(observed(self.optimizer, self.names)),
         }
 
     def state_dict(self) -> dict[str, object]:
         """Weights, optimizer, schedule, draws and the number of steps."""
         return {
             "weights": [weight.detach().clone() for weight in self._weights],
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.ranks.gather_states(self.optimizer.state_dict()),
             "schedule": self.schedule.state_dict(),
             **super().state_dict(),
         }
@@ -276,6 +300,6 @@ class ClassTrainer(Trainer):
             pairs = zip(self._weights, cast(list[Tensor], saved["weights"]), strict=True)
             for weight, value in pairs:
                 weight.copy_(value)
-        load(self.optimizer, cast(Saved, saved["optimizer"]))
+        load(self.optimizer, cast("list[Saved]", saved["optimizer"]), self.ranks.number)
         self.schedule.load_state_dict(cast(dict[str, object], saved["schedule"]))
         super().load_state_dict(saved)

@@ -165,7 +165,6 @@ def compared(
     cls: type[Training] = Training,
     *,
     slot: int = 2,
-    fast: Callable[[int, int, Callable[[Mesh], Any]], list[Any]] = on_mesh,
     **options: Any,
 ) -> list[Any]:
     """Values that the ranks of the fast side agreed on, once both sides have seen the same.
@@ -175,7 +174,6 @@ def compared(
         columns: of it.
         cls: of the training.
         slot: the parameter whose gradient is bad at times.
-        fast: runs the fast side on a mesh.
         options: of the training.
     """
 
@@ -183,7 +181,7 @@ def compared(
         def one(mesh: Mesh) -> list[object]:
             return trained(cls(side, mesh, **options), slot)
 
-        return (fast if side == "fast" else on_mesh)(rows, columns, one)
+        return on_mesh(rows, columns, one)
 
     ours = run("fast")
     assert ours == run("reference")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +60,10 @@ def calls_another_collective(training: Training) -> None:
     dist.broadcast(torch.zeros(2), 0)
 
 
+def sends_another_shape(training: Training) -> None:
+    dist.all_reduce(torch.zeros(99))
+
+
 FAULTS: dict[Callable[[Training], None], type[Exception] | None] = {
     raises: Own,
     stalls: RankLost,
@@ -66,6 +71,7 @@ FAULTS: dict[Callable[[Training], None], type[Exception] | None] = {
     asks_for_a_closure: RuntimeError,
     has_a_sparse_gradient: RuntimeError,
     calls_another_collective: MismatchedCalls,
+    sends_another_shape: MismatchedCalls,
 }
 
 
@@ -191,6 +197,7 @@ NAMED = {
     "masters": "fp32_groups",
     "clip_grad": "clip_grad is",
     "cur_scale": "loss scale is",
+    "scale": "loss scale ",
 }
 
 
@@ -201,7 +208,7 @@ def refused(draw: st.DrawFn) -> tuple[Plan, str, str, int]:
     bf16 = plan.kind == "BF16Optimizer"
     replicas = plan.axes[0] * plan.axes[1]
     what = ["norm", "clip_grad", "masters"]
-    what += ["layout"] * (bf16 and replicas > 1) + ["cur_scale"] * (not bf16)
+    what += ["layout"] * (bf16 and replicas > 1) + ["cur_scale", "scale"] * (not bf16)
     rank = draw(st.integers(0, plan.world.size - 1))
     return plan, draw(st.sampled_from(SIDES)), draw(st.sampled_from(what)), rank
 
@@ -210,10 +217,21 @@ def spoilt(entry: dict[str, Any], what: str) -> dict[str, Any]:
     """A state dict of another clip norm or scale, or without masters."""
     if what == "masters":
         return {key: value for key, value in entry.items() if "fp32_groups" not in key}
-    return {**entry, what: entry[what] + 1.0}
+    return {**entry, what: entry[what] + 1.0} if what in entry else entry
 
 
-@settings(max_examples=300 if LONG else 8)
+def steps_by_another_scale(training: Training, factor: float) -> None:
+    """Take a step with another scale, and read what tells of it; the scale is restored."""
+    scale = training.optimizer.loss_scale
+    try:
+        training.optimizer.loss_scale = factor * scale
+        training.step(1)
+        assert training.optimizer.overflow in (True, False)
+    finally:
+        training.optimizer.loss_scale = scale
+
+
+@settings(max_examples=300 if LONG else 9)
 @given(drawn=refused())
 def test_what_one_rank_has_otherwise_is_refused_by_all_and_changes_nothing(
     drawn: tuple[Plan, str, str, int],
@@ -232,11 +250,13 @@ def test_what_one_rank_has_otherwise_is_refused_by_all_and_changes_nothing(
             kept: list[Any] = [None] * plan.world.size
             dist.all_gather_object(kept, training.optimizer.state_dict())
             before = seen(training)
-            if here:
-                bad = [spoilt(entry, what) for entry in kept]
+            refuse = partial(training.load, [spoilt(e, what) for e in kept] if here else kept)
+            if what == "scale":
+                refuse = partial(steps_by_another_scale, training, 2.0 if here else 1.0)
             with pytest.raises(ValueError) as caught:  # noqa: PT011 - the same
-                training.load(bad if here else kept)
-            assert seen(training) == before
+                refuse()
+            # A step that is refused has a norm, and gradients.
+            assert seen(training)[what == "scale" :] == before[what == "scale" :]
         for step in range(1, STEPS):
             training.step(step)
         return str(caught.value), seen(training)

@@ -28,8 +28,8 @@ def test_fast_equals_reference_under_every_loss_scale_rule(rule: str) -> None:
     assert (len(report.trace.skipped) >= 3) == (rule != "static")
 
 
-def test_fast_equals_reference_with_the_gradients_of_three_ranks() -> None:
-    assert lockstep.run(Plan(ranks=3, steps=8, shape=SMALL)).differences == []
+def test_fast_equals_reference_with_the_gradients_of_three_micro_batches() -> None:
+    assert lockstep.run(Plan(accumulate=3, steps=8, shape=SMALL)).differences == []
 
 
 def test_two_separate_runs_of_the_two_sides_are_one_run() -> None:

@@ -53,8 +53,8 @@ def test_equal_sides_pass_on_every_operation() -> None:
     assert report.compared == 3 * 3_301_580
 
 
-def test_ranks_add_their_gradients_on_both_sides() -> None:
-    plan = Plan(dtype="fp16", steps=1, ranks=2, shape=SMALL)
+def test_micro_batches_add_their_gradients_on_both_sides() -> None:
+    plan = Plan(dtype="fp16", steps=1, accumulate=2, shape=SMALL)
     assert "accumulate" in lockstep.run(plan, fast=reference_answer).operations
     wrong = with_one_wrong_bit("accumulate", "accumulators")
     assert lockstep.run(plan, fast=wrong).differences

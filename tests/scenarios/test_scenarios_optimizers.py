@@ -114,7 +114,7 @@ def test_the_classes_train_on_a_gpu(optimizer: str, dtype: str) -> None:
 
 
 def test_the_operation_is_taken_up_again_too(tmp_path: Path) -> None:
-    asked = Plan(steps=6, ranks=2, shape=TINY)
+    asked = Plan(steps=6, accumulate=2, shape=TINY)
     train.run("reference", asked, stop=3, save=tmp_path / "run.pt")
     ended = train.run("reference", asked, resume=tmp_path / "run.pt")
     assert first_difference(train.run("reference", asked), ended) is None
@@ -165,7 +165,7 @@ def test_micro_batches_make_a_mean() -> None:
     with train.one_thread():
         trainer = ClassTrainer(asked, "reference", calls.CPU)
         weights = trainer.weights
-        losses = [trainer.loss(weights) for _ in range(2)]
+        losses = [trainer.loss(weights, windows) for windows in trainer.micro_batches()]
         grads = torch.autograd.grad((losses[0] + losses[1]) / 2, weights)
         norm = torch.cat([grad.flatten() for grad in grads]).double().norm()
     (record,) = train.run("reference", asked).records

@@ -44,7 +44,7 @@ def test_training_leaves_global_state_alone() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_no_algorithm_in_use_is_nondeterministic(dtype: str) -> None:
-    plan = Plan(dtype=dtype, steps=2, ranks=2)
+    plan = Plan(dtype=dtype, steps=2, accumulate=2)
     usual = train.run("reference", plan)
     torch.use_deterministic_algorithms(True)
     try:
@@ -102,23 +102,23 @@ def test_every_rule_answers_the_first_overflow_in_its_own_way(rule: str, after: 
     assert second.scale == first.scale * after
 
 
-def test_gradients_of_two_ranks_are_those_of_the_mean_loss() -> None:
+def test_gradients_of_two_micro_batches_are_those_of_the_mean_loss() -> None:
     alone = grads_of(Plan(dtype="fp32"))
-    together = grads_of(Plan(dtype="fp32", ranks=2))
+    together = grads_of(Plan(dtype="fp32", accumulate=2))
     with train.one_thread():
-        trainer = OperationTrainer(Plan(dtype="fp32", ranks=2))
+        trainer = OperationTrainer(Plan(dtype="fp32", accumulate=2))
         halves = trainer.draw()
     expected = [
         (torch.zeros_like(a) + a) + b for a, b in zip(halves[0].grads, halves[1].grads, strict=True)
     ]
     assert all(torch.equal(a, b) for a, b in zip(together, expected, strict=True))
-    # Rank 0 of two draws what the only rank of one draws, at half the weight.
+    # The first of two is the only one of one, at half the weight.
     assert all(torch.equal(a / 2, b) for a, b in zip(alone, halves[0].grads, strict=True))
 
 
-def test_an_overflow_on_one_rank_skips_the_step_for_all() -> None:
+def test_an_overflow_in_one_micro_batch_skips_the_step() -> None:
     with train.one_thread():
-        trainer = OperationTrainer(Plan(ranks=3, dtype="bf16"))
+        trainer = OperationTrainer(Plan(accumulate=3, dtype="bf16"))
         parts = trainer.draw()
         parts[1].grads[5].view(-1)[0] = math.inf
         grads = trainer.reduce(parts, reference_answer)
@@ -145,12 +145,10 @@ def test_copies_are_the_rounded_masters() -> None:
         ({"optimizer": "sgd"}, "optimizer='sgd', but should be one of"),
         ({"broken": "no-seed"}, "broken='no-seed', but should be one of"),
         ({"steps": 0}, "steps=0, but should be at least 1"),
-        ({"ranks": 0}, "ranks=0, but should be at least 1"),
+        ({"accumulate": 0}, "accumulate=0, but should be at least 1"),
         ({"scale_window": 0}, "scale_window=0, but should be at least 1"),
         ({"warm_up": 0}, "warm_up=0, but should be at least 1"),
         ({"seed": -1}, "seed=-1, but should be at least 0"),
-        ({"accumulate": 2}, "accumulate=2, but should be 1 with optimizer='mixed_step'"),
-        ({"optimizer": "adam", "ranks": 2}, "ranks=2, but should be 1 with optimizer='adam'"),
         ({"broken": "no-masters", "dtype": "bf16"}, "goes with an optimizer class"),
         ({"optimizer": "adam", "broken": "no-masters"}, "and dtype='bf16'"),
     ],

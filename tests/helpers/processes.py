@@ -1,0 +1,254 @@
+"""Ranks that are processes: drawn trainings on them, with the interface of simulated ranks.
+
+    torchrun --nproc-per-node 2 -m tests.helpers.processes CASES FOLDER
+
+reads the cases from a file and prints one line of JSON for each: results of all ranks. State
+dicts are written to the folder. There are GPUs for all ranks: NCCL, and fast sides on them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from tests.helpers.plans import AXES, STEPS, Place, Plan, Training
+from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
+from twinstep.parity.ranks.world import Rank
+from twinstep.replay.triton.driver import activate
+
+TIMEOUT_S = 60.0
+GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training.
+
+    Attributes:
+        plan: of it.
+        side: that trains.
+        resumed: side that resumes.
+        at: step before which the state dicts are saved.
+    """
+
+    plan: Plan
+    side: str
+    resumed: str
+    at: int
+
+
+class ProcessRank:
+    """This process as a rank of a plan; `dist.init_process_group` has been called.
+
+    Args:
+        plan: of the training.
+        seconds: after which a collective is given up.
+
+    Attributes:
+        number: in the world.
+        place: along each axis.
+    """
+
+    def __init__(self, plan: Plan, seconds: float) -> None:
+        self.number, self._places = dist.get_rank(), plan.places
+        self.place = self._places[self.number]
+        # All ranks make all groups in the same order. A group does not inherit the time limit.
+        limit = timedelta(seconds=seconds)
+        for count in range(len(AXES) + 1):
+            for axes in itertools.combinations(AXES, count):
+                for place in self._places:
+                    ranks = self._ranks(place, axes)
+                    if ranks not in GROUPS:
+                        GROUPS[ranks] = dist.new_group(ranks, timeout=limit)
+
+    def _ranks(self, place: Place, axes: tuple[str, ...]) -> tuple[int, ...]:
+        fixed = [axis for axis in AXES if axis not in axes]
+        return tuple(
+            number
+            for number, other in enumerate(self._places)
+            if all(other[axis] == place[axis] for axis in fixed)
+        )
+
+    def group(self, *axes: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one along these axes alone."""
+        return GROUPS[self._ranks(self.place, axes)]
+
+
+def training_of(plan: Plan, side: str, seconds: float) -> Training:
+    """This process's rank of a plan; a collective is given up after some seconds."""
+    return Training(plan, side, cast(Rank, ProcessRank(plan, seconds)))
+
+
+def told(value: Any) -> Any:
+    """A result as JSON has it, which is equal if and only if the result is."""
+    if isinstance(value, dict):
+        return {str(key): told(one) for key, one in value.items()}
+    return [told(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def seen(training: Training) -> Any:
+    """Facts that ranks agree on, weights, masters and moments."""
+    return told([training.agreed(), training.weights(), training.masters()])
+
+
+def trained(training: Training, first: int = 0) -> list[Any]:
+    """Observations after each step from one on."""
+    found = []
+    for step in range(first, STEPS):
+        training.step(step)
+        found.append(seen(training))
+    return found
+
+
+def saved_at(folder: Path, step: int, rank: int) -> Path:
+    """The file of a rank's state dict."""
+    return folder / f"step{step}.rank{rank}.pt"
+
+
+def resumed(case: Case, folder: Path, seconds: float) -> list[Any]:
+    """Observations after each step from `case.at` on, once this rank has read the files of all."""
+    training = training_of(case.plan, case.resumed, seconds)
+    numbers = range(len(case.plan.places))
+    training.load([read_checkpoint(saved_at(folder, case.at, number)) for number in numbers])
+    return trained(training, case.at)
+
+
+def run(case: Case, folder: Path, seconds: float) -> list[Any]:
+    """A rank's observations after each step, and after each from `case.at` on in a run resumed."""
+    training, found = training_of(case.plan, case.side, seconds), []
+    for step in range(STEPS):
+        if step == case.at:
+            saved = training.optimizer.state_dict()
+            write_checkpoint(saved_at(folder, step, dist.get_rank()), saved)
+        training.step(step)
+        found.append(seen(training))
+    dist.barrier()
+    return [found, resumed(case, folder, seconds)]
+
+
+def join(number: int, count: int, seconds: float, **options: Any) -> torch.device:
+    """Initialise torch.distributed with NCCL if every rank has a GPU, and gloo; this rank's device.
+
+    Args:
+        number: of the rank.
+        count: of ranks.
+        seconds: after which a collective is given up.
+        options: of `dist.init_process_group`.
+    """
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.device_count() >= count and dist.is_nccl_available():
+        device, backend = torch.device("cuda", number), "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(device)
+    else:
+        activate()
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=seconds)
+    dist.init_process_group(backend, rank=number, world_size=count, timeout=timeout, **options)
+    return device
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A training that loses a rank in the step after its checkpoint.
+
+    Attributes:
+        case: the training, and its checkpoint.
+        rank: that is lost.
+        how: a signal to itself.
+        call: number of the all-reduce of that step in which it happens; if there are fewer, it
+            happens after the step.
+        begun: this rank has begun it.
+    """
+
+    case: Case
+    rank: int
+    how: signal.Signals
+    call: int
+    begun: bool
+
+
+def lose(number: int, loss: Loss, folder: Path, seconds: float) -> None:
+    """A process of a training that loses a rank; the others leave their error in a file."""
+    case, count = loss.case, len(loss.case.plan.places)
+    join(number, count, seconds, init_method=f"file://{folder}/losing")
+    training = training_of(case.plan, case.side, seconds)
+    try:
+        for step in range(case.at):
+            training.step(step)
+        write_checkpoint(saved_at(folder, case.at, number), training.optimizer.state_dict())
+        dist.barrier()
+        if number == loss.rank:
+            _lose_at(loss, folder)
+        for step in range(case.at, STEPS):
+            training.step(step)
+            dist.barrier()
+    except RuntimeError as problem:
+        told = {"error": str(problem), "at": time.monotonic()}
+        (folder / f"error{number}").write_text(json.dumps(told))
+    # What is left of the groups may wait for the lost rank.
+    os._exit(0)
+
+
+def _lose_at(loss: Loss, folder: Path) -> None:
+    torch_dist: Any = dist
+    calls, genuine = itertools.count(), torch_dist.all_reduce
+
+    def gone() -> None:
+        (folder / "gone").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), loss.how)
+
+    def all_reduce(*args: Any, **options: Any) -> Any:
+        if next(calls) == loss.call:
+            if loss.begun:
+                genuine(*args, **options, async_op=True)
+            gone()
+        return genuine(*args, **options)
+
+    torch_dist.all_reduce, torch_dist.barrier = all_reduce, gone
+
+
+def resume(number: int, loss: Loss, folder: Path, seconds: float) -> None:
+    """A process of a training that goes on from the checkpoint; leaves what it has seen."""
+    case = loss.case
+    join(number, len(case.plan.places), seconds, init_method=f"file://{folder}/resuming")
+    found = resumed(case, folder, seconds)
+    (folder / f"resumed{number}").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def simulated(case: Case) -> list[list[Any]]:
+    """Observations of every rank of a simulated world, after each step."""
+
+    def one(rank: Rank) -> list[Any]:
+        return trained(Training(case.plan, case.side, rank))
+
+    return case.plan.world.run(one)
+
+
+def main(cases: Path, folder: Path) -> None:
+    """Run all cases; rank 0 prints."""
+    number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = join(number, count, TIMEOUT_S)
+    for case in pickle.loads(cases.read_bytes()):
+        with torch.device(device if case.side == case.resumed == "fast" else "cpu"):
+            rows: list[Any] = [None] * count
+            dist.all_gather_object(rows, run(case, folder, TIMEOUT_S))
+        if number == 0:
+            print(json.dumps({"backend": dist.get_backend(), "ranks": rows}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

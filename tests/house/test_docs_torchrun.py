@@ -1,0 +1,56 @@
+"""The page on several machines: its program runs under torchrun, is killed, and goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.helpers.profile import LONG
+from tools.source import ROOT
+
+PAGE = (ROOT / "docs" / "guide" / "several-machines.md").read_text()
+PROGRAM = re.compile(r"```python\n# train.py\n(.*?)```", re.DOTALL)
+# Commands, and what the last one prints.
+COMMANDS = re.compile(
+    r"((?:^    [^\n]*torchrun [^\n]*\n)+)\n(?:prints\n\n)?```text\n([^`]*)```", re.MULTILINE
+)
+pytestmark = pytest.mark.skipif(
+    not dist.is_gloo_available(), reason="this torch was built without gloo"
+)
+
+
+def launched(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the page, run by this Python."""
+    words = shlex.split(line)
+    variables = dict(word.split("=", 1) for word in words[: words.index("torchrun")])
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words[len(variables) + 1 :]],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_commands_of_the_page_print_what_it_says_also_after_a_kill(tmp_path: Path) -> None:
+    (code,) = PROGRAM.findall(PAGE)
+    whole, killed = COMMANDS.findall(PAGE)
+    # Those with a kill do all that the other does, and end in the same norm.
+    for number, (lines, said) in enumerate([killed, whole] if LONG else [killed]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "train.py").write_text(code)
+        *before, last = [launched(line, folder) for line in lines.splitlines()]
+        assert [done.returncode != 0 for done in before] == [True] * len(before)
+        assert last.returncode == 0, last.stderr
+        assert last.stdout == said
+    assert killed[1].partition("norm")[2] == whole[1].partition("norm")[2]
