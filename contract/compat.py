@@ -18,7 +18,7 @@ class Compat:
 
     Attributes:
         unscale_with_updated_scale: update the loss scale before unscaling, so that the step on
-            which the scale grows applies a fraction of the gradient. Edges LS-1, FP-9.
+            which the scale grows applies a fraction of the gradient. Edges LS-1, FP-9, Z-8.
         growth_counts_this_step: the scale grows with clean step number scale_window, not after it,
             as DeepSpeed 0.14 did. Edge LS-4.
         shared_step_counter: in `FusedAdam` only the last parameter of a group with a gradient

@@ -10,6 +10,11 @@ from torch import Tensor
 
 Groups = Sequence[dist.ProcessGroup]
 ExpertGroups = Mapping[str, dist.ProcessGroup]
+# Arguments with process groups by the names of experts.
+EXPERT_ARGUMENTS = (
+    *("expert_groups", "expert_data_groups"),
+    *("expert_parallel_group", "expert_data_parallel_group"),
+)
 RANK_GETTERS = (
     "get_tensor_model_parallel_rank",
     "get_slice_parallel_rank",
@@ -37,12 +42,12 @@ def groups_given(arguments: Mapping[str, object]) -> Groups:
     """All process groups among the arguments of a constructor, in one order on all ranks.
 
     Args:
-        arguments: `dp_process_group`, `expert_groups`, `expert_data_groups`, `mpu` and
-            `deepspeed` count, as far as they are there.
+        arguments: `dp_process_group`, those of EXPERT_ARGUMENTS, `mpu` and `deepspeed` count, as
+            far as they are there.
     """
     mpu, engine = arguments.get("mpu"), arguments.get("deepspeed")
     found: list[object] = [arguments.get("dp_process_group")]
-    for key in ("expert_groups", "expert_data_groups"):
+    for key in EXPERT_ARGUMENTS:
         named = cast("ExpertGroups", arguments.get(key) or {})
         found += [named[name] for name in sorted(named)]
     for getter in ("get_data_parallel_group", "get_model_parallel_group"):

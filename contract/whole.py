@@ -33,15 +33,15 @@ class WholeTensors:
             ValueError: there is no such parameter, or no such state yet; on every rank alike.
         """
         group, index = self._home(name)
-        source = _source(group, optimizer, name, key)
-        param = group.params[index]
-        flat = torch.zeros(param.numel(), dtype=torch.float32, device=source.device)
-        if name in group.fragments:
-            at, own = group.fragments[name].in_param, group.fragments[name].in_partition
-            flat.narrow(0, at.start, at.numel).copy_(source.narrow(0, own.start, own.numel))
-        if group.process_group is not None:
-            dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=group.process_group)
-        return flat.view(param.shape)
+        return whole(group, index, _source(group, optimizer, name, key))
+
+    def partitioned(self, name: str, sources: Sequence[Tensor]) -> Tensor:
+        """The elements of a parameter, given this rank's partition of each group; a new tensor.
+
+        A collective, as `read`; raises as it does.
+        """
+        group, index = self._home(name)
+        return whole(group, index, sources[self._groups.index(group)])
 
     def write(
         self, optimizer: torch.optim.Optimizer, name: str, value: Tensor, key: str | None
@@ -77,6 +77,26 @@ class WholeTensors:
                 f"there is no parameter {name}, but there are {', '.join(self._homes)}"
             )
         return self._homes[name]
+
+
+def whole(group: Partition, index: int, source: Tensor) -> Tensor:
+    """A parameter's elements of a tensor that lies in partitions; fp32, shaped like the parameter.
+
+    A collective: every rank adds the part that it owns to zeros.
+
+    Args:
+        group: of the parameter.
+        index: of the parameter, in the order in which they lie.
+        source: this rank's partition.
+    """
+    param, name = group.params[index], group.names[index]
+    flat = torch.zeros(param.numel(), dtype=torch.float32, device=source.device)
+    if name in group.fragments:
+        at, own = group.fragments[name].in_param, group.fragments[name].in_partition
+        flat.narrow(0, at.start, at.numel).copy_(source.narrow(0, own.start, own.numel))
+    if group.process_group is not None:
+        dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=group.process_group)
+    return flat.view(param.shape)
 
 
 def _source(

@@ -9,7 +9,7 @@ The sum is exact, so that neither the order of tensors nor how they are split ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ def root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     return torch.tensor(math.sqrt(math.fsum(squares)), dtype=torch.float64)
 
 
-def elements(tensors: Sequence[Tensor]) -> Iterator[float]:
+def elements(tensors: Iterable[Tensor]) -> Iterator[float]:
     """All elements, one after the other."""
     for tensor in tensors:
         yield from fp64(tensor).reshape(-1).tolist()

@@ -63,7 +63,17 @@ def inner_state(
             names = _names(optimizer, param, bool(group.get("amsgrad")))
             held = _held(state.get(number, {}), names, f"parameter {number}", where)
             _check_state(optimizer, param, held, f"parameter {number}", where)
-    return {**whole, "param_groups": groups}
+    # Torch's Adam takes a counter over as it is, and would go on counting in the dict.
+    copied = {
+        number: {name: _copied(value) for name, value in cast(StateDict, held).items()}
+        for number, held in state.items()
+    }
+    return {**whole, "state": copied, "param_groups": groups}
+
+
+def _copied(value: object) -> object:
+    """A copy of a number in a tensor; anything else as it is."""
+    return value.detach().clone() if isinstance(value, Tensor) and not value.dim() else value
 
 
 def parsed_inner_state(saved: object, where: str, key: str) -> StateDict:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -80,15 +80,30 @@ def norm_of_parts(parts: Sequence[Part], norm_type: float = 2.0, *, worst: float
     """
     for part in parts:
         worst = max(worst, largest(worst_of(part.tensors), part.everyone).item())
+    if norm_type == 2.0:
+        return norm_of_squares(0 if worst else sum(_exact_sum(p, 2.0) for p in parts), worst)
     if worst:
-        return torch.tensor(math.nan if worst == 2.0 else math.inf, dtype=torch.float32)
+        return _not_finite(worst)
     if norm_type == math.inf:
         return _largest(parts)
-    if norm_type in (1.0, 2.0):
-        total = sum(_exact_sum(part, norm_type) for part in parts) / UNITS
-        return _to_fp32(math.sqrt(total) if norm_type == 2.0 else total)
+    if norm_type == 1.0:
+        return _to_fp32(sum(_exact_sum(part, 1.0) for part in parts) / UNITS)
     total = _sum_of_powers([_float_sum(part, norm_type) for part in parts], 1.0)
     return _to_fp32(_sum_of_powers([total], 1.0 / norm_type))
+
+
+def norm_of_squares(total: int, worst: float) -> Tensor:
+    """The norm whose square is known; fp32, shape ().
+
+    Args:
+        total: sum of `exact_sum` over everything.
+        worst: as `reference.unscale.worst_of` reports it.
+    """
+    return _not_finite(worst) if worst else _to_fp32(math.sqrt(total / UNITS))
+
+
+def _not_finite(worst: float) -> Tensor:
+    return torch.tensor(math.nan if worst == 2.0 else math.inf, dtype=torch.float32)
 
 
 def _to_fp32(x: float) -> Tensor:
@@ -108,9 +123,13 @@ def _largest(parts: Sequence[Part]) -> Tensor:
 
 def _exact_sum(part: Part, norm_type: float) -> int:
     """The real sum of |g| or g^2 over the part and its groups, as a multiple of 2^-352."""
-    terms = (x * x if norm_type == 2.0 else abs(x) for x in elements(part.tensors))
-    own = sum(int(term * UNITS) for term in terms)
-    return _over_ranks(own, part, _gathered, operator.floordiv)
+    return _over_ranks(exact_sum(part.tensors, norm_type), part, _gathered, operator.floordiv)
+
+
+def exact_sum(tensors: Iterable[Tensor], norm_type: float = 2.0) -> int:
+    """The real sum of |g| (norm_type 1) or g^2 (2) on this rank, as a multiple of 2^-352."""
+    terms = (x * x if norm_type == 2.0 else abs(x) for x in elements(tensors))
+    return sum(int(term * UNITS) for term in terms)
 
 
 def _float_sum(part: Part, norm_type: float) -> float:

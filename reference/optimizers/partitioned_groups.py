@@ -1,7 +1,7 @@
 """Groups whose master weights are split over ranks: layout, accumulators, and fragments by name.
 
     flat         all parameters of the group end to end, padded with zeros to a multiple of 2 W
-    partition r  elements [r P, (r+1) P) of it, P = padded / W
+    partition r  elements [r P, (r+1) P) of it, P = padded / W (`reference.partition`)
     master       fp32, the partition of this rank
     accumulator  as long as flat, on every rank; the sum of gradients since the last step
 
@@ -23,8 +23,7 @@ from twinstep.contract.fragments import Fragment, fragments_of
 from twinstep.contract.tensors import check_param, dtype_names
 from twinstep.reference.accumulate import accumulate
 from twinstep.reference.arithmetic import fp32
-
-ALIGNMENT = 2
+from twinstep.reference.partition import padded_numel, padding, partition_bounds
 
 
 @dataclass(eq=False, kw_only=True)
@@ -70,8 +69,7 @@ class PartitionedGroup:
     @property
     def padding(self) -> int:
         """Elements of this rank's partition that belong to no parameter."""
-        end = (self.rank + 1) * self.partition_size
-        return min(max(end - self.numel, 0), self.partition_size)
+        return padding(self.numel, self.world, self.rank)
 
     def own(self, flat: Tensor) -> Tensor:
         """This rank's partition of a tensor laid out like `flat`: a view."""
@@ -125,11 +123,12 @@ def partitioned_group(
         raise ValueError(f"parameters are {mixed}, but should have one dtype per group [{where}]")
     world = 1 if process_group is None else dist.get_world_size(process_group)
     rank = 0 if process_group is None else dist.get_rank(process_group)
-    flat = _padded(trained, dtypes[0], ALIGNMENT * world)
-    size = flat.numel() // world
-    master = fp32(flat[rank * size : (rank + 1) * size]).clone().requires_grad_()
     names = [param_names[param] for param in trained]
     sizes = [(name, param.numel()) for name, param in zip(names, trained, strict=True)]
+    numel = sum(size for _, size in sizes)
+    flat = _padded(trained, dtypes[0], padded_numel(numel, world))
+    start, stop = partition_bounds(numel, world, rank)
+    master = fp32(flat[start:stop]).clone().requires_grad_()
     return PartitionedGroup(
         params=trained,
         names=names,
@@ -140,15 +139,14 @@ def partitioned_group(
         master=master,
         accumulator=torch.zeros(flat.numel(), dtype=grad_acc_dtype),
         has_gradient=[False] * len(trained),
-        fragments=fragments_of(sizes, range(rank * size, (rank + 1) * size)),
+        fragments=fragments_of(sizes, range(start, stop)),
         expert=expert,
     )
 
 
-def _padded(params: Sequence[Tensor], dtype: torch.dtype, alignment: int) -> Tensor:
+def _padded(params: Sequence[Tensor], dtype: torch.dtype, length: int) -> Tensor:
     """Move the parameters into one buffer, which ends in zeros."""
-    numel = sum(param.numel() for param in params)
-    flat = torch.zeros(-(-numel // alignment) * alignment, dtype=dtype)
+    flat = torch.zeros(length, dtype=dtype)
     start = 0
     for param in params:
         place = flat[start : start + param.numel()].view(param.shape)

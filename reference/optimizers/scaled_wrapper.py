@@ -36,6 +36,9 @@ class ScaledWrapper(Wrapper):
         external_loss_scale: that scale, or None.
     """
 
+    # Whose dtype decides that the loss is not scaled, in messages.
+    _unscaled = "low_precision_dtype"
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -132,8 +135,8 @@ class ScaledWrapper(Wrapper):
     def _require_scaling(self) -> None:
         if not self.scales:
             raise RuntimeError(
-                f"the loss is not scaled, but should be to have its scale set: "
-                f"low_precision_dtype is not float16 [{type(self).__name__}]"
+                "the loss is not scaled, but should be to have its scale set: "
+                f"{self._unscaled} is not float16 [{type(self).__name__}]"
             )
 
     def _agreed(self, closure: object, params: Sequence[Tensor]) -> tuple[Pairs, float]:

@@ -21,6 +21,7 @@ from twinstep.contract.loss_scale import (
     checked_scale,
     checked_state,
 )
+from twinstep.contract.zero import check_scaler_arguments
 from twinstep.reference.arithmetic import fp32
 from twinstep.reference.loss_scale import (
     DynamicRule,
@@ -211,6 +212,28 @@ def wrapper_loss_scale(arguments: ScaleArguments) -> LossScale:
         return StaticLossScale(scale=static)
     scale, window, floor = arguments.constants()
     return DynamicLossScale(rule="wrapper", init_scale=scale, scale_window=window, min_scale=floor)
+
+
+def zero_loss_scale(
+    scale: float, dynamic: bool, arguments: Mapping[str, float] | None, compat: Compat
+) -> LossScale:
+    """The scaler that the arguments of `ZeroOptimizer` stand for.
+
+    Args:
+        scale: without `dynamic`.
+        dynamic: the scale moves by the rule with hysteresis.
+        arguments: of `DynamicLossScale`, or None for its defaults.
+        compat: see `DynamicLossScale`.
+
+    Raises:
+        ValueError: an argument has another name.
+    """
+    if not dynamic:
+        return StaticLossScale(scale=scale)
+    given = dict(arguments or {})
+    check_scaler_arguments(given)
+    make: Callable[..., LossScale] = DynamicLossScale
+    return make(**given, compat=compat)
 
 
 def saved_scale(scaler: LossScale) -> Saved:

@@ -45,6 +45,8 @@ MATH = {"fsum", "isfinite", "sqrt"}
 IN_PLACE = {
     "bf16.py": {"copy_", "zero_", "requires_grad_"},
     "partitioned_groups.py": {"copy_", "zero_", "requires_grad_"},
+    "zero_masters.py": {"copy_"},
+    "zero_groups.py": {"copy_", "zero_"},
     "flat_groups.py": {"copy_", "requires_grad_"},
     "fp16.py": {"copy_"},
     "fp16_unfused.py": {"copy_", "requires_grad_"},
@@ -52,14 +54,14 @@ IN_PLACE = {
     "fused_lamb.py": {"add_", "copy_"},
 }
 ROOTS = {"sqrt_rn": "torch", "root_of_squares": "math", "step_size_of": "math"}
-ROOTS |= {"norm_of_parts": "math"}
+ROOTS |= {"norm_of_squares": "math"}
 READS = {"found_inf", "step"}
 READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 # Sums of whole numbers, and norms that are made of them.
 READERS |= {"collectives.py", "model_norm.py", "parallelism.py"}
-READERS |= {"scaled_wrapper.py", "bf16.py"}
+READERS |= {"scaled_wrapper.py", "bf16.py", "zero_report.py"}
 SCALAR_ROOT = ("lamb.py", "step_size_of")
-SUMS = {"model_norm.py", "flat_groups.py", "partitioned_groups.py"}
+SUMS = {"model_norm.py", "flat_groups.py", "partition.py", "partitioned_groups.py"}
 # Norms of type p other than 1, 2 and infinity are not exact.
 POWERS = {("model_norm.py", "_sum_of_powers")}
 LISTED = {("norm.py", "elements")}

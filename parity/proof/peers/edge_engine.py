@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import deepspeed
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 Config = Mapping[str, object]
 BASE: Config = {
@@ -174,6 +176,26 @@ def their_offload() -> Numbers:
     return [before - after for before, after in zip(places, places[1:], strict=False)]
 
 
+def our_offload(compat: Compat) -> Numbers:
+    """The same of the reference, which takes the option and offloads nothing."""
+    model = Sums([2, 2])
+    inside = torch.optim.SGD(model.parameters(), lr=0.25)
+    names = {weight: name for name, weight in model.named_parameters()}
+    optimizer = ZeroOptimizer(
+        inside,
+        param_names=names,
+        static_loss_scale=4.0,
+        offload_optimizer_config=SimpleNamespace(device="cpu"),
+        compat=compat,
+    )
+    places = [2.0]
+    for used in (2, 1, 1):
+        optimizer.backward(model(2.0, used))
+        optimizer.step()
+        places.append(model.weights[1][0].item())
+    return [before - after for before, after in zip(places, places[1:], strict=False)]
+
+
 def raised(run: Callable[[Tensor], object]) -> Numbers:
     """1 if a backward pass raises TypeError, else 0."""
     try:
@@ -207,5 +229,5 @@ PLAYS: dict[str, Play] = {
     "EN-1": (their_scaled_step, our_scaled_step),
     "TF-3": (their_universal_load, our_universal_load),
     "BF-9": (their_backward, our_backward),
-    "Z-7": (their_offload, None),
+    "Z-7": (their_offload, our_offload),
 }

@@ -15,12 +15,16 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_engine import UNIVERSAL_INFO, Sums, convert, engine
 from twinstep.parity.proof.peers.edge_scene import Numbers, Play
 from twinstep.parity.proof.peers.installed import deepspeed, free_port
+from twinstep.parity.ranks.world import Rank, World
+from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 WORLD = 2
 SIZES = (4, 3, 5)
@@ -80,6 +84,57 @@ RUNS: dict[str, Callable[[int, Path], Numbers]] = {
 }
 
 
+def sharded(
+    rank: Rank, inside: Callable[..., torch.optim.Optimizer], **options: Any
+) -> tuple[Sums, ZeroOptimizer]:
+    """The same weights around the reference, on one of two simulated ranks."""
+    model = Sums(SIZES)
+    names = {weight: name for name, weight in model.named_parameters()}
+    group = rank.group("data")
+    make: Callable[..., ZeroOptimizer] = ZeroOptimizer
+    rate = inside(model.parameters())
+    return model, make(rate, param_names=names, dp_process_group=group, verbose=False, **options)
+
+
+def our_sums(compat: Compat) -> Numbers:
+    """Movement of the first element of each weight in a step of the reference."""
+
+    def run(rank: Rank) -> Numbers:
+        sgd = partial(torch.optim.SGD, lr=1.0)
+        model, optimizer = sharded(rank, sgd, partition_grads=False, compat=compat)
+        optimizer.backward(model((1.0, 3.0)[rank.number], len(SIZES)))
+        optimizer.step()
+        return [place + 1.0 - weight[0].item() for place, weight in enumerate(model.weights)]
+
+    return World(WORLD).run(run)[0]
+
+
+def our_view(compat: Compat) -> Numbers:
+    """The first element of each fp32 weight, as the reference shows it."""
+
+    def run(rank: Rank) -> Numbers:
+        sgd = partial(torch.optim.SGD, lr=1.0)
+        model, optimizer = sharded(rank, sgd, round_robin_gradients=True, compat=compat)
+        names = [name for name, _ in model.named_parameters()]
+        return [optimizer.get_full_hp_param(name)[0].item() for name in names]
+
+    return World(WORLD).run(run)[0]
+
+
+def our_file(compat: Compat) -> Numbers:
+    """The first element of each weight in a checkpoint of the reference, which is by parameter."""
+
+    def run(rank: Rank) -> list[Any]:
+        adam = partial(torch.optim.AdamW, lr=0.0)
+        model, optimizer = sharded(rank, adam, round_robin_gradients=True, compat=compat)
+        optimizer.backward(model(1.0, len(SIZES)))
+        optimizer.step()
+        rows: Any = optimizer.state_dict()["fragments"]
+        return [(row["name"], row["fp32"][0].item()) for row in rows if row["start"] == 0]
+
+    return [first for _, first in sorted(row for rows in World(WORLD).run(run) for row in rows)]
+
+
 def on_two_ranks(name: str) -> Numbers:
     """The numbers of rank 0.
 
@@ -114,9 +169,9 @@ def _started(name: str, rank: int, port: str, scratch: str) -> subprocess.Popen[
 
 
 PLAYS: dict[str, Play] = {
-    "Z-1": (partial(on_two_ranks, "summed"), None),
-    "Z-3": (partial(on_two_ranks, "viewed"), None),
-    "CK-9": (partial(on_two_ranks, "converted"), None),
+    "Z-1": (partial(on_two_ranks, "summed"), our_sums),
+    "Z-3": (partial(on_two_ranks, "viewed"), our_view),
+    "CK-9": (partial(on_two_ranks, "converted"), our_file),
 }
 
 

@@ -174,8 +174,9 @@ first {early} steps and of the last {early}.
 | edge | DeepSpeed | ours | `Compat.deepspeed()` | weights with `Compat.deepspeed()` |
 | --- | --- | --- | --- | --- |"""
 NOTES = """
-Not shown: ours for the rows that name `ZeroOptimizer`, which is not built yet, and anything on a
-GPU. EN-1 has no field of `Compat`: it belongs to the engine, and there is none here."""
+Ours is the reference, on simulated ranks where theirs has two processes; ZeRO has no fast side
+yet. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine, and there is
+none here."""
 
 
 def _edges() -> list[str]:

@@ -2,7 +2,7 @@
 
 An edge is a place where DeepSpeed's behaviour surprises. Its id is a prefix and a number: LS loss
 scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam, LB
-FusedLamb, FP, UF and BF the mixed-precision optimizers, TF fragments of flat buffers, CK
+FusedLamb, FP, UF, BF and Z the mixed-precision optimizers, TF fragments of flat buffers, CK
 checkpoints, EN the engine around them. Every id has a row, and every row has a test, or names which
 component is not built yet. The rows are in `edges.toml`.
 
@@ -23,7 +23,7 @@ from twinstep.contract.compat import Compat
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "edges.md"
 COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9, "LB": 6, "FP": 13, "UF": 9, "BF": 16}
-COUNTS |= {"TF": 9, "CK": 16, "EN": 6}
+COUNTS |= {"Z": 29, "TF": 9, "CK": 16, "EN": 6}
 TITLES = {
     "LS": "Loss scaling",
     "OV": "Overflow detection",
@@ -34,6 +34,7 @@ TITLES = {
     "FP": "FP16Optimizer",
     "UF": "FP16UnfusedOptimizer",
     "BF": "BF16Optimizer",
+    "Z": "ZeroOptimizer",
     "TF": "Fragments",
     "CK": "Checkpoints",
     "EN": "Engine",
