@@ -268,5 +268,10 @@ def print_list() -> None:
         print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "optimizer"], "bold")
         print_hanging(screen, "  dtypes   ", twin.dtypes)
         print_hanging(screen, "  actions  ", sorted(twin.rules.actions()))
+        if (ranked := twin.over_ranks()) is not None:
+            build = ranked.rules.actions()["build"]
+            print_hanging(
+                screen, "  worlds   ", ", ".join(map(repr, build.choices["ranks"])).split()
+            )
         claims = f"({twin.arithmetic}, {', '.join(twin.engines) or 'any engine'})"
         print_hanging(screen, "  class    ", [twin.name, claims])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -28,6 +28,8 @@ class Sent:
         elements: of the tensors that this rank hands in; of a root's alone where only a root does.
         dtype: of them; None without any.
         bytes: of them. What an algorithm sends on the wire may be more or less.
+        operation: of a reduction; empty without one.
+        where: the group's name, with ranks.
     """
 
     group: str
@@ -35,6 +37,8 @@ class Sent:
     elements: int
     dtype: torch.dtype | None
     bytes: int
+    operation: str = field(default="", compare=False)
+    where: str = field(default="", compare=False)
 
 
 class Reducing(Protocol):
@@ -284,7 +288,9 @@ class Collectives:
             call.join(self.member, work)
             elements = sum(part.numel() for part in request.inputs)
             octets = sum(part.numel() * part.element_size() for part in request.inputs)
-            self.sent.append(Sent(self._name, request.collective, elements, request.dtype, octets))
+            facts = (self._name, request.collective, elements, request.dtype, octets)
+            operation = "" if request.operation is None else request.operation.name
+            self.sent.append(Sent(*facts, operation=operation, where=self.comm.name))
         return work
 
     def _flat(self, name: str, tensors: Iterable[Tensor]) -> list[Tensor]:

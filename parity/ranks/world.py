@@ -118,14 +118,20 @@ class Rank:
             self._handles[axes] = self._handle(" and ".join(axes) or "alone", ranks)
         return self._handles[axes]
 
-    def new_group(self, ranks: Sequence[int]) -> SimulatedGroup | None:
+    def new_group(self, ranks: Sequence[int], name: str = "") -> SimulatedGroup | None:
         """A new group of some ranks, as `torch.distributed.new_group` makes it too.
+
+        Args:
+            ranks: of the group.
+            name: of it; by default it is numbered.
 
         Returns:
             None on a rank that is no part of it.
         """
         if self.number not in ranks:
             return None
+        if name:
+            return self._handle(name, ranks)
         made = self._made[tuple(ranks)]
         self._made[tuple(ranks)] += 1
         return self._handle(f"new group {made}", ranks)

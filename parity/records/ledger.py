@@ -49,6 +49,7 @@ class Cell:
         calls: calls of the kernel.
         elements: elements of the largest list, summed over the calls.
         sequences: of actions, where a whole optimizer was judged; `calls` are its actions.
+        over_ranks: how many of these were over simulated ranks.
         seconds: wall time.
         worst: largest error over bound by written argument; empty for exact kernels.
         arithmetic: what the kernel claims.
@@ -70,6 +71,7 @@ class Cell:
     calls: int = 0
     elements: int = 0
     sequences: int = 0
+    over_ranks: int = 0
     seconds: float = 0.0
     worst: dict[str, float] = field(default_factory=dict)
     arithmetic: str = ""

@@ -179,7 +179,9 @@ def _print_laws(console: Console, row: Row, cells: Sequence[Cell]) -> None:
             print_hanging(console, f"    {'error/bound':<13}", _listed(worst))
         if sequences := sum(cell.sequences for cell in group):
             actions = sum(cell.calls for cell in group)
-            print_hanging(console, f"    {sequences} sequences, {actions} actions", ())
+            over = sum(cell.over_ranks for cell in group)
+            ranks = f"{over} of them over ranks, " if over else ""
+            print_hanging(console, f"    {sequences} sequences, {ranks}{actions} actions", ())
 
 
 def _worst(cells: Sequence[Cell]) -> list[str]:

@@ -11,7 +11,7 @@ from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.call_cache import CallCache
-from twinstep.parity.runner.calls.remote import RemoteCaller, RemoteSide
+from twinstep.parity.runner.calls.remote import RemoteCaller, RemoteSides
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.judge_cell import Effort, fault, judge_cell
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
@@ -218,7 +218,7 @@ class Session:
         )
         sides = None
         if self.subject is not None:
-            sides = RemoteSide.maker(self.subject, task.engine, self.effort.call_seconds)
+            sides = RemoteSides(self.subject, task.engine, self.effort.call_seconds)
         return judge_twin(task.twin, task.dtype, task.engine, effort, sides)
 
 

@@ -82,12 +82,18 @@ class Rules:
         passed: arguments of the reference's constructor that `build` passes.
         motifs: runs of actions that random drawing rarely meets, by name.
         repeated: action that long sequences consist of; empty for none.
+        mean: actions of a sequence on average, without a motif.
+        around: the same, around one.
+        parts: rules over ranks and those that they were added to, where this class is made of both.
     """
 
     exempt: Mapping[str, str] = {}
     passed: Sequence[str] = ()
     motifs: Mapping[str, Motif] = {}
     repeated: str = ""
+    mean: int = 12
+    around: int = 6
+    parts: tuple[type[Rules], ...] = ()
 
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """A world to begin with. Declared with `action` as well, so that it draws and shrinks."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, Step, action
-from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled, regime_at
+from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
 from twinstep.parity.sequences.parts import (
     GRAPHS,
     RANKS,
@@ -42,7 +42,8 @@ ACCUMULATION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Entry = dict[str, object]
 
 
-def _of(world: World) -> BF16Optimizer:
+def optimizer_of(world: World) -> BF16Optimizer:
+    """The optimizer, typed."""
     return cast("BF16Optimizer", world.optimizer)
 
 
@@ -174,8 +175,8 @@ class BF16Rules(OptimizerRules):
         """New gradients by bit pattern; bit i of `missing`: none for every third parameter."""
         for index, param in enumerate(world.params):
             none = missing >> (index % 3) & 1 or not param.requires_grad
-            here = regime_at(regime, index, len(world.params), seed)
-            grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
+            here = world.regime_at(regime, index, seed)
+            grad = filled(tuple(param.shape), param.dtype, here, world.seed_of(index, seed))
             param.grad = None if none else grad.to(world.device)
 
     @action(
@@ -203,10 +204,12 @@ class BF16Rules(OptimizerRules):
         for index, param in enumerate(world.params):
             if missing >> (index % 3) & 1 and index:
                 continue
-            here = regime_at(regime, index, len(world.params), seed)
-            weight = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
+            here = world.regime_at(regime, index, seed)
+            weight = filled(tuple(param.shape), param.dtype, here, world.seed_of(index, seed))
             loss = loss + (param * weight.to(world.device)).float().sum()
-        backward = partial(_of(world).backward, update_hp_grads=update, clear_lp_grads=clear)
+        backward = partial(
+            optimizer_of(world).backward, update_hp_grads=update, clear_lp_grads=clear
+        )
         backward_twice(backward, loss, graph)
 
     @action(
@@ -224,33 +227,33 @@ class BF16Rules(OptimizerRules):
     @action(often=3, drives=("update_hp_grads",), clear=(False, True))
     def update_hp_grads(self, world: World, clear: bool) -> None:
         """Accumulate what the parameters have."""
-        _of(world).update_hp_grads(clear)
+        optimizer_of(world).update_hp_grads(clear)
 
     def apply(self, world: World, act: Act) -> object:
         """Carry out an action, and read what the last step left behind."""
         try:
             return super().apply(world, act)
         finally:
-            optimizer = _of(world)
+            optimizer = optimizer_of(world)
             world.more["readings"] = (optimizer.overflow, optimizer.get_global_norm())
 
     @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:
         """Result of the last step."""
-        return _of(world).overflow, _of(world).get_global_norm()
+        return optimizer_of(world).overflow, optimizer_of(world).get_global_norm()
 
     @action(drives=("clear_hp_grads", "clear_lp_grads"), which=("hp", "lp", "lp to none"))
     def clear(self, world: World, which: str) -> None:
         """Forget gradients of one kind."""
         if which == "hp":
-            _of(world).clear_hp_grads()
+            optimizer_of(world).clear_hp_grads()
         else:
-            _of(world).clear_lp_grads(set_to_none=which == "lp to none")
+            optimizer_of(world).clear_lp_grads(set_to_none=which == "lp to none")
 
     @action(often=2, drives=("get_grads_for_reduction",), half=(False, True))
     def reduce(self, world: World, half: bool) -> object:
         """Look at the accumulators, and average them as if over two equal ranks."""
-        shared, experts = _of(world).get_grads_for_reduction()
+        shared, experts = optimizer_of(world).get_grads_for_reduction()
         for flat in shared if half else []:
             flat.mul_(0.5)
         return shared, experts
@@ -258,13 +261,13 @@ class BF16Rules(OptimizerRules):
     @action(drives=("get_grads_for_norm",), clipping=(False, True))
     def grads_for_norm(self, world: World, clipping: bool) -> object:
         """Look at what enters the norm, or what is clipped."""
-        return _of(world).get_grads_for_norm(for_clipping=clipping)
+        return optimizer_of(world).get_grads_for_norm(for_clipping=clipping)
 
     @action(drives=("set_lr", "get_lr"), lr=(0.03, 1e-4))
     def set_lr(self, world: World, lr: float) -> object:
         """Set and read the learning rate."""
-        _of(world).set_lr(lr)
-        return _of(world).get_lr()
+        optimizer_of(world).set_lr(lr)
+        return optimizer_of(world).get_lr()
 
     @action(drives=("refresh_fp32_params",), seed=SEEDS, number=NUMBERS)
     def load_weights(self, world: World, seed: int, number: int) -> None:
@@ -273,7 +276,7 @@ class BF16Rules(OptimizerRules):
         values = filled(tuple(param.shape), param.dtype, "ordinary", seed)
         with torch.no_grad():
             param.copy_(values.to(world.device))
-        _of(world).refresh_fp32_params()
+        optimizer_of(world).refresh_fp32_params()
 
     @action(
         often=2,
@@ -284,7 +287,9 @@ class BF16Rules(OptimizerRules):
     def whole(self, world: World, number: int, key: str) -> object:
         """Read a parameter's gradient and its weight or a state by name."""
         name = f"p{number % len(world.params)}"
-        return _of(world).get_full_hp_grad(name), _of(world).get_full_hp_param(name, key or None)
+        return optimizer_of(world).get_full_hp_grad(name), optimizer_of(world).get_full_hp_param(
+            name, key or None
+        )
 
     @action(
         drives=("set_full_hp_param", "update_lp_params"),
@@ -297,24 +302,24 @@ class BF16Rules(OptimizerRules):
         """Write a weight or a state by name."""
         at = number % len(world.params)
         value = filled(tuple(world.params[at].shape), torch.float32, "ordinary", seed)
-        _of(world).set_full_hp_param(f"p{at}", value.to(world.device), key or None)
+        optimizer_of(world).set_full_hp_param(f"p{at}", value.to(world.device), key or None)
         if publish:
-            _of(world).update_lp_params()
+            optimizer_of(world).update_lp_params()
 
     @action(drives=("initialize_optimizer_states",))
     def initialize_states(self, world: World) -> None:
         """Make the state of the inner optimizer."""
-        _of(world).initialize_optimizer_states()
+        optimizer_of(world).initialize_optimizer_states()
 
     @action(drives=("memory_report",))
     def report(self, world: World) -> object:
         """Bytes by kind."""
-        return _of(world).memory_report()
+        return optimizer_of(world).memory_report()
 
     @action(drives=("destroy",))
     def destroy(self, world: World) -> None:
         """Remove the hooks of immediate updates."""
-        _of(world).destroy()
+        optimizer_of(world).destroy()
 
     @action(often=2, drives=("load_state_dict",), states=(True, False), masters=(True, False))
     def load(  # type: ignore[override]
@@ -347,13 +352,13 @@ class BF16Rules(OptimizerRules):
         """Load a universal checkpoint, or try to where a part of it is missing."""
         rows = [(f"p{at}", param) for at, param in enumerate(world.params)]
         with TemporaryDirectory() as folder:
-            write_universal(Path(folder), rows, _of(world).param_groups, seed, missing)
-            _of(world).load_state_dict(
+            write_universal(Path(folder), rows, optimizer_of(world).param_groups, seed, missing)
+            optimizer_of(world).load_state_dict(
                 [], checkpoint_folder=Path(folder), load_optimizer_states=states
             )
 
     def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
-        _of(world).load_state_dict(
+        optimizer_of(world).load_state_dict(
             [entry], load_optimizer_states=states, load_from_fp32_weights=masters
         )
 
@@ -361,15 +366,25 @@ class BF16Rules(OptimizerRules):
     def resume(self, world: World, seed: int) -> None:
         """Save now; load into a new instance over copies of the parameters, other defaults."""
         self.save(world)
+        self.made_anew(world, seed)
+        self._load(world, self._read(world), True, True)
+
+    def made_anew(self, world: World, seed: int) -> None:
+        """Go on with a new instance over copies of the parameters, with other defaults."""
         dice = Dice(seed)
         copies = [like(param) for param in world.params]
         for copied, param in zip(copies, world.params, strict=True):
             copied.requires_grad_(param.requires_grad)
-        parts: list[Group] = []
-        at = 0
-        for count in cast(list[int], world.more["groups"]):
-            parts.append({"params": copies[at : at + count], **self.drawn_hyper(dice)})
-            at += count
-        world.optimizer = wrapped(world.cls, parts, world.options)
+        groups = [{**self.drawn_hyper(dice), **row} for row in self.copied_groups(world, copies)]
+        world.optimizer = wrapped(world.cls, groups, world.options)
         world.params, world.scheduler = copies, None
-        self._load(world, self._read(world), True, True)
+
+    def copied_groups(self, world: World, copies: Sequence[Parameter]) -> list[Group]:
+        """Groups of copies, as those of the parameters are."""
+        sizes = cast(list[int], world.more["groups"])
+        marked = cast(list[Group], world.more.get("marked", [{} for _ in sizes]))
+        found, at = list[Group](), 0
+        for size, marks in zip(sizes, marked, strict=True):
+            found.append({"params": list(copies[at : at + size]), **marks})
+            at += size
+        return found

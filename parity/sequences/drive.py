@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
-from twinstep.parity.records.errors import KernelDied
+from twinstep.parity.records.errors import CannotRun, KernelDied
 from twinstep.parity.sequences.actions import Rules, public_properties
 from twinstep.parity.sequences.contracts import Contract, Place
 from twinstep.parity.sequences.observe import Difference, Observation, differences, shown
+from twinstep.parity.sequences.over_ranks.compare import Found, compared
+from twinstep.parity.sequences.over_ranks.drive import WorldRun, carried_out
+from twinstep.parity.sequences.over_ranks.laws import broken_law
+from twinstep.parity.sequences.over_ranks.place import DrawnRank
+from twinstep.parity.sequences.over_ranks.rules import OverRanks
 from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.world import Act, World, nothing, observe
+from twinstep.parity.sequences.world import Act, OnRank, World, nothing, observe
 
-# Actions of a sequence on average: without a motif, and around one.
-MEAN, AROUND = 12, 6
 # One sequence in EVERY takes LONG steps, one in CROWDED has a crowd of parameters.
 EVERY, LONG, CROWDED = 50, 64, 30
 # What the subject takes over from the reference after an update: path -> bits, by action.
@@ -36,6 +39,7 @@ class Mismatch:
         resets: what a bounded subject took over on the way.
         accepted: bounds of the path, where it has any.
         fatal: kind of the end of the class's process; empty if it is still there.
+        over: the rank, the groups, and what else is known, of a sequence over ranks.
     """
 
     at: int
@@ -44,6 +48,7 @@ class Mismatch:
     resets: Resets
     accepted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     fatal: str = ""
+    over: Found | None = None
 
 
 class Driven(Protocol):
@@ -86,6 +91,7 @@ class Side:
         world: what the actions work on, once built.
         outcome: of the last action.
         error: the last one.
+        rank: that it is on; None for one that is alone.
     """
 
     cls: type
@@ -95,6 +101,7 @@ class Side:
     world: World | None = None
     outcome: dict[str, object] = field(default_factory=dict)
     error: Exception | None = None
+    rank: OnRank | None = None
 
     @property
     def says(self) -> str:
@@ -111,7 +118,10 @@ class Side:
         self.outcome = {}
         try:
             if self.world is None:
-                self.world = self.rules.build(self.cls, self.dtype, self.device, **act.values)
+                given: dict[str, Any] = {} if self.rank is None else {"rank": self.rank}
+                self.world = self.rules.build(
+                    self.cls, self.dtype, self.device, **given, **act.values
+                )
                 return
             self.outcome["returned"] = self.rules.apply(self.world, act)
         except Exception as error:
@@ -139,7 +149,14 @@ class Side:
         place(cast(World, self.world)).copy_(value)
 
 
-Sides = Callable[[Twin, str, str], Driven]
+class Sides(Protocol):
+    """Maker of sides under judgement."""
+
+    def __call__(self, twin: Twin, dtype: str, device: str) -> Driven:
+        """A side, begun anew."""
+
+    def over_ranks(self, twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> WorldRun:
+        """The actions carried out on all ranks of a world."""
 
 
 def observe_nothing(outcome: dict[str, object]) -> Observation:
@@ -159,15 +176,15 @@ def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     """
     dice = Random(f"{seed} {dtype} {number}")
     if number % EVERY == EVERY - 1 and rules.repeated:
-        return rules.draw(dice, AROUND, [rules.repeated] * LONG)
+        return rules.draw(dice, rules.around, [rules.repeated] * LONG)
     crowded = rules.crowded()
     if number % CROWDED == CROWDED // 2 and crowded:
         return rules.draw(dice, 1, crowded)
     motifs = rules.scripts()
     if not motifs or number % 4 == 0:
-        return rules.draw(dice, MEAN)
+        return rules.draw(dice, rules.mean)
     first = Random(f"{seed} {dtype}").randrange(len(motifs))
-    return rules.draw(dice, AROUND, motifs[(first + number - number // 4) % len(motifs)])
+    return rules.draw(dice, rules.around, motifs[(first + number - number // 4) % len(motifs)])
 
 
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:
@@ -188,7 +205,12 @@ def run(
         device: of the class under judgement; its reference is on the CPU.
         acts: what is done.
         sides: makes the side under judgement; None drives the class in this process.
+
+    Raises:
+        CannotRun: over ranks the reference comes to a stop.
     """
+    if "ranks" in acts[0].values:
+        return _run_over_ranks(twin, dtype, device, acts, sides)
     want = Side(twin.reference, twin.rules, dtype, "cpu")
     got = sides(twin, dtype, device) if sides else Side(twin.subject, twin.rules, dtype, device)
     resets: Resets = {}
@@ -219,6 +241,51 @@ def run(
             first = _explained(_telling(found), got, want)
             return Mismatch(at=at, difference=first, want=seen, resets=resets)
     return None
+
+
+def on_all_ranks(cls: type, twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> WorldRun:
+    """A class of a twin on all ranks of the world that the first action draws."""
+    return sides_over_ranks(cls, twin, dtype, device, acts)[0]
+
+
+def sides_over_ranks(
+    cls: type, twin: Twin, dtype: str, device: str, acts: Sequence[Act]
+) -> tuple[WorldRun, dict[int, Side]]:
+    """The same, with the side of each rank by number."""
+    sides: dict[int, Side] = {}
+
+    def side_on(place: DrawnRank) -> Side:
+        sides[place.number] = Side(cls, twin.rules, dtype, device, rank=place)
+        return sides[place.number]
+
+    return carried_out(acts, side_on, lambda side: cast(Side, side).seen(twin)), sides
+
+
+def _run_over_ranks(
+    twin: Twin, dtype: str, device: str, acts: Sequence[Act], sides: Sides | None
+) -> Mismatch | None:
+    want = on_all_ranks(twin.reference, twin, dtype, "cpu", acts)
+    stops = [row.broken for rank in want.ranks for row in rank if row.broken]
+    if stops or want.stopped:
+        reason = (stops or list(want.stopped.values()))[0]
+        raise CannotRun(f"the reference comes to a stop over ranks: {reason}")
+    if isinstance(twin.rules, OverRanks) and (says := broken_law(acts, want)):
+        raise CannotRun(f"the reference breaks a law over ranks: {says}")
+    try:
+        if sides is not None:
+            got = sides.over_ranks(twin, dtype, device, acts)
+        else:
+            got = on_all_ranks(twin.subject, twin, dtype, device, acts)
+    except KernelDied as death:
+        difference = Difference("its process", str(death), "actions that end")
+        last = len(acts) - 1
+        return Mismatch(at=last, difference=difference, want={}, resets={}, fatal=death.kind)
+    found = compared(acts, got, want)
+    if found is None:
+        return None
+    return Mismatch(
+        at=found.at, difference=found.difference, want=found.want, resets={}, over=found
+    )
 
 
 def _note(contracts: list[Contract], rules: Rules, world: World) -> None:

@@ -54,11 +54,6 @@ def is_hit(index: int, count: int, seed: int) -> bool:
     return seed % 4 == 0 or index == seed % count
 
 
-def regime_at(regime: str, index: int, count: int, seed: int) -> str:
-    """The regime of one of several tensors; an overflow need not be in all of them."""
-    return "ordinary" if regime == "planted" and not is_hit(index, count, seed) else regime
-
-
 def laid_out(values: Tensor, layout: str) -> Tensor:
     """Values in another layout: all alike in one element's memory, transposed, or sparse."""
     if values.dim() == 0 or values.numel() == 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
-from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled, is_hit
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
 from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
 from twinstep.parity.sequences.fp16_parts import Scaled, Timers
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
@@ -267,13 +267,13 @@ class FP16Rules(OptimizerRules):
 
         An infinite one does so in one parameter alone, for most seeds.
         """
-        total, count = torch.zeros((), device=world.device), len(world.params)
+        total = torch.zeros((), device=world.device)
         hit = size if size == INF and seed % 4 else 1.0
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
-            weight = filled(shape, torch.float32, "ordinary", seed + index if seed else 0)
+            weight = filled(shape, torch.float32, "ordinary", world.seed_of(index, seed))
             share = (param.float() * weight.to(world.device)).sum()
-            total = total + (share * hit if is_hit(index, count, seed) else share)
+            total = total + (share * hit if world.is_hit(index, seed) else share)
         total = total if hit == size else total * size
         backward_twice(scaled(world).backward, total.to(DTYPES[loss]), graph)
 
@@ -304,7 +304,8 @@ class FP16Rules(OptimizerRules):
         """Load other model weights, and refresh the masters."""
         with torch.no_grad():
             for index, param in enumerate(world.params):
-                values = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
+                own = world.seed_of(index, seed, gradient=False)
+                values = filled(tuple(param.shape), param.dtype, "ordinary", own)
                 param.copy_(values.to(world.device))
         scaled(world).refresh_fp32_params()
 
@@ -345,8 +346,6 @@ class FP16Rules(OptimizerRules):
         trained = [param for param in world.params if param.requires_grad]
         frozen = [param for param in world.params if not param.requires_grad]
         copies = [like(param) for param in trained]
-        for copied, param in zip(copies, trained, strict=True):
-            mark(copied, vars(param))
         at = 0
         groups: list[Group] = []
         for size in sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -22,6 +22,8 @@ from twinstep.parity.sequences.world import Act
 
 LAW = "sequences"
 SEQUENCES = 156
+# One sequence over ranks for so many on one.
+EACH = 5
 ELEMENT = re.compile(r"\[\d+\]")
 
 
@@ -39,13 +41,15 @@ class TwinEffort:
     """Effort of the search.
 
     Attributes:
-        sequences: of actions for each cell.
+        sequences: of actions for each cell, on one rank.
+        over_ranks: further ones over ranks, where there are rules for that; None is a fifth.
         seed: of the generator.
         shrink_runs: limit of sequences tried in shrinking one failure.
         repros: folder for repro files; None writes none.
     """
 
     sequences: int = SEQUENCES
+    over_ranks: int | None = None
     seed: int = 0
     shrink_runs: int = 120
     repros: str | None = FOLDER
@@ -95,40 +99,56 @@ def judge_twin(
     if engine.missing:
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
-    calls, refused = 0, "no sequence was drawn"
+    calls, count, over, refused = 0, 0, 0, "no sequence was drawn"
     with running(engine):
-        for number in range(effort.sequences):
-            acts = sequence(twin.rules, effort.seed, dtype, number)
+        for where, number in _turns(twin, effort):
+            acts = sequence(where.rules, effort.seed, dtype, number)
             try:
-                mismatch = run(twin, dtype, str(engine.device), acts, sides)
+                mismatch = run(where, dtype, str(engine.device), acts, sides)
             except CannotRun as cause:
                 return Cell(key=key, status=Status.CANNOT_JUDGE, calls=calls, reason=str(cause))
             calls += len(acts) if mismatch is None else mismatch.at + 1
+            count, over = count + 1, over + (where is not twin)
             if mismatch is not None:
-                drawn = f"seed {effort.seed}, sequence {number}, {mismatch.at + 1} actions"
-                explained = _explained(twin, dtype, engine, acts, mismatch, drawn, effort, sides)
+                ranks = " over ranks" * (where is not twin)
+                drawn = f"seed {effort.seed}, sequence {number}{ranks}, {mismatch.at + 1} actions"
+                explained = _explained(where, dtype, engine, acts, mismatch, drawn, effort, sides)
                 return Cell(
                     key=key,
                     status=Status.FAILED,
                     arithmetic=twin.arithmetic,
                     calls=calls,
-                    sequences=number + 1,
+                    sequences=count,
+                    over_ranks=over,
                     seconds=time.perf_counter() - started,
                     fatal=mismatch.fatal,
                     **explained,
                 )
-            # Two sides that refuse every construction alike have shown nothing.
-            refused = refused and refusal(twin, dtype, acts)
+            if where is twin:
+                # Two sides that refuse every construction alike have shown nothing.
+                refused = refused and refusal(twin, dtype, acts)
     return Cell(
         key=key,
         status=Status.FAILED if refused else Status.PASSED,
         arithmetic=twin.arithmetic,
         calls=calls,
-        sequences=effort.sequences,
+        sequences=count,
+        over_ranks=over,
         seconds=time.perf_counter() - started,
         failure=f"{twin.name}[{dtype}]: no sequence builds the reference: {refused}"
         * bool(refused),
     )
+
+
+def _turns(twin: Twin, effort: TwinEffort) -> Iterator[tuple[Twin, int]]:
+    """The pair and the number of each sequence; those over ranks among the others."""
+    ranked, over = twin.over_ranks(), 0
+    asked = effort.sequences // EACH if effort.over_ranks is None else effort.over_ranks
+    for number in range(effort.sequences):
+        while ranked is not None and over * effort.sequences < asked * (number + 1):
+            yield ranked, over
+            over += 1
+        yield twin, number
 
 
 def _explained(

@@ -14,11 +14,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 NAMES = {kind: kind.__name__ for kind in (float, *PLAIN)}
+
+MOVED = "in other memory than before"
 
 
 class Leaf(NamedTuple):
@@ -100,6 +103,8 @@ class Walk:
         elif isinstance(value, RemovableHandle):
             # Its number counts every hook of the process.
             self.leaves[path] = Leaf("hook")
+        elif isinstance(value, ProcessGroup):
+            self.leaves[path] = Leaf(f"process group {value!r}")
         elif callable(value):
             self.leaves[path] = Leaf("callable")
         else:
@@ -216,7 +221,7 @@ def differences(got: Observation, want: Observation) -> list[Difference]:
         elif one.says != other.says:
             found.append(Difference(path, one.says, other.says))
         elif one.moved and not other.moved:
-            found.append(Difference(path, "in other memory than before", "where it was"))
+            found.append(Difference(path, MOVED, "where it was"))
         elif one.tensor is not None and other.tensor is not None:
             found += _elements(path, one.tensor, other.tensor)
     return found

@@ -22,9 +22,14 @@ SMALL, CROWD = (*(1, 2, 3) * 6, 12), 160
 SELDOM = (*(False,) * 199, True)
 Group = dict[str, object]
 # Reason why an argument is passed by no action.
-RANKS = "collectives of several ranks, which tests of our own classes simulate"
+RANKS = "passed by sequences over ranks"
 # Counters at which 24 and 31 bits are full, and steps since an overflow around a usual window.
 COUNTS, WINDOWS = (2**24 - 2, 2**31 - 2, 1000), (1, 998, 999, 1000)
+# Attributes by which models mark their parameters.
+MARKS = (
+    *("allreduce", "group_name", "ds_pipe_replicated"),
+    *("model_parallel", "tensor_model_parallel"),
+)
 # Counters at which 3e-5 of the bias is left to correct, each with another usual beta.
 FADED = (205, 7_900, 10_300, 205_000)
 # Arguments of torch's backward besides the loss.
@@ -58,8 +63,11 @@ def parameters(
 
 
 def like(param: Parameter) -> Parameter:
-    """A copy with memory of its own."""
+    """A copy with memory and marks of its own."""
     copied = Parameter(param.detach().clone())
+    for name in MARKS:
+        if hasattr(param, name):
+            setattr(copied, name, getattr(param, name))
     copied.grad = None if param.grad is None else param.grad.clone()
     return copied
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,8 @@ from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
 from twinstep.parity.sequences.lamb_rules import LambRules
+from twinstep.parity.sequences.over_ranks.bf16 import BF16OverRanks
+from twinstep.parity.sequences.over_ranks.fp16 import FP16OverRanks
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -46,6 +48,11 @@ RULES: Mapping[type, Rules] = {
     FP16UnfusedOptimizer: FP16UnfusedRules(),
     DynamicLossScale: ScalerRules(),
     StaticLossScale: ScalerRules(),
+}
+# Rules over ranks, by the rules that they add to.
+OVER_RANKS: Mapping[type[Rules], type[Rules]] = {
+    BF16Rules: BF16OverRanks,
+    FP16Rules: FP16OverRanks,
 }
 Class = TypeVar("Class", bound=type)
 
@@ -82,6 +89,11 @@ class Twin:
     triton: bool | None = None
     source: str = ""
 
+    def over_ranks(self) -> Twin | None:
+        """The same pair under rules over ranks, if there are such."""
+        rules = ranked(self.rules)
+        return None if rules is None else replace(self, rules=rules)
+
     @property
     def file(self) -> Path:
         """The file that registers the class, or else the one that defines it."""
@@ -89,6 +101,23 @@ class Twin:
 
 
 _twins: dict[str, Twin] = {}
+
+
+def ranked(rules: Rules) -> Rules | None:
+    """Rules with the actions of a rule set over ranks; None if it has nothing there.
+
+    They derive from the given ones, so that a user's own actions and exemptions stay.
+    """
+    own = type(rules)
+    if "ranks" in rules.actions()["build"].choices:
+        return rules
+    for home, over in OVER_RANKS.items():
+        if isinstance(rules, home):
+            facts = {"__module__": over.__module__, "parts": (over, own)}
+            found: Rules = object.__new__(type(f"{own.__name__}OverRanks", (over, own), facts))
+            vars(found).update(vars(rules))
+            return found
+    return None
 
 
 def register_optimizer(

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from twinstep.parity.records.standalone import command_for
 from twinstep.parity.sequences.actions import Rules
-from twinstep.parity.sequences.drive import Mismatch, Side
+from twinstep.parity.sequences.drive import Mismatch, Side, sides_over_ranks
 from twinstep.parity.sequences.observe import Difference
+from twinstep.parity.sequences.over_ranks.compare import STOPPED
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act, World
 
@@ -28,6 +29,8 @@ def kind_of(difference: Difference, act: Act, rules: Rules) -> str:
     """The kind of fault: what of the optimizer differs, and in what way."""
     if difference.path.endswith("process"):
         return "process"
+    if difference.path == STOPPED:
+        return STOPPED
     lacking = LACKING.search(difference.got)
     if lacking:
         return f"attribute missing: {lacking[1]}"
@@ -79,10 +82,15 @@ KINDS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
 
 def headline(twin: Twin, dtype: str, engine: str, mismatch: Mismatch, act: Act) -> str:
     """Class, kind of fault and place in one line."""
-    kind = kind_of(mismatch.difference, act, twin.rules)
+    kind, over = kind_of(mismatch.difference, act, twin.rules), mismatch.over
+    what = f"{mismatch.difference.path} differs from the reference after"
+    if mismatch.difference.path == STOPPED:
+        what = "waits for a collective that other ranks do not call in"
+    where = f"{over.who}: " if over is not None else ""
+    groups = f"; {over.groups}" if over is not None and over.groups else ""
     return (
         f"{twin.reference.__name__}[{twin.name}, {dtype}, {engine}] breaks `sequences` ({kind}): "
-        f"{mismatch.difference.path} differs from the reference after {act}"
+        f"{where}{what} {act}{groups}"
     )
 
 
@@ -113,13 +121,15 @@ def failure_text(
         f"  got      {mismatch.difference.got}",
         f"  want     {mismatch.difference.want}",
     ]
+    hints = () if mismatch.over is None else mismatch.over.hints
+    lines += [f"  {'ranks' if at == 0 else '':8} {hint}" for at, hint in enumerate(hints)]
     if kind_of(mismatch.difference, acts[-1], twin.rules) == "refusal missing":
         lines.append("  or       rules without this action, if the class need not refuse")
     if mismatch.accepted is not None:
         lines.append(f"  accepted {_interval(mismatch)}")
-    lines += [
-        f"  {'built' if at == 0 else '':8} {row}" for at, row in enumerate(built(twin, dtype, acts))
-    ]
+    rank = None if mismatch.over is None else mismatch.over.rank
+    rows = built(twin, dtype, acts, rank)
+    lines += [f"  {'built' if at == 0 else '':8} {row}" for at, row in enumerate(rows)]
     lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(acts)]
     lines.append(f"  drawn    {drawn}")
     if again:
@@ -137,10 +147,20 @@ def _interval(mismatch: Mismatch) -> str:
     return " to ".join(f"{end!r}" for end in ends)
 
 
-def built(twin: Twin, dtype: str, acts: Sequence[Act]) -> list[str]:
-    """Result of the first action: parameters with their memory, hyper-parameters, options."""
-    side = Side(twin.reference, twin.rules, dtype, "cpu")
-    side.carry_out(acts[0])
+def built(twin: Twin, dtype: str, acts: Sequence[Act], rank: int | None = None) -> list[str]:
+    """Result of the first action: parameters with their memory, hyper-parameters, options.
+
+    Args:
+        twin: the pair.
+        dtype: of the parameters.
+        acts: the first one builds.
+        rank: number of the rank, of a sequence over ranks.
+    """
+    if rank is None:
+        side = Side(twin.reference, twin.rules, dtype, "cpu")
+        side.carry_out(acts[0])
+    else:
+        side = sides_over_ranks(twin.reference, twin, dtype, "cpu", acts[:1])[1][rank]
     if side.world is None:
         return []
     world = side.world
@@ -178,4 +198,6 @@ def _plain(value: object) -> str:
         return (
             f"tensor of {value.item()!r}" if value.numel() == 1 else f"tensor {tuple(value.shape)}"
         )
+    if any(map(callable, getattr(value, "__dict__", {}).values())):
+        return f"object with {', '.join(vars(value))}"
     return str(value)[6:] if isinstance(value, torch.dtype) else repr(value)

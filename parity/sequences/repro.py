@@ -23,7 +23,8 @@ from twinstep.parity.sequences.world import Act
 
 SECONDS, RUNS = 60.0, 3
 BASE = ("twinstep.parity.sequences.adam_rules",)
-IMPORT = re.compile(r"^from (twinstep\.parity\.sequences\.\w+) import", re.MULTILINE)
+OVER_RANKS = "twinstep.parity.sequences.over_ranks.drive"
+IMPORT = re.compile(r"^from (twinstep\.parity\.(?:sequences|ranks)\.[\w.]+) import", re.MULTILINE)
 
 
 def write_repro(
@@ -65,6 +66,8 @@ def repro_text(
         for at, row in mismatch.resets.items()
         if row and at < mismatch.at
     }
+    needed = [] if mismatch.over is None else [OVER_RANKS]
+    parts = type(twin.rules).parts or (type(twin.rules),)
     engine = headline.split("]")[0].split(", ")[-1]
     filled = {
         "GUARD": GUARD,
@@ -75,7 +78,8 @@ def repro_text(
         "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(engine),
         "DTYPE": repr(dtype),
-        "RULES": repr((type(twin.rules).__module__, type(twin.rules).__name__)),
+        "RULES": repr([(part.__module__, part.__name__) for part in parts]),
+        "RANK": repr(None if mismatch.over is None else mismatch.over.rank),
         "PRIVATE": repr(twin.private),
         "OVERLAP": repr(twin.flat),
         "PROPERTIES": repr(public_properties(twin.reference)),
@@ -83,7 +87,7 @@ def repro_text(
         "WANTED": _table(wanted),
         "RESETS": repr(resets),
         "ACCEPTED": repr(_accepted(mismatch)),
-        "SOURCES": _table({name: _source(name) for name in carried(type(twin.rules))}),
+        "SOURCES": _table({name: _source(name) for name in carried(type(twin.rules), needed)}),
     }
     for mark, text in filled.items():
         template = template.replace(f"@{mark}@", text, 1)
@@ -98,12 +102,13 @@ def _accepted(mismatch: Mismatch) -> tuple[str, str, str, list[int]] | None:
     return mismatch.difference.path.rpartition("[")[0], digits(low), digits(high), places
 
 
-def carried(rules: type) -> list[str]:
-    """Modules that a rule set needs, each after those that it imports."""
+def carried(rules: type, more: Sequence[str] = ()) -> list[str]:
+    """Modules that a rule set needs, and some more, each after those that it imports."""
     homes = [kind.__module__ for kind in rules.__mro__]
     found: list[str] = []
     for name in (
         *BASE,
+        *more,
         *(home for home in homes[::-1] if home.startswith("twinstep.parity.sequences.")),
     ):
         _collect(name, found)

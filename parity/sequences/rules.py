@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 from twinstep.parity.sequences.actions import Motif, Rules, Step, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out, regime_at
+from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
 from twinstep.parity.sequences.parts import (
     COUNTS,
     FADED,
@@ -160,8 +160,8 @@ class OptimizerRules(Rules):
             if missing >> (index % 3) & 1:
                 param.grad = None
                 continue
-            here = regime_at(regime, index, len(world.params), seed)
-            grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
+            here = world.regime_at(regime, index, seed)
+            grad = filled(tuple(param.shape), param.dtype, here, world.seed_of(index, seed))
             param.grad = grad.to(world.device)
 
     @action(seed=SEEDS, layout=LAYOUTS, every=(1, 2))
@@ -183,9 +183,8 @@ class OptimizerRules(Rules):
         """Gradients through autograd, on top of those that are there."""
         loss = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
-            weight = filled(
-                tuple(param.shape), param.dtype, "ordinary", seed + index if seed else 0
-            )
+            shape, own = tuple(param.shape), world.seed_of(index, seed)
+            weight = filled(shape, param.dtype, "ordinary", own)
             loss = loss + (param * weight.to(world.device)).sum()
         if not loss.requires_grad:
             return

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twinstep.parity.sequences.actions import Rules, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled, regime_at
+from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled
 from twinstep.parity.sequences.parts import (
     COUNTS,
     GRAPHS,
@@ -204,7 +204,7 @@ class ScalerRules(Rules):
     def look(self, world: World, seed: int, regime: str, every: bool, once: bool) -> object:
         """Ask whether gradients overflow; `once`: of parameters that can be read once alone."""
         for index, param in enumerate(world.params):
-            here = regime_at(regime, index, len(world.params), seed) if every else regime
+            here = world.regime_at(regime, index, seed) if every else regime
             grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             param.grad = grad.to(world.device) if every or index == 1 else None
         return _of(world).has_overflow(iter(world.params) if once else world.params)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ def write_universal(
     groups: Sequence[Mapping[str, object]],
     seed: int,
     missing: str,
+    seed_of: Callable[[Tensor, int], int] = lambda param, own: own,
 ) -> None:
     """Write a checkpoint.
 
@@ -27,6 +28,7 @@ def write_universal(
         seed: of the values.
         missing: what of it is missing: the last folder, its weight, one of its elements, or
             nothing if it is empty.
+        seed_of: seed of the values of a parameter, from that of its place.
     """
     (folder / "zero").mkdir()
     options = [{key: row[key] for key in row if key != "params"} for row in groups]
@@ -40,7 +42,8 @@ def write_universal(
         place = folder / "zero" / name
         place.mkdir()
         for number, kind in enumerate(kinds[1:] if lacks == "weight" else kinds):
-            values = filled((param.numel(),), torch.float32, "ordinary", seed + 3 * at + number)
+            own = seed_of(param, seed + 3 * at + number)
+            values = filled((param.numel(),), torch.float32, "ordinary", own)
             values = values.abs() if kind == "exp_avg_sq" else values
             torch.save({"param": values[lacks == "elements" :].clone()}, place / f"{kind}.pt")
         torch.save(seed % 1000, place / "step.pt")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
+from twinstep.parity.sequences.fills import is_hit
 from twinstep.parity.sequences.observe import Observation, Places, Walk
 
 Value = bool | int | float | str
@@ -47,6 +49,16 @@ def nothing() -> None:
     """Do nothing."""
 
 
+class OnRank(Protocol):
+    """A simulated rank, as far as values depend on it."""
+
+    def seed_of(self, param: Tensor, seed: int, gradient: bool) -> int:
+        """Seed of values of the piece of a parameter that this rank holds."""
+
+    def is_hit(self, param: Tensor, seed: int) -> bool:
+        """True if an overflow hits this rank's piece of a parameter."""
+
+
 @dataclass
 class World:
     """State that a sequence of actions works on.
@@ -64,6 +76,7 @@ class World:
         more: anything that rules of a certain class want to keep; it is observed like the rest.
         places: of the tensors of parameters and optimizer at the last observation.
         updating: to be called right before parameters are updated, gradients being final.
+        rank: that this side is on; None for one that is alone.
     """
 
     cls: Callable[..., object]
@@ -78,6 +91,23 @@ class World:
     more: dict[str, object] = field(default_factory=dict)
     places: Places = field(default_factory=dict)
     updating: Callable[[], None] = nothing
+    rank: OnRank | None = None
+
+    def seed_of(self, index: int, seed: int, *, gradient: bool = True) -> int:
+        """Seed of values of the parameter of a number; 0, the plain one, for all of seed 0."""
+        own = seed + index if seed else 0
+        if self.rank is None or not own:
+            return own
+        return self.rank.seed_of(self.params[index], own, gradient)
+
+    def is_hit(self, index: int, seed: int) -> bool:
+        """True if an overflow hits the gradient of the parameter of a number."""
+        hit = is_hit(index, len(self.params), seed)
+        return hit and (self.rank is None or self.rank.is_hit(self.params[index], seed))
+
+    def regime_at(self, regime: str, index: int, seed: int) -> str:
+        """The regime of one parameter's gradient; an overflow need not be in all of them."""
+        return "ordinary" if regime == "planted" and not self.is_hit(index, seed) else regime
 
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:

@@ -29,6 +29,7 @@ from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twi
 SEQUENCES = settings().max_examples if LONG else 150
 # For twins whose other dtypes are judged already, and those with little inside.
 FEW = 240 if LONG else 24
+OVER_RANKS = 200 if LONG else 2
 OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
 SCALERS = ("DynamicLossScale", "StaticLossScale")
 SEED = SystemRandom().randrange(2**31) if LONG else 1
@@ -49,10 +50,12 @@ def test_ours_keeps_step_with_the_reference(ours: dict[str, Twin], name: str, dt
     if LONG and isinstance(twin.rules, FP16Rules):
         twin = replace(twin, rules=type(twin.rules)(wide=True))
     many = name in OPTIMIZERS and dtype != "mixed"
-    effort = TwinEffort(sequences=SEQUENCES if many else FEW, seed=SEED, repros=None)
+    count = SEQUENCES if many else FEW
+    effort = TwinEffort(sequences=count, over_ranks=OVER_RANKS, seed=SEED, repros=None)
     cell = judge_twin(twin, dtype, twin_engine(twin), effort)
     assert cell.status is Status.PASSED, cell.failure
-    assert cell.sequences == effort.sequences
+    assert cell.over_ranks == OVER_RANKS * (twin.over_ranks() is not None)
+    assert cell.sequences == count + cell.over_ranks
     # Twelve actions and the construction, or a motif and half as many; few are long.
     assert abs(cell.calls / cell.sequences - 13) < 3
 
@@ -69,11 +72,11 @@ def test_a_wrapper_may_be_built_of_every_combination() -> None:
 def test_the_table_and_the_json_count_sequences_and_actions(ours: dict[str, Twin]) -> None:
     twin = ours["fast.FusedAdam"]
     key = twin_key(twin, "bf16", twin_engine(twin))
-    cell = Cell(key=key, status=Status.PASSED, sequences=150, calls=1951)
+    cell = Cell(key=key, status=Status.PASSED, sequences=150, over_ranks=25, calls=1951)
     ledger = Ledger(declared=(key,), cells={key: cell})
     told = StringIO()
     print_table(Console(file=told, width=80), ledger, verbose=True)
     assert re.search(r"fast\.FusedAdam +\w+ +bf16 +1 +150", told.getvalue())
-    assert "150 sequences, 1951 actions" in told.getvalue()
+    assert "150 sequences, 25 of them over ranks, 1951 actions" in told.getvalue()
     row = json.loads(as_json(ledger, 1.0))["cells"][0]
-    assert (row["sequences"], row["calls"]) == (150, 1951)
+    assert (row["sequences"], row["over_ranks"], row["calls"]) == (150, 25, 1951)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.judge import EACH, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
 
 Cls = TypeVar("Cls")
@@ -25,6 +25,7 @@ class Optimizer:
         private: attributes that are its own business.
         flat: its state may be views of one buffer.
         bugs: rows of docs/reference/bugs.md that it replants.
+        over_ranks: its fault shows over ranks alone.
     """
 
     cls: type
@@ -35,6 +36,7 @@ class Optimizer:
     private: tuple[str, ...] = ()
     flat: bool = False
     bugs: tuple[str, ...] = ()
+    over_ranks: bool = False
 
     @property
     def name(self) -> str:
@@ -74,7 +76,15 @@ def twin_of(row: Optimizer) -> Twin:
 
 
 def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
-    """The failure text of a row, empty if it passes."""
+    """The failure text of a row, empty if it passes.
+
+    Args:
+        row: the class.
+        dtype: of the parameters.
+        sequences: as many as a run has on one rank; a fault over ranks gets those over ranks alone.
+    """
     twin = twin_of(row)
     effort = TwinEffort(sequences=sequences, shrink_runs=0, repros=None)
+    if row.over_ranks:
+        effort = replace(effort, sequences=1, over_ranks=sequences // EACH)
     return judge_twin(twin, dtype, twin_engine(twin), effort).failure

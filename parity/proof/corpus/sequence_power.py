@@ -7,7 +7,7 @@ from itertools import count
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.sequences.drive import run, sequence
-from twinstep.parity.sequences.judge import SEQUENCES
+from twinstep.parity.sequences.judge import EACH, SEQUENCES
 
 WANTED = 0.99
 
@@ -39,7 +39,8 @@ class Power:
 
         As if all were alike; motifs take turns, which makes a miss rarer still.
         """
-        return 1.0 - (1.0 - self.each) ** SEQUENCES
+        count = SEQUENCES // EACH if self.row.over_ranks else SEQUENCES
+        return 1.0 - (1.0 - self.each) ** count
 
     @property
     def enough(self) -> bool:
@@ -57,6 +58,8 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
         most: limit of sequences.
     """
     twin, noticed = twin_of(row), 0
+    if row.over_ranks:
+        twin = twin.over_ranks() or twin
     for number in count():
         if noticed == enough or number == most:
             return Power(row, dtype, noticed, number)

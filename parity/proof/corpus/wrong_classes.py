@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinstep.parity.proof.corpus.wrong_by_situation import WRONG_BY_SITUATION
 from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
+from twinstep.parity.proof.corpus.wrong_over_ranks import WRONG_OVER_RANKS
 from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
 
-WRONG_CLASSES = (*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_WRAPPERS)
+WRONG_CLASSES = (*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_WRAPPERS, *WRONG_OVER_RANKS)

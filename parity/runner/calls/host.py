@@ -42,9 +42,10 @@ from twinstep.parity.runner.calls.process_state import Functions, ProcessState
 from twinstep.parity.runner.interpreter import remarks
 from twinstep.parity.runner.load_file import import_file, source_of
 from twinstep.parity.sequences.contracts import Place
-from twinstep.parity.sequences.drive import Side
+from twinstep.parity.sequences.drive import Side, on_all_ranks
 from twinstep.parity.sequences.judge import launches_triton
 from twinstep.parity.sequences.observe import Leaf, Observation
+from twinstep.parity.sequences.over_ranks.drive import WorldRun
 from twinstep.parity.sequences.registry import RULES, Twin, twins
 from twinstep.parity.sequences.world import Act
 
@@ -155,6 +156,24 @@ class _Host:
                 raise CannotRun(reason)
         return side.built, dict.fromkeys(side.outcome), side.says
 
+    def over_ranks(
+        self, name: str, engine: str, dtype: str, device: str, acts: tuple[Act, ...]
+    ) -> WorldRun:
+        """Carry out actions on all ranks of a world."""
+        twin = next(row for row in twins() if row.name == name).over_ranks()
+        assert twin is not None
+        state = ProcessState()
+        with running(engine_named(engine)):
+            found = on_all_ranks(twin.subject, twin, dtype, device, acts)
+        for reason in filter(None, map(unable, found.errors)):
+            raise CannotRun(reason)
+        for rows in found.ranks:
+            for changed in list(state.changes())[:1]:
+                last = rows.pop()
+                leaves = {**last.leaves, "process": Leaf(changed)}
+                rows.append(replace(last, leaves=leaves))
+        return replace(found, errors=[])
+
     def seen(self) -> Observation:
         """All that can be seen of the class now."""
         found = cast(Side, self.side).seen(cast(Twin, self.twin))
@@ -203,6 +222,7 @@ def serve(
         "call": host.call,
         "drive": host.drive,
         "act": host.act,
+        "over ranks": host.over_ranks,
         "seen": host.seen,
         "read": host.read,
         "write": host.write,

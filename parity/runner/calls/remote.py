@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,8 +19,8 @@ from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Made, work_of
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.sequences.contracts import Place
-from twinstep.parity.sequences.drive import Sides
 from twinstep.parity.sequences.observe import Observation
+from twinstep.parity.sequences.over_ranks.drive import PATIENCE, WorldRun
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act
 
@@ -80,16 +81,6 @@ class RemoteSide:
     outcome: dict[str, object] = field(default_factory=dict)
     says: str = ""
 
-    @classmethod
-    def maker(cls, subject: Subject, engine: Engine, seconds: float) -> Sides:
-        """A function that starts a side anew."""
-
-        def start(twin: Twin, dtype: str, device: str) -> RemoteSide:
-            subject.ask("drive", twin.name, engine.name, dtype, device, seconds=seconds)
-            return cls(subject, seconds)
-
-        return start
-
     def carry_out(self, act: Act) -> None:
         """Carry out one action."""
         reply = self.subject.ask("act", act, seconds=self.seconds)
@@ -109,3 +100,31 @@ class RemoteSide:
     def write(self, place: Place, value: Tensor) -> None:
         """Overwrite the tensor at a place."""
         self.subject.ask("write", place, value, seconds=self.seconds)
+
+
+@dataclass(frozen=True)
+class RemoteSides:
+    """Maker of sides in a class's own process.
+
+    Attributes:
+        subject: the process.
+        engine: where the class runs.
+        seconds: limit of one action.
+    """
+
+    subject: Subject
+    engine: Engine
+    seconds: float
+
+    def __call__(self, twin: Twin, dtype: str, device: str) -> RemoteSide:
+        """A side, begun anew."""
+        given = (twin.name, self.engine.name, dtype, device)
+        self.subject.ask("drive", *given, seconds=self.seconds)
+        return RemoteSide(self.subject, self.seconds)
+
+    def over_ranks(self, twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> WorldRun:
+        """The actions carried out on all ranks of a world."""
+        given = (twin.name, self.engine.name, dtype, device, tuple(acts))
+        # A rank that comes no further is given up by the others before that.
+        seconds = self.seconds + 2 * PATIENCE
+        return cast(WorldRun, self.subject.ask("over ranks", *given, seconds=seconds))

@@ -1,0 +1,1 @@
+"""Sequences over simulated ranks: worlds, parameters and process groups drawn with the actions."""

@@ -1,0 +1,230 @@
+"""Actions on a BF16 wrapper over ranks, which splits its masters over them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.actions import Motif, Step, action
+from twinstep.parity.sequences.bf16_rules import (
+    ACCUMULATION,
+    TURNS,
+    BF16Rules,
+    Entry,
+    optimizer_of,
+    wrapped,
+)
+from twinstep.parity.sequences.fills import Dice
+from twinstep.parity.sequences.over_ranks.model import (
+    GIVEN,
+    group_arguments,
+    has_experts,
+    names_of_experts,
+    parameters_over,
+)
+from twinstep.parity.sequences.over_ranks.place import EXPERT, REPLICAS, DrawnRank
+from twinstep.parity.sequences.over_ranks.rules import DRAWN, ONE_OF, OverRanks, chosen, place_of
+from twinstep.parity.sequences.parts import SEEDS, Group, like
+from twinstep.parity.sequences.universal import write_universal
+from twinstep.parity.sequences.world import Value, World
+
+GROUPS = (
+    *("dp_process_group", "mpu", "expert_groups", "expert_data_groups", "has_moe_layers"),
+    "allgather_bucket_size",
+)
+OVERFLOW, CLEAN = ("train", {"regime": "planted"}), ("train", {"regime": "ordinary"})
+UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
+MOTIFS: dict[str, Motif] = {
+    **{
+        f"overflows over {ranks}": (("build", {"ranks": ranks}), *(OVERFLOW, CLEAN) * 2)
+        for ranks in ("data 2", "tensor 2", "expert 2", "data 2, expert 2", "data 8")
+    },
+    **{
+        f"a norm over {ranks}": (("build", {"ranks": ranks, "clip": 0.05}), CLEAN, CLEAN)
+        for ranks in ("tensor 2", "expert 2", "data 2, tensor 2", "data 2, expert 2")
+    },
+    **{
+        f"a checkpoint over {ranks}": (
+            *(("build", {"ranks": ranks}), CLEAN, "save", CLEAN, "load", CLEAN),
+            *("resume", CLEAN, "recut", CLEAN),
+        )
+        for ranks in ("data 2", "expert 2", "data 2, expert 2", "data 3", "data 8")
+    },
+    **{
+        f"a universal checkpoint over {ranks}": (
+            *(("build", {"ranks": ranks}), CLEAN, UNIVERSAL, "save", CLEAN, CLEAN),
+        )
+        for ranks in ("data 2", "data 8", "tensor 2", "expert 2")
+    },
+    "experts without tokens": (
+        ("build", {"ranks": "data 2, expert 2"}),
+        *("fill", "forget", "update_hp_grads", "step") * 2,
+    ),
+    "one rank has other names": (
+        ("build", {"ranks": "data 2"}),
+        *(("construct_renamed", {"on": 1}),) * 2,
+    ),
+    "one rank is refused": ("construct_wrongly", CLEAN, "load_damaged", CLEAN, "load_damaged"),
+}
+
+
+class BF16OverRanks(OverRanks, BF16Rules):
+    """The same actions on all ranks, whose gradients are reduced before every step."""
+
+    motifs = MOTIFS
+
+    @action(
+        seed=SEEDS,
+        groups=(1, 1, 2, 3),
+        accumulation=("fp32", "bf16", "bf16"),
+        clip=(0.0, 0.7, 0.05, 30.0, -1.0),
+        norm=(2.0, 2.0, 1.0, float("inf")),
+        immediate=(False, False, True),
+        keep=(False, False, True),
+        given=GIVEN,
+        bucket=(5_000_000_000, 24, 100),
+        **DRAWN,
+    )
+    def build(  # type: ignore[override]
+        self, cls: Callable[..., object], dtype: str, device: str, rank: DrawnRank, **values: Value
+    ) -> World:
+        """Groups of shared parameters or of experts, some frozen, around a fresh optimizer."""
+        seed, rank.shares = int(values["seed"]), True
+        dice = Dice(seed)
+        given = str(values["given"])
+        experts = has_experts(rank, given)
+        groups, marked = list[Group](), list[Group]()
+        # The first group is of shared parameters, the last of experts if there are any.
+        for number in range(int(values["groups"]) + experts):
+            name = dice.pick(("", *names_of_experts(rank))) if experts and number else ""
+            if experts and number == int(values["groups"]):
+                name = dice.pick(names_of_experts(rank))
+            own = TURNS[number % 3] if dtype == "mixed" else dtype
+            row = parameters_over(dice, own, device, seed + 10 * number, rank, (name,))
+            marked.append({"moe": True, "name": name} if name else {})
+            groups.append({"params": row, **self.drawn_hyper(dice), **marked[-1]})
+        params = [param for group in groups for param in cast(list[Parameter], group["params"])]
+        for param in params[1:]:
+            param.requires_grad_(dice.pick((True, True, True, False)))
+        options: dict[str, object] = {
+            "grad_acc_dtype": ACCUMULATION[str(values["accumulation"])],
+            "clip_grad": values["clip"],
+            "norm_type": values["norm"],
+            "immediate_grad_update": values["immediate"],
+            "adam_w_mode": dice.pick((True, False)),
+            "keep": values["keep"],
+            "allgather_bucket_size": values["bucket"],
+            "dp_process_group": rank.group(*REPLICAS),
+            "has_moe_layers": experts,
+            **group_arguments(dice, rank, given),
+        }
+        return World(
+            cls=cls,
+            options=options,
+            params=params,
+            optimizer=wrapped(cls, groups, options),
+            device=torch.device(device),
+            more={
+                "dtype": dtype,
+                "groups": [len(cast(list[Tensor], group["params"])) for group in groups],
+                "marked": marked,
+            },
+            rank=rank,
+        )
+
+    def construct(self, world: World, wrong: Mapping[str, object]) -> None:
+        """Construct another one over copies of the parameters, with the same groups."""
+        given = {name: world.options[name] for name in GROUPS if name in world.options}
+        groups = self.copied_groups(world, [like(param) for param in world.params])
+        wrapped(world.cls, groups, {**given, **wrong})
+
+    @action(on=ONE_OF)
+    def construct_renamed(self, world: World, on: int) -> None:
+        """Try to construct one whose parameters have other names on one rank."""
+        copies = [like(param) for param in world.params]
+        word = "q" if chosen(world, on) else "p"
+        names = {param: f"{word}{at}" for at, param in enumerate(copies)}
+        given = {name: world.options[name] for name in GROUPS if name in world.options}
+        groups = self.copied_groups(world, copies)
+        wrapped(world.cls, groups, {**given, "param_names": names})
+
+    def step(self, world: World) -> object:
+        """Reduce gradients over ranks, then update once."""
+        self.reduced(world)
+        return super().step(world)
+
+    @action(often=2, drives=("get_grads_for_reduction",))
+    def reduce(self, world: World) -> object:  # type: ignore[override]
+        """Average the accumulators over ranks that hold the same."""
+        return self.reduced(world)
+
+    def reduced(self, world: World) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
+        """Average the accumulators over the ranks that hold the same."""
+        shared, experts = optimizer_of(world).get_grads_for_reduction()
+        place = place_of(world)
+        for axes, flats in ((REPLICAS, shared), (("data",), experts.get(EXPERT, []))):
+            for flat in flats:
+                dist.all_reduce(flat, dist.ReduceOp.AVG, group=place.group(*axes))
+        return shared, experts
+
+    def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
+        optimizer_of(world).load_state_dict(
+            self.entries(world, entry),
+            load_optimizer_states=states,
+            load_from_fp32_weights=masters,
+        )
+
+    def entries(self, world: World, entry: Entry) -> Sequence[Entry]:
+        """Entries of all ranks that masters are split over."""
+        group = cast("dist.ProcessGroup | None", world.options["dp_process_group"])
+        given = place_of(world).exchange(copy.deepcopy(entry))
+        numbers = [] if group is None else dist.get_process_group_ranks(group)
+        own = place_of(world).number
+        return [
+            entry if number == own else copy.deepcopy(given[number]) for number in numbers or [own]
+        ]
+
+    @action(drives=("load_state_dict",), seed=SEEDS)
+    def recut(self, world: World, seed: int) -> None:
+        """Save now; load into an instance that is split over all ranks if this one is not."""
+        if world.options["has_moe_layers"]:
+            return
+        self.save(world)
+        given = self.entries(world, self._read(world))
+        whole = world.options["dp_process_group"] is None
+        replicas = place_of(world).group(*REPLICAS)
+        world.options["dp_process_group"] = replicas if whole else None
+        self.made_anew(world, seed)
+        optimizer_of(world).load_state_dict(given, load_from_fp32_weights=True)
+
+    @action(
+        drives=("load_state_dict",),
+        seed=SEEDS,
+        states=(True, False),
+        missing=("", "", "folder", "weight", "elements"),
+        on=ONE_OF,
+    )
+    def load_universal(  # type: ignore[override]
+        self, world: World, seed: int, states: bool, missing: str, on: int
+    ) -> None:
+        """Load a universal checkpoint, or try to where a part is missing on one rank or on all."""
+        place = place_of(world)
+        rows = [(f"p{at}", param) for at, param in enumerate(world.params)]
+        lacks = missing if chosen(world, on) else ""
+        groups = optimizer_of(world).param_groups
+        with TemporaryDirectory() as folder:
+            write_universal(
+                Path(folder), rows, groups, seed, lacks,
+                lambda param, own: place.seed_of(param, own, False),
+            )  # fmt: skip
+            optimizer_of(world).load_state_dict(
+                [], checkpoint_folder=Path(folder), load_optimizer_states=states
+            )

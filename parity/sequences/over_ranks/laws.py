@@ -1,0 +1,67 @@
+"""Laws that a reference keeps over ranks: copies are equal, facts are agreed, refusals are shared.
+
+Both sides share some code, which a comparison of one with the other cannot judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twinstep.parity.sequences.observe import differing
+from twinstep.parity.sequences.over_ranks.drive import Seen, WorldRun
+from twinstep.parity.sequences.over_ranks.place import place_text, places_of
+from twinstep.parity.sequences.over_ranks.rules import ALL
+from twinstep.parity.sequences.world import Act
+
+AGREED = "more.readings"
+RENAMED = "construct_renamed"
+
+
+def broken_law(acts: Sequence[Act], run: WorldRun) -> str:
+    """The first law that is broken, in a sentence with rank and action; empty if all are kept.
+
+    Args:
+        acts: what was done.
+        run: of a reference, which came to its end.
+    """
+    places, sizes = places_of(str(acts[0].values["ranks"]))
+    names = [place_text(number, at, sizes) for number, at in enumerate(places)]
+    built = not any(rows[0].raised for rows in run.ranks)
+    split = sizes["data"] * sizes["expert"] > 1
+    # In another order, tensor-parallel ranks add up gradients of their copies each in its own.
+    exact = acts[0].values["order"] == "ranks"
+    apart = [0 if exact else place["tensor"] for place in places]
+    for at, act in enumerate(acts if built else ()):
+        split = split and act.name != "recut"
+        rows = [ranks[at] for ranks in run.ranks]
+        says = _not_refused(act, rows, split) or _of_copies(rows, names, apart)
+        if says:
+            return f"{says} after {act}"
+    return ""
+
+
+def _not_refused(act: Act, rows: Sequence[Seen], split: bool) -> str:
+    """Ranks that share masters refuse parameters of other names."""
+    if act.name != RENAMED or act.values["on"] == ALL or not split:
+        return ""
+    lenient = [number for number, row in enumerate(rows) if not row.raised]
+    return f"rank {lenient[0]} takes other names of parameters on one rank" if lenient else ""
+
+
+def _of_copies(rows: Sequence[Seen], names: Sequence[str], apart: Sequence[int]) -> str:
+    """Ranks agree on readings, and those that hold the same piece of a parameter on its bits."""
+    first: dict[tuple[str, int, int], int] = {}
+    for number, row in enumerate(rows):
+        for path, leaf in row.leaves.items():
+            if not (path.startswith(AGREED) or path in row.pieces):
+                continue
+            weight = path in row.pieces
+            key = (path, row.pieces[path], apart[number]) if weight else (path, 0, 0)
+            other = first.setdefault(key, number)
+            there = rows[other].leaves.get(path)
+            alike = there is not None and there.says.split(",")[0] == leaf.says.split(",")[0]
+            if there is not None and there.tensor is not None and leaf.tensor is not None:
+                alike = alike and not bool(differing(leaf.tensor, there.tensor).any())
+            if not alike:
+                return f"{names[number]} and {names[other]} have another {path}"
+    return ""

@@ -1,0 +1,174 @@
+"""Sequences over simulated ranks: worlds are drawn, the right pass, sentences name the rank."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.profile import LONG
+from twinstep.contract.parallel import groups_given
+from twinstep.parity.proof.corpus.harmless_over_ranks import HARMLESS_OVER_RANKS
+from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
+from twinstep.parity.records.ledger import Cell, Status
+from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.sequences.bf16_rules import BF16Rules
+from twinstep.parity.sequences.drive import on_all_ranks, run, sequence
+from twinstep.parity.sequences.fp16_rules import FP16Rules
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.over_ranks.compare import groups_clause
+from twinstep.parity.sequences.over_ranks.laws import broken_law
+from twinstep.parity.sequences.over_ranks.place import WORLDS, axes_of
+from twinstep.parity.sequences.parts import RANKS
+from twinstep.parity.sequences.registry import REFERENCES, RULES, Twin, ranked
+
+WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "adding-an-optimizer.md"
+
+
+def pair(reference: str) -> Twin:
+    """A reference against itself, over ranks."""
+    cls = type("Same", (REFERENCES[reference],), {})
+    found = twin_of(Optimizer(cls=cls, says="", reference=reference)).over_ranks()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_reference_keeps_its_laws_and_is_given_every_group(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also every argument that rules on one rank exempt for the sake of these sequences."""
+    twin, passed, worlds, actions = pair(name), set[str](), Counter[str](), set[str]()
+    groups = 0
+    plain: Any = vars(REFERENCES[name])["__init__"]
+
+    def spying(self: object, inside: object, **named: Any) -> None:
+        nonlocal groups
+        passed.update(named)
+        groups += len(groups_given(named))
+        plain(self, inside, **named)
+
+    monkeypatch.setattr(twin.reference, "__init__", spying)
+    for number in range(200 if LONG else 12):
+        acts = sequence(twin.rules, 3, "bf16", number)
+        assert acts == sequence(twin.rules, 3, "bf16", number)
+        found = on_all_ranks(twin.reference, twin, "bf16", "cpu", acts)
+        assert not found.stopped
+        assert broken_law(acts, found) == ""
+        assert all(len(rows) == len(acts) for rows in found.ranks)
+        worlds[str(acts[0].values["ranks"])] += 1
+        actions |= {act.name for act in acts}
+    base = RULES[REFERENCES[name]]
+    assert {key for key, reason in base.exempt.items() if reason == RANKS} <= passed
+    assert groups > 10
+    assert len(worlds) >= (len(WORLDS) if LONG else 4)
+    assert "forget" in actions
+
+
+@pytest.mark.parametrize("row", HARMLESS_OVER_RANKS, ids=lambda row: row.name)
+def test_other_messages_with_the_same_results_pass(row: Optimizer) -> None:
+    for dtype in row.dtypes:
+        assert judged_optimizer(row, dtype, 400 if LONG else 30) == ""
+
+
+def test_rules_of_a_user_keep_their_own_actions_over_ranks() -> None:
+    class Own(FP16Rules):
+        exempt = {**FP16Rules.exempt, "later": "no part of it"}
+
+        def report(self, world: object) -> None:
+            """No action any more."""
+
+    rules = ranked(Own())
+    assert isinstance(rules, Own)
+    assert "later" in rules.exempt
+    assert "report" not in rules.actions()
+    assert ranked(RULES[REFERENCES["FusedAdam"]]) is None
+
+
+def test_worlds_are_counted_round_their_axes() -> None:
+    assert axes_of("data 2, tensor 3") == {"data": 2, "expert": 1, "tensor": 3}
+    sizes = {text: axes_of(text) for text in WORLDS}
+    assert {1, 2, 3, 4, 8} <= {s["data"] * s["expert"] * s["tensor"] for s in sizes.values()}
+
+
+def test_the_first_group_that_is_used_otherwise_is_named() -> None:
+    want = (("group a of ranks 0, 1", "all_reduce(MAX)"), ("group b of ranks 1, 2", "broadcast"))
+    assert groups_clause(want, want).startswith("both called the same over a of ranks 0, 1 and b")
+    assert groups_clause(want[:1], want) == (
+        "over group b of ranks 1, 2 the class called nothing, the reference broadcast"
+    )
+
+
+def hangs(self: Any) -> None:
+    """Call a collective on the first rank alone."""
+    group = self.groups[0].process_group
+    if group is not None and group.rank() == 0:
+        group.barrier().wait()
+
+
+def test_ranks_that_do_not_meet_are_told_of_in_one_sentence() -> None:
+    cls = type("Waits", (REFERENCES["BF16Optimizer"],), {"destroy": hangs})
+    claims = {"reference": "BF16Optimizer", "dtypes": ("bf16",), "over_ranks": True}
+    row = Optimizer(cls=cls, says="", **claims)  # type: ignore[arg-type]
+    failure = judged_optimizer(row, "bf16", 400)
+    assert "rank 0 (" in failure
+    assert "waits for a collective that other ranks do not call in destroy()" in failure
+    assert re.search(r"got +(the action has ended here, but )?rank \d", failure), failure
+
+
+def checked(text: str, folder: Path, over_ranks: int = 31) -> Cell:
+    """A user's file, driven over ranks."""
+    file = folder / "my_wrapper.py"
+    file.write_text(text)
+    twin = load_file(str(file)).twins[0]
+    effort = TwinEffort(sequences=1, over_ranks=over_ranks, repros=str(folder))
+    return judge_twin(twin, "fp16", twin_engine(twin), effort)
+
+
+def test_the_page_tells_what_becomes_of_its_wrapper(tmp_path: Path) -> None:
+    """Right as it stands; wrong, with the sentence of the page, where it asks one group alone."""
+    page = PAGE.read_text()
+    text = re.findall(r"```py\n# my_wrapper.py\n(.*?)```", page, re.DOTALL)[0]
+    right = checked(text, tmp_path, 6)
+    assert right.status is Status.PASSED, right.failure
+    assert right.over_ranks == 6
+    wrong = text.replace("self.engine, experts):", "self.engine, experts)[:1]:")
+    assert wrong != text
+    cell = checked(wrong, tmp_path)
+    assert cell.status is Status.FAILED
+    assert cell.failure.splitlines()[0] in page
+    assert 0 < cell.over_ranks <= cell.sequences
+    again = subprocess.run([sys.executable, cell.repro], capture_output=True, text=True)
+    assert again.returncode == 1, again.stdout + again.stderr
+    (tmp_path / "my_wrapper.py").write_text(text)
+    mended = subprocess.run([sys.executable, cell.repro], capture_output=True, text=True)
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+
+
+def test_the_same_sequence_over_ranks_fails_alike_twice() -> None:
+    cls = type("Forgets", (REFERENCES["BF16Optimizer"],), {"_gather": lambda self: None})
+    twin = twin_of(Optimizer(cls=cls, says="", reference="BF16Optimizer")).over_ranks()
+    assert twin is not None
+    rows = (sequence(twin.rules, 0, "bf16", number) for number in range(30))
+    acts = next(acts for acts in rows if run(twin, "bf16", "cpu", acts))
+    first, second = (run(twin, "bf16", "cpu", acts) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first.over is not None
+    assert second.over is not None
+    assert (first.at, first.difference) == (second.at, second.difference)
+    assert (first.over.who, first.over.groups) == (second.over.who, second.over.groups)
+
+
+def test_rules_over_ranks_are_found_for_every_wrapper() -> None:
+    for base in (FP16Rules, BF16Rules):
+        rules = ranked(base())
+        assert rules is not None
+        assert inspect.signature(type(rules).build).parameters["rank"]
