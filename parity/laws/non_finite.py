@@ -1,8 +1,9 @@
 """Non-finite and huge values end where the reference says: +inf, -inf, NaNs, the largest finite.
 
 Each kind is planted at the first element of the first tensor, NaN also at the last of the last and
--inf in the middle, so that every dtype group and every tail sees one, alone; then a whole tensor of
-them, and a whole tensor of the largest finite number under the smallest and largest multiplier.
+-inf in the middle, so that every dtype group and every tail sees one, alone; an infinity before and
+behind a NaN; then a whole tensor of them, and a whole tensor of the largest finite number under the
+smallest and largest multiplier.
 
 Real bugs: an overflow test of the sum instead of the elements (deepspeedai/DeepSpeed#8325); inf
 times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group that clears the flag
@@ -59,6 +60,9 @@ def placed(case: Case) -> Iterator[Case]:
             some = ("NaN",) if index == full[-1] else ("-inf",)
             for kind in every if (index, place) == (full[0], 0) else some:
                 yield plant(case, name, index, place, kind)
+        ends = min(positions), max(positions)
+        for one, other in (ends, ends[::-1]):
+            yield plant(plant(case, name, *one, "+inf"), name, *other, "NaN")
         largest = max(full, key=lambda index: tensors[index].numel())
         yield from crowds(case, name, largest)
 

@@ -23,7 +23,7 @@ from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act, OnRank, World, nothing, observe
 
 # One sequence in EVERY takes LONG steps, one in CROWDED has a crowd of parameters.
-EVERY, LONG, CROWDED = 50, 64, 30
+EVERY, LONG, CROWDED = 50, 64, 25
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 

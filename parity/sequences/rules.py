@@ -36,6 +36,11 @@ TWO_ALIKE = ("build", {"groups": 2, "alike": True})
 OVERFLOW = ("train", {"regime": "planted"})
 CLEAR = ("zero_grad", {"how": "as it is"})
 FREEZE = ("freeze", {"trained": False})
+HOOKS = tuple(
+    f"register_{what}_{when}_hook"
+    for what in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
 
 
 def last_of_a_correction(step: Step) -> Motif:
@@ -242,6 +247,13 @@ class OptimizerRules(Rules):
             value = torch.tensor(value, dtype=torch.float64)
         groups[group % len(groups)][name] = value
 
+    @action(group=range(4), bits=(4, 6, 8, 10))
+    def lower_rate(self, world: World, group: int, bits: int) -> None:
+        """Lower the learning rate of one group by little, as a schedule does."""
+        groups = world.torch_optimizer.param_groups
+        if "lr" in self.hyper:
+            groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
+
     @action(kind=("lambda", "cyclic", "onecycle"))
     def start_scheduler(self, world: World, kind: str) -> None:
         """Put a learning-rate scheduler on; the last two cycle momentum or beta1 as well."""
@@ -372,26 +384,13 @@ class OptimizerRules(Rules):
         world.optimizer, world.params = copied
         world.scheduler = None
 
-    @action(
-        drives=(
-            "register_step_pre_hook",
-            "register_step_post_hook",
-            "register_state_dict_pre_hook",
-            "register_state_dict_post_hook",
-            "register_load_state_dict_pre_hook",
-            "register_load_state_dict_post_hook",
-        )
-    )
+    @action(drives=HOOKS)
     def watch(self, world: World) -> None:
         """Register every kind of hook; their arguments and order are compared."""
-        optimizer, events = world.torch_optimizer, world.events
+        events = world.events
 
         def told(what: str) -> Callable[..., None]:
             return lambda *given: events.append(f"{what} with {len(given)} arguments")
 
-        optimizer.register_step_pre_hook(told("step begins"))
-        optimizer.register_step_post_hook(told("step ends"))
-        optimizer.register_state_dict_pre_hook(told("state_dict begins"))
-        optimizer.register_state_dict_post_hook(told("state_dict ends"))
-        optimizer.register_load_state_dict_pre_hook(told("load begins"))
-        optimizer.register_load_state_dict_post_hook(told("load ends"))
+        for name in HOOKS:
+            getattr(world.torch_optimizer, name)(told(name))

@@ -85,7 +85,7 @@ RUNS: dict[str, Callable[[int, Path], Numbers]] = {
 
 
 def sharded(
-    rank: Rank, inside: Callable[..., torch.optim.Optimizer], **options: Any
+    rank: Rank, inside: Callable[..., torch.optim.Optimizer], **options: object
 ) -> tuple[Sums, ZeroOptimizer]:
     """The same weights around the reference, on one of two simulated ranks."""
     model = Sums(SIZES)
@@ -124,7 +124,7 @@ def our_view(compat: Compat) -> Numbers:
 def our_file(compat: Compat) -> Numbers:
     """The first element of each weight in a checkpoint of the reference, which is by parameter."""
 
-    def run(rank: Rank) -> list[Any]:
+    def run(rank: Rank) -> list[tuple[str, float]]:
         adam = partial(torch.optim.AdamW, lr=0.0)
         model, optimizer = sharded(rank, adam, round_robin_gradients=True, compat=compat)
         optimizer.backward(model(1.0, len(SIZES)))

@@ -64,6 +64,16 @@ MOTIFS: dict[str, Motif] = {
         )
         for ranks in ("data 2", "data 8", "tensor 2", "expert 2")
     },
+    **{
+        f"a gather in pieces over {ranks}": (("build", {"ranks": ranks, "bucket": 24}), CLEAN)
+        for ranks in ("data 2", "data 3", "data 2, tensor 2")
+    },
+    **{
+        f"padding alone over {ranks}": (
+            *(("build", {"ranks": ranks, "groups": 1}), CLEAN, UNIVERSAL, CLEAN, UNIVERSAL),
+        )
+        for ranks in ("data 3", "data 4", "data 8")
+    },
     "experts without tokens": (
         ("build", {"ranks": "data 2, expert 2"}),
         *("fill", "forget", "update_hp_grads", "step") * 2,
