@@ -88,9 +88,9 @@ LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
 # Beside it in a list where large tensors are quick: whole chunks of any usual size.
 WHOLE = 3 * 2**18
 PERIOD = 4093
-# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes.
+# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Not where a
+# launch is slow: a kernel may have one for each tensor.
 NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
-NUMEROUS_WHERE_SLOW = Range(low=321, high=640)
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)
 ALONE: Mapping[str, Value] = {}
