@@ -85,10 +85,12 @@ LARGE = (
     Range(low=2**18, high=2**20),
 )
 LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
+# Beside it in a list where large tensors are quick: whole chunks of any usual size.
+WHOLE = 3 * 2**18
 PERIOD = 4093
-# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes.
+# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Not where a
+# launch is slow: a kernel may have one for each tensor.
 NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
-NUMEROUS_WHERE_SLOW = Range(low=321, high=640)
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)
 ALONE: Mapping[str, Value] = {}
@@ -328,9 +330,10 @@ def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
         sizes: elements of the large tensor.
     """
     size = int(sizes.at(random.Random(recipe.seed).random()))
+    beside = () if sizes is LARGE_WHERE_SLOW else (WHOLE,)
     return replace(
         recipe,
-        sizes=(size,) if recipe.layout == "flat" else (5, size, 33),
+        sizes=(size,) if recipe.layout == "flat" else (5, size, *beside, 33),
         regime="mixture",
         controls={row.name: row.values[0] for row in operation.controls},
         period=PERIOD,

@@ -164,6 +164,14 @@ CLIPPED: Settings = {"max_norm": 1.0, "scale": 65536.0}
 UNSCALED_CLIPPED: Settings = {"max_norm": 1.0, "scale": 1.0}
 # Overflow at the floor with nothing left of the hysteresis: raised, or silent.
 AT_FLOOR: Settings = {"scale": 1.0, "min_scale": 1.0, "cur_hysteresis": 1, "exhausted": 0}
+# The next scale is a float64, and no fp32 number.
+AT_CEILING: Settings = {
+    "scale": 2.0**127,
+    "growth_factor": 4.0,
+    "growth_tracker": 2,
+    "growth_interval": 3,
+    "found_inf": 0.0,
+}
 DYNAMIC: Settings = {
     "scale": 65536.0,
     "scale_factor": 2.0,

@@ -231,4 +231,5 @@ UPDATE_SCALE_TORCH = Operation(
     laws=arguments.SCALER_LAWS,
     layouts=(),
     bound=Bound.EXACT,
+    together=(controls.AT_CEILING,),
 )

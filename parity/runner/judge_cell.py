@@ -15,7 +15,6 @@ from twinstep.parity.cases.covering import (
     LARGE,
     LARGE_WHERE_SLOW,
     NUMEROUS,
-    NUMEROUS_WHERE_SLOW,
     covering_recipes,
     crowd,
     diminished,
@@ -248,9 +247,8 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")
-        if "list" in kernel.layouts:
-            counts = NUMEROUS[turn] if quick else NUMEROUS_WHERE_SLOW
-            yield crowd(kernel.operation, recipes[-1], counts)
+        if quick and "list" in kernel.layouts:
+            yield crowd(kernel.operation, recipes[-1], NUMEROUS[turn])
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:

@@ -206,9 +206,12 @@ class OptimizerRules(Rules):
         missing=(0, 0, 0, *range(8)),
     )
     def train(self, world: World, seed: int, regime: str, missing: int) -> object:
-        """New gradients by bit pattern, then one update."""
+        """New gradients by bit pattern, then one update; half of the time under no_grad."""
         self.fill(world, seed, regime, missing)
-        return self.step(world)
+        with torch.set_grad_enabled(seed % 2 == 0):
+            loss = self.step(world)
+            world.events.append(f"gradients {torch.is_grad_enabled()} behind a step")
+        return loss
 
     @action(often=5, drives=("step",))
     def step(self, world: World) -> object:

@@ -26,7 +26,6 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 TABLE = 110
-BYTE = 256
 STAGE = 32
 MARK = "noted"
 GRADIENTS: list[Tensor] = []
@@ -108,15 +107,12 @@ def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
 
 
 @adamw(component="sizes", law="boundary_sizes")
-def tensors_numbered_by_a_byte(call: AdamCall) -> None:
-    """The number of a tensor is a byte: the 257th reads the gradient of the first."""
-    grads = call.grads
-    near = [grads[i % BYTE].reshape(-1)[: g.numel()] for i, g in enumerate(grads)]
-    same = [
-        n.reshape(g.shape) if n.numel() == g.numel() else g
-        for n, g in zip(near, grads, strict=True)
-    ]
-    step(replace(call, grads=same))
+def end_of_two_blocks_left(call: AdamCall) -> None:
+    """Of 16,385 to 32,767 elements, which are two blocks, the last is not updated."""
+    kept = [(p, p.view(-1)[-1:].clone()) for p in call.params if 2**14 < p.numel() < 2**15]
+    step(call)
+    for tensor, old in kept:
+        tensor.view(-1)[-1:] = old
 
 
 @adamw(component="layout", law="alignment")
