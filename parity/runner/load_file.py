@@ -6,7 +6,9 @@ import importlib.util
 import sys
 import traceback
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from twinstep.parity.operations.triton_names import taken_names
 from twinstep.parity.records.errors import UsageError
@@ -44,6 +46,15 @@ def load_file(path: str) -> Loaded:
     return Loaded(given, [replace(twin, source=source_of(path)) for twin in classes], remarks)
 
 
+class _Source(SourceFileLoader):
+    """Source alone: bytecode of a file as long, saved in the same second, would be taken for it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file as it is now."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def source_of(path: str) -> str:
     """The file as a stand-alone repro names it."""
     return str(Path(path).resolve())
@@ -58,15 +69,17 @@ def import_file(path: str) -> list[str]:
     file, before = Path(path), len(registered())
     if not file.is_file():
         raise UsageError(f"{path} does not exist, but should be a Python file [parity check]")
-    spec = importlib.util.spec_from_file_location(MODULE, file.resolve())
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise UsageError(f"{path} is not a Python file; its name should end with .py")
+    loader = _Source(MODULE, str(file.resolve()))
+    spec = importlib.util.spec_from_loader(MODULE, loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     try:
         # A file may import its neighbours, as when it is run by itself.
         sys.path.insert(0, str(file.resolve().parent))
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except UsageError:
         raise
     except SyntaxError as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from twinstep.parity.laws import LAWS
@@ -36,7 +39,7 @@ def judged(folder: Path, law: str, body: str = RIGHT, flag: str = FLAG) -> Cell:
     file = folder / "kernel.py"
     file.write_text(UNSCALE.format(body=body, flag=flag))
     (kernel,) = load_file(str(file)).kernels
-    effort = Effort(examples=48, repros=None, shrink_seconds=1.0)
+    effort = Effort(examples=48, repros=None, shrink_seconds=60.0)
     cell = judge_cell(kernel, "fp16", LAWS[law], engine_named("cpu"), effort)
     assert cell.status is Status.FAILED
     return cell
@@ -152,3 +155,16 @@ def test_a_failing_class_is_told_by_its_kind_of_fault_and_by_what_was_built(tmp_
         assert f"breaks `sequences` ({twin.name}): " in cell.failure
         assert "  built    params bfloat16 " in cell.failure
         assert " lr=" in cell.failure
+
+
+def test_a_file_saved_again_in_the_same_second_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file, names = tmp_path / "kernel.py", []
+    for name in ("this", "that"):
+        file.write_text(UNSCALE.replace("mine", name).format(body=RIGHT, flag=FLAG))
+        os.utime(file, (1e9, 1e9))
+        (kernel,) = load_file(str(file)).kernels
+        names.append(kernel.name)
+    assert names == ["this", "that"]
