@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from twinstep.parity.sequences.parts import (
     SELDOM,
     Group,
     backward_twice,
+    curved,
     left_out,
     like,
     optimizers_of,
@@ -39,6 +40,14 @@ NUMBERS = range(12)
 UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 TURNS = ("bf16", "fp32", "fp16")
 ACCUMULATION = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Arguments of `build` that are options of the constructor.
+OPTIONS: dict[str, Any] = {
+    "accumulation": ("fp32", "bf16", "bf16"),
+    "clip": (0.0, 0.7, 0.05, 30.0, -1.0),
+    "norm": (2.0, 2.0, 1.0, float("inf")),
+    "immediate": (False, False, True),
+    "keep": (False, False, True),
+}
 Entry = dict[str, object]
 
 
@@ -124,11 +133,7 @@ class BF16Rules(OptimizerRules):
     @action(
         seed=SEEDS,
         groups=(1, 1, 2, 3),
-        accumulation=("fp32", "bf16", "bf16"),
-        clip=(0.0, 0.7, 0.05, 30.0, -1.0),
-        norm=(2.0, 2.0, 1.0, float("inf")),
-        immediate=(False, False, True),
-        keep=(False, False, True),
+        **OPTIONS,
         alike=(False, False, True),
         omitted=(False, False, True),
         crowd=SELDOM,
@@ -147,14 +152,7 @@ class BF16Rules(OptimizerRules):
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params[1:]:
             param.requires_grad_(dice.pick((True, True, True, False)))
-        options: dict[str, object] = {
-            "grad_acc_dtype": ACCUMULATION[str(values["accumulation"])],
-            "clip_grad": values["clip"],
-            "norm_type": values["norm"],
-            "immediate_grad_update": values["immediate"],
-            "adam_w_mode": dice.pick((True, False)),
-            "keep": values["keep"],
-        }
+        options = self.drawn_options(dice, values)
         if values["omitted"]:
             options = left_out(dice, options)
         return World(
@@ -165,6 +163,17 @@ class BF16Rules(OptimizerRules):
             device=torch.device(device),
             more={"dtype": dtype, "groups": [len(cast(list[Tensor], g["params"])) for g in groups]},
         )
+
+    def drawn_options(self, dice: Dice, values: Mapping[str, Value]) -> dict[str, object]:
+        """Options of a constructor: those that `build` has drawn, and of the optimizer inside."""
+        return {
+            "grad_acc_dtype": ACCUMULATION[str(values["accumulation"])],
+            "clip_grad": values["clip"],
+            "norm_type": values["norm"],
+            "immediate_grad_update": values["immediate"],
+            "adam_w_mode": dice.pick((True, False)),
+            "keep": values["keep"],
+        }
 
     def construct(self, world: World, wrong: Mapping[str, object]) -> None:
         """Construct another one over copies of the parameters."""
@@ -206,7 +215,7 @@ class BF16Rules(OptimizerRules):
                 continue
             here = world.regime_at(regime, index, seed)
             weight = filled(tuple(param.shape), param.dtype, here, world.seed_of(index, seed))
-            loss = loss + (param * weight.to(world.device)).float().sum()
+            loss = loss + curved((param * weight.to(world.device)).float(), graph).sum()
         backward = partial(
             optimizer_of(world).backward, update_hp_grads=update, clear_lp_grads=clear
         )

@@ -22,6 +22,7 @@ from twinstep.parity.sequences.parts import (
     SEEDS,
     SELDOM,
     backward_twice,
+    curved,
     left_out,
     like,
     optimizers_of,
@@ -272,7 +273,7 @@ class FP16Rules(OptimizerRules):
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", world.seed_of(index, seed))
-            share = (param.float() * weight.to(world.device)).sum()
+            share = curved(param.float() * weight.to(world.device), graph).sum()
             total = total + (share * hit if world.is_hit(index, seed) else share)
         total = total if hit == size else total * size
         backward_twice(scaled(world).backward, total.to(DTYPES[loss]), graph)

@@ -6,8 +6,11 @@ import inspect
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypedDict
+
+import torch
 
 from twinstep.parity.records.errors import CannotRun
 from twinstep.parity.records.ledger import Cell, Key, Status
@@ -100,7 +103,7 @@ def judge_twin(
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
     calls, count, over, refused = 0, 0, 0, "no sequence was drawn"
-    with running(engine):
+    with running(engine), one_thread():
         for where, number in _turns(twin, effort):
             acts = sequence(where.rules, effort.seed, dtype, number)
             try:
@@ -138,6 +141,17 @@ def judge_twin(
         failure=f"{twin.name}[{dtype}]: no sequence builds the reference: {refused}"
         * bool(refused),
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give torch one thread, as the class's own process has: sums are formed in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _turns(twin: Twin, effort: TwinEffort) -> Iterator[tuple[Twin, int]]:

@@ -89,6 +89,14 @@ def left_out(dice: Dice, given: Mapping[str, object]) -> dict[str, object]:
     return {k: v for k, v in given.items() if k == "params" or dice.pick((False, True))}
 
 
+def curved(products: Tensor, graph: str) -> Tensor:
+    """Terms of a loss: their squares where gradients get a graph, which only those of a curve have.
+
+    Gradients should not depend on the loss itself: a sum's order is another on more threads.
+    """
+    return products * products if graph == "create" else products
+
+
 def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> None:
     """Run backward; a second time if the graph is retained.
 
@@ -103,8 +111,6 @@ def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> N
         # torch remarks on gradients that are laid out otherwise than their parameter, and on cycles
         # of graphs that it creates.
         warnings.simplefilter("ignore", UserWarning)
-        # Only the gradient of a curve has a graph.
-        loss = loss * loss if graph == "create" else loss
         backward(loss, create_graph=graph == "create", retain_graph=graph == "retain")
         if graph == "retain":
             backward(loss, create_graph=False, retain_graph=False)

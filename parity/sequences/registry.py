@@ -220,6 +220,11 @@ def _check(twin: Twin) -> None:
             f'arithmetic is "bounded", but {type(twin.rules).__name__} has no contracts that say '
             f'what an update may do; it should be "exact" [{where}]'
         )
+    if twin.arithmetic == "bounded" and twin.over_ranks() is not None:
+        raise UsageError(
+            f'arithmetic is "bounded", but {type(twin.rules).__name__} has sequences over ranks, '
+            f'which compare every bit; it should be "exact" [{where}]'
+        )
     unpassed = sorted(constructor_arguments(twin.reference) - _accounted(twin.rules))
     if unpassed:
         raise UsageError(

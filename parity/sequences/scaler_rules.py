@@ -17,6 +17,7 @@ from twinstep.parity.sequences.parts import (
     SEEDS,
     WINDOWS,
     backward_twice,
+    curved,
     left_out,
     parameters,
 )
@@ -179,7 +180,7 @@ class ScalerRules(Rules):
         total = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             weight = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
-            total = total + (param * weight.to(world.device)).float().sum()
+            total = total + curved((param * weight.to(world.device)).float(), graph).sum()
         total = total.to(DTYPES[loss])
         backward_twice(_of(world).backward, total, graph)
         return _of(world).scale_loss(total.detach())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tests.helpers.wrappers_driven import check_rejected, reached
 from tests.helpers.wrong_fp16 import UPSTREAM
@@ -12,6 +13,12 @@ from twinstep.contract.moments import StateDict
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.parity.sequences.fills import filled
+from twinstep.parity.sequences.fp16_rules import FP16Rules
+from twinstep.parity.sequences.judge import one_thread
+from twinstep.parity.sequences.parts import LARGE
+from twinstep.parity.sequences.world import World
+from twinstep.reference.optimizers.scalers import StaticLossScale
 
 
 class StateOnSkip(FP16Optimizer):
@@ -111,3 +118,23 @@ def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
     assert raised["step"] + raised["train"] < (names["step"] + names["train"]) / 8
     assert raised["override"] < names["override"]
     assert skipped >= 5
+
+
+def test_a_gradient_with_a_graph_does_not_depend_on_the_number_of_threads() -> None:
+    """A sum of so many elements does; the judge gives torch one thread besides."""
+    found, before = list[Tensor](), torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            param = Parameter(filled(LARGE, torch.float32, "ordinary", 1))
+            world = World(FP16Optimizer, {}, [param], StaticLossScale(), torch.device("cpu"))
+            FP16Rules().backward(world, 1, 1.0, "fp32", "create")
+            assert param.grad is not None
+            assert param.grad.requires_grad
+            found.append(param.grad.detach())
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)

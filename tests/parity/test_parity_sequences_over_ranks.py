@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.helpers.profile import LONG
 from twinstep.contract.parallel import groups_given
 from twinstep.parity.proof.corpus.harmless_over_ranks import HARMLESS_OVER_RANKS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
+from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.sequences.bf16_rules import BF16Rules
@@ -26,7 +28,7 @@ from twinstep.parity.sequences.over_ranks.compare import groups_clause
 from twinstep.parity.sequences.over_ranks.laws import broken_law
 from twinstep.parity.sequences.over_ranks.place import WORLDS, axes_of
 from twinstep.parity.sequences.parts import RANKS
-from twinstep.parity.sequences.registry import REFERENCES, RULES, Twin, ranked
+from twinstep.parity.sequences.registry import REFERENCES, RULES, Twin, ranked, register_optimizer
 
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "adding-an-optimizer.md"
@@ -95,7 +97,7 @@ def test_rules_of_a_user_keep_their_own_actions_over_ranks() -> None:
 def test_worlds_are_counted_round_their_axes() -> None:
     assert axes_of("data 2, tensor 3") == {"data": 2, "expert": 1, "tensor": 3}
     sizes = {text: axes_of(text) for text in WORLDS}
-    assert {1, 2, 3, 4, 8} <= {s["data"] * s["expert"] * s["tensor"] for s in sizes.values()}
+    assert {1, 2, 3, 4, 7, 8} <= {s["data"] * s["expert"] * s["tensor"] for s in sizes.values()}
 
 
 def test_the_first_group_that_is_used_otherwise_is_named() -> None:
@@ -123,12 +125,13 @@ def test_ranks_that_do_not_meet_are_told_of_in_one_sentence() -> None:
     assert re.search(r"got +(the action has ended here, but )?rank \d", failure), failure
 
 
-def checked(text: str, folder: Path, over_ranks: int = 31) -> Cell:
-    """A user's file, driven over ranks."""
+def checked(text: str, folder: Path, over_ranks: int = 31, *, quick: bool = False) -> Cell:
+    """A user's file, driven over ranks; quick without shrinking and without a repro file."""
     file = folder / "my_wrapper.py"
     file.write_text(text)
     twin = load_file(str(file)).twins[0]
     effort = TwinEffort(sequences=1, over_ranks=over_ranks, repros=str(folder))
+    effort = replace(effort, shrink_runs=0, repros=None) if quick else effort
     return judge_twin(twin, "fp16", twin_engine(twin), effort)
 
 
@@ -150,6 +153,91 @@ def test_the_page_tells_what_becomes_of_its_wrapper(tmp_path: Path) -> None:
     (tmp_path / "my_wrapper.py").write_text(text)
     mended = subprocess.run([sys.executable, cell.repro], capture_output=True, text=True)
     assert mended.returncode == 0, mended.stdout + mended.stderr
+
+
+USERS = """
+from twinstep.parity import register_optimizer
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.model_norm import norm_of_parts
+from twinstep.reference.optimizers.parallelism import Parallelism, gradient_parts
+from twinstep.reference.unscale import worst_of
+
+MASTERS = "single_partition_of_fp32_groups"
+
+
+class Own(Parallelism):
+    """
+
+# By what a user's class does wrong: the body of `Own`, the reference, the rest of the class, and
+# the sentence, which names rank, action and group.
+FAULTS = {
+    "the norm of its own shard": (
+        """def global_norm(self, pairs, norm_type, worst):
+        groups = (self.expert_groups, self.expert_data_groups)
+        parts = gradient_parts(self.counted(pairs), [], *groups)
+        return norm_of_parts(parts, norm_type, worst=worst)
+""",
+        "FP16Optimizer",
+        "",
+        r"rank \d \(.*tensor \d.*\): .*norm differs .* after train\(.*\); over group tensor of",
+    ),
+    "an overflow that is agreed with no rank": (
+        """def worst(self, prepare, scale=None):
+        pairs = prepare()
+        return pairs, worst_of([grad for _, grad in pairs]).item()
+""",
+        "FP16Optimizer",
+        "",
+        r"rank \d \(.*\): .* in train\(.*size=inf\); over group .* of ranks .*the reference",
+    ),
+    "the experts of another rank": (
+        "pass\n",
+        "BF16Optimizer",
+        """
+    def load_state_dict(self, state_dict_list, *given, **named):
+        entries = [dict(entry) for entry in state_dict_list]
+        rows = [list(entry.get(MASTERS, ())) for entry in entries]
+        for at, group in enumerate(self.groups):
+            for row in rows:
+                if group.expert is not None and at < min(map(len, rows)):
+                    row[at] = rows[group.rank % len(rows)][at]
+        if all(rows):
+            entries = [{**entry, MASTERS: row} for entry, row in zip(entries, rows)]
+        super().load_state_dict(entries, *given, **named)
+""",
+        r"rank \d \(.*expert \d.*\): .* differs .* after (load|resume).*\(.*\); .* expert of ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_file_of_a_user_is_rejected_with_rank_group_and_action(
+    fault: str, tmp_path: Path
+) -> None:
+    own, base, rest, sentence = FAULTS[fault]
+    text = f"""{USERS}{own}
+
+@register_optimizer("mine", reference="{base}", arithmetic="exact", dtypes=("fp16",))
+class Mine({base}):
+    def __init__(self, init_optimizer, **options):
+        super().__init__(init_optimizer, **options)
+        self._parallelism = Own(**vars(self._parallelism))
+{rest}"""
+    cell = checked(text, tmp_path, quick=True)
+    assert cell.status is Status.FAILED
+    assert re.search(sentence, cell.failure.splitlines()[0]), cell.failure
+
+
+def test_bounds_over_ranks_are_refused() -> None:
+    class Bounded(FP16Rules):
+        def contracts(self, world: object) -> list[object]:
+            """None."""
+            return []
+
+    claims: dict[str, Any] = {"reference": "FP16Optimizer", "arithmetic": "bounded"}
+    with pytest.raises(UsageError, match='compare every bit; it should be "exact"'):
+        register_optimizer(**claims, rules=Bounded())(REFERENCES["FP16Optimizer"])
 
 
 def test_the_same_sequence_over_ranks_fails_alike_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -15,7 +16,7 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Motif, Step, action
 from twinstep.parity.sequences.bf16_rules import (
-    ACCUMULATION,
+    OPTIONS,
     TURNS,
     BF16Rules,
     Entry,
@@ -94,11 +95,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
     @action(
         seed=SEEDS,
         groups=(1, 1, 2, 3),
-        accumulation=("fp32", "bf16", "bf16"),
-        clip=(0.0, 0.7, 0.05, 30.0, -1.0),
-        norm=(2.0, 2.0, 1.0, float("inf")),
-        immediate=(False, False, True),
-        keep=(False, False, True),
+        **OPTIONS,
         given=GIVEN,
         bucket=(5_000_000_000, 24, 100),
         **DRAWN,
@@ -124,13 +121,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params[1:]:
             param.requires_grad_(dice.pick((True, True, True, False)))
-        options: dict[str, object] = {
-            "grad_acc_dtype": ACCUMULATION[str(values["accumulation"])],
-            "clip_grad": values["clip"],
-            "norm_type": values["norm"],
-            "immediate_grad_update": values["immediate"],
-            "adam_w_mode": dice.pick((True, False)),
-            "keep": values["keep"],
+        options = self.drawn_options(dice, values) | {
             "allgather_bucket_size": values["bucket"],
             "dp_process_group": rank.group(*REPLICAS),
             "has_moe_layers": experts,
@@ -231,10 +222,8 @@ class BF16OverRanks(OverRanks, BF16Rules):
         lacks = missing if chosen(world, on) else ""
         groups = optimizer_of(world).param_groups
         with TemporaryDirectory() as folder:
-            write_universal(
-                Path(folder), rows, groups, seed, lacks,
-                lambda param, own: place.seed_of(param, own, False),
-            )  # fmt: skip
+            seed_of = partial(place.seed_of, gradient=False)
+            write_universal(Path(folder), rows, groups, seed, lacks, seed_of)
             optimizer_of(world).load_state_dict(
                 [], checkpoint_folder=Path(folder), load_optimizer_states=states
             )

@@ -18,7 +18,7 @@ REPLICAS = ("data", "expert")
 WORLDS = (
     *("data 1", "data 2", "tensor 2", "expert 2", "data 3"),
     *("data 2, tensor 2", "data 2, expert 2", "expert 2, tensor 2", "tensor 3", "data 4"),
-    *("data 3, tensor 2", "data 2, expert 2, tensor 2", "data 8"),
+    *("data 3, tensor 2", "data 7", "data 2, expert 2, tensor 2", "data 8"),
 )
 EXPERT, OWN_EXPERT = "e", "f"
 

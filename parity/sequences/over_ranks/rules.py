@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 from twinstep.parity.ranks.arithmetic import ORDERS
@@ -39,13 +38,8 @@ class OverRanks(OptimizerRules):
     repeated, mean, around = "", 8, 3
 
     def actions(self) -> dict[str, Action]:
-        """Every action but those that have nothing to do with ranks.
-
-        A gradient with a graph is that of a curve over all of a rank's own pieces.
-        """
-        found = {name: row for name, row in super().actions().items() if name not in ALONE}
-        choices = {**found["backward"].choices, "graph": ("",)}
-        return {**found, "backward": replace(found["backward"], choices=choices)}
+        """Every action but those that have nothing to do with ranks."""
+        return {name: row for name, row in super().actions().items() if name not in ALONE}
 
     @action(seed=SEEDS, on=ONE_OF)
     def construct_wrongly(  # type: ignore[override]
