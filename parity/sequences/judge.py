@@ -106,15 +106,17 @@ def judge_twin(
     with running(engine), one_thread():
         for where, number in _turns(twin, effort):
             acts = sequence(where.rules, effort.seed, dtype, number)
+            ranks = " over ranks" * (where is not twin)
+            place = f"seed {effort.seed}, sequence {number}{ranks}"
             try:
                 mismatch = run(where, dtype, str(engine.device), acts, sides)
             except CannotRun as cause:
-                return Cell(key=key, status=Status.CANNOT_JUDGE, calls=calls, reason=str(cause))
+                reason = f"{cause} [{place}]" if ranks else str(cause)
+                return Cell(key=key, status=Status.CANNOT_JUDGE, calls=calls, reason=reason)
             calls += len(acts) if mismatch is None else mismatch.at + 1
             count, over = count + 1, over + (where is not twin)
             if mismatch is not None:
-                ranks = " over ranks" * (where is not twin)
-                drawn = f"seed {effort.seed}, sequence {number}{ranks}, {mismatch.at + 1} actions"
+                drawn = f"{place}, {mismatch.at + 1} actions"
                 explained = _explained(where, dtype, engine, acts, mismatch, drawn, effort, sides)
                 return Cell(
                     key=key,

@@ -9,14 +9,17 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.helpers.profile import LONG
+from twinstep.contract import agreement
 from twinstep.contract.parallel import groups_given
 from twinstep.parity.proof.corpus.harmless_over_ranks import HARMLESS_OVER_RANKS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
+from twinstep.parity.proof.corpus.wrong_over_ranks import WRONG_OVER_RANKS
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.runner.load_file import load_file
@@ -25,10 +28,12 @@ from twinstep.parity.sequences.drive import on_all_ranks, run, sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.over_ranks.compare import groups_clause
+from twinstep.parity.sequences.over_ranks.drive import WorldRun
 from twinstep.parity.sequences.over_ranks.laws import broken_law
 from twinstep.parity.sequences.over_ranks.place import WORLDS, axes_of
 from twinstep.parity.sequences.parts import RANKS
 from twinstep.parity.sequences.registry import REFERENCES, RULES, Twin, ranked, register_optimizer
+from twinstep.parity.sequences.world import Act
 
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "adding-an-optimizer.md"
@@ -78,6 +83,36 @@ def test_a_reference_keeps_its_laws_and_is_given_every_group(
 def test_other_messages_with_the_same_results_pass(row: Optimizer) -> None:
     for dtype in row.dtypes:
         assert judged_optimizer(row, dtype, 400 if LONG else 30) == ""
+
+
+def refused_on_one(name: str) -> tuple[list[Act], WorldRun]:
+    """Two ranks that only the engine's world connects, or `dp_process_group`."""
+    twin, dice = pair(name), Random(0)
+    known = twin.rules.actions()
+    engine = {"engine": "leaves"} if "engine" in known["build"].choices else {}
+    acts = [
+        known["build"].draw(dice, {"seed": 0, "ranks": "data 2", "given": "", **engine}),
+        known["construct_wrongly"].draw(dice, {"on": 1}),
+        known["load_damaged"].draw(dice, {"how": "drop", "on": 1}),
+    ]
+    return acts, on_all_ranks(twin.reference, twin, "bf16", "cpu", acts)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_one_rank_refuses_none_takes(name: str) -> None:
+    acts, found = refused_on_one(name)
+    assert [[row.raised for row in rows] for rows in found.ranks] == [[False, True, True]] * 2
+    assert broken_law(acts, found) == ""
+
+
+def test_a_rank_that_takes_what_another_refuses_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a fault in code that both sides share is one that no comparison shows."""
+    monkeypatch.setattr(agreement, "groups_given", lambda options: [])
+    acts, found = refused_on_one("FP16Optimizer")
+    said = broken_law(acts, found)
+    assert said == f"rank 1 (data 1) refuses what rank 0 (data 0) takes after {acts[1]}"
 
 
 def test_rules_of_a_user_keep_their_own_actions_over_ranks() -> None:
@@ -238,6 +273,19 @@ def test_bounds_over_ranks_are_refused() -> None:
     claims: dict[str, Any] = {"reference": "FP16Optimizer", "arithmetic": "bounded"}
     with pytest.raises(UsageError, match='compare every bit; it should be "exact"'):
         register_optimizer(**claims, rules=Bounded())(REFERENCES["FP16Optimizer"])
+
+
+def test_a_reference_whose_ranks_have_another_scale_judges_nothing() -> None:
+    row = next(row for row in WRONG_OVER_RANKS if row.name == "ForgetsScaleOnOtherRanks")
+    twin = replace(twin_of(row), reference=row.cls)
+    effort = TwinEffort(sequences=1, over_ranks=31, repros=None)
+    cell = judge_twin(twin, "fp16", twin_engine(twin), effort)
+    assert cell.status is Status.CANNOT_JUDGE
+    law = (
+        r"the reference breaks a law over ranks: rank 1 .* and rank 0 .* have another more.readings"
+    )
+    where = r" after (load|resume)\w*\(.*\) \[seed 0, sequence \d+ over ranks\]"
+    assert re.fullmatch(law + r"\S*" + where, cell.reason), cell.reason
 
 
 def test_the_same_sequence_over_ranks_fails_alike_twice() -> None:

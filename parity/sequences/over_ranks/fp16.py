@@ -62,6 +62,10 @@ MOTIFS: Mapping[str, Motif] = {
         ("build", {"ranks": "expert 2"}),
         *(("backward", {"size": 1.0}), "forget", "step") * 2,
     ),
+    "one rank is refused, and an engine leaves all to them": (
+        ("build", {"ranks": "data 2", "given": "", "engine": "leaves"}),
+        *(("construct_wrongly", {"on": 1}), CLEAN, ("load_damaged", {"on": 0}), CLEAN),
+    ),
     "one rank is refused": ("construct_wrongly", CLEAN, "load_damaged", CLEAN, "load_damaged"),
 }
 

@@ -5,16 +5,19 @@ Both sides share some code, which a comparison of one with the other cannot judg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from twinstep.parity.sequences.observe import differing
 from twinstep.parity.sequences.over_ranks.drive import Seen, WorldRun
+from twinstep.parity.sequences.over_ranks.model import EXPERTS
 from twinstep.parity.sequences.over_ranks.place import place_text, places_of
 from twinstep.parity.sequences.over_ranks.rules import ALL
-from twinstep.parity.sequences.world import Act
+from twinstep.parity.sequences.world import Act, Value
 
 AGREED = "more.readings"
 RENAMED = "construct_renamed"
+# Actions in which something may be wrong on one rank alone.
+BY_ONE = ("construct_wrongly", RENAMED, "load_damaged", "load_universal")
 
 
 def broken_law(acts: Sequence[Act], run: WorldRun) -> str:
@@ -28,16 +31,38 @@ def broken_law(acts: Sequence[Act], run: WorldRun) -> str:
     names = [place_text(number, at, sizes) for number, at in enumerate(places)]
     built = not any(rows[0].raised for rows in run.ranks)
     split = sizes["data"] * sizes["expert"] > 1
+    joined = _joined(acts[0].values, sizes)
     # In another order, tensor-parallel ranks add up gradients of their copies each in its own.
     exact = acts[0].values["order"] == "ranks"
     apart = [0 if exact else place["tensor"] for place in places]
     for at, act in enumerate(acts if built else ()):
-        split = split and act.name != "recut"
+        split, joined = (each and act.name != "recut" for each in (split, joined))
         rows = [ranks[at] for ranks in run.ranks]
-        says = _not_refused(act, rows, split) or _of_copies(rows, names, apart)
+        says = (
+            _not_refused(act, rows, split)
+            or (_refused_by_some(act, rows, names) if joined else "")
+            or _of_copies(rows, names, apart)
+        )
         if says:
             return f"{says} after {act}"
     return ""
+
+
+def _joined(values: Mapping[str, Value], sizes: Mapping[str, int]) -> bool:
+    """True if all ranks are connected by groups that the class is given."""
+    experts = values["given"] in EXPERTS or sizes["expert"] > 1
+    # Without an engine it is BF16Optimizer, whose masters are split over copies.
+    split = values.get("engine", "leaves") == "leaves"
+    return experts or split or sizes["data"] == 1
+
+
+def _refused_by_some(act: Act, rows: Sequence[Seen], names: Sequence[str]) -> str:
+    """Ranks refuse together what is wrong on one of them."""
+    if act.name not in BY_ONE or len({row.raised for row in rows}) == 1:
+        return ""
+    raised = [name for name, row in zip(names, rows, strict=True) if row.raised]
+    others = [name for name, row in zip(names, rows, strict=True) if not row.raised]
+    return f"{raised[0]} refuses what {others[0]} takes"
 
 
 def _not_refused(act: Act, rows: Sequence[Seen], split: bool) -> str:
