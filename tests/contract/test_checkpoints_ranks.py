@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.helpers.battery import Twins as AnyTwins
 from tests.helpers.partitions import built, seen, trained
 from tests.helpers.ranks import on_ranks
 from tests.helpers.sides import SIDES
+from twinstep.contract.checkpoint.partitions import recut
 from twinstep.parity.expected.ulp import same
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -167,3 +169,8 @@ def test_a_whole_weight_is_written_where_its_parameter_lies(side: str) -> None:
     optimizer.set_full_hp_param(names[1], value + 1.0)
     assert torch.equal(optimizer.get_full_hp_param(names[1]), value + 1.0)
     assert torch.equal(optimizer.get_full_hp_param(names[0]), first)
+
+
+def test_padding_that_was_saved_is_not_loaded() -> None:
+    group: Any = SimpleNamespace(numel=3, partition_size=2, world=2, rank=1)
+    assert recut(group, [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 9.0])]).tolist() == [3.0, 0.0]

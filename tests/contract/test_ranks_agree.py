@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.helpers.mesh import Experts, Mesh, trained
@@ -111,6 +112,31 @@ def crossed(side: str, rank: Rank) -> tuple[list[nn.Parameter], Any]:
         has_moe_layers=True,
     )
     return params, optimizer
+
+
+@BOTH
+def test_entries_are_in_the_order_of_ranks_that_split_what_is_shared(side: str) -> None:
+    """As many ranks have copies of the experts; some have another number among those."""
+    world = World({"row": 2, "column": 2})
+
+    def masters(optimizer: Any) -> list[list[float]]:
+        return [master.tolist() for master in optimizer.fp32_groups_flat_partition]
+
+    def begun(rank: Rank) -> tuple[Any, Any]:
+        _, optimizer = crossed(side, rank)
+        for master in optimizer.fp32_groups_flat_partition:
+            master.data += 1.0 + rank.number
+        return optimizer.state_dict(), masters(optimizer)
+
+    entries, wanted = zip(*world.run(begun), strict=True)
+
+    def resumed(rank: Rank) -> list[list[float]]:
+        _, optimizer = crossed(side, rank)
+        numbers = dist.get_process_group_ranks(rank.group("row"))
+        optimizer.load_state_dict([entries[at] for at in numbers], load_from_fp32_weights=True)
+        return masters(optimizer)
+
+    assert world.run(resumed) == list(wanted)
 
 
 @BOTH
