@@ -93,16 +93,23 @@ class UnreducedExperts(Unreduced, Experts):
     """Nobody has reduced anything, and there are experts."""
 
 
+def copies(mesh: Mesh) -> dict[str, Any]:
+    """Copies of experts hear of each other."""
+    return {"expert_data_groups": {"e": mesh.column}}
+
+
+def without_copies(mesh: Mesh) -> dict[str, Any]:
+    """Ranks of a column have nothing in common but the engine's group, that of all ranks."""
+    return {"expert_groups": {"e": mesh.row}, **engine(mesh, False)}
+
+
+@pytest.mark.parametrize("given", [copies, without_copies])
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_copies_of_experts_agree_on_an_overflow_of_what_is_shared(norm_type: float) -> None:
-    said = compared(
-        2,
-        1,
-        cls=UnreducedExperts,
-        given=lambda mesh: {"expert_data_groups": {"e": mesh.column}},
-        norm_type=norm_type,
-        slot=0,
-    )
+def test_ranks_with_experts_agree_on_an_overflow_of_what_is_shared(
+    norm_type: float, given: Callable[[Mesh], dict[str, Any]]
+) -> None:
+    options: dict[str, Any] = {"given": given, "norm_type": norm_type}
+    said = compared(2, 1, cls=UnreducedExperts, slot=0, **options)
     assert [step[0] for step in said] == [str(bad is not None) for bad in BADS]
 
 
