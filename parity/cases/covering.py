@@ -319,7 +319,9 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     return tuple(row)
 
 
-def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
+def enlarged(
+    operation: Operation, recipe: Recipe, sizes: Range, beside: Sequence[int] = ()
+) -> Recipe:
     """The recipe with a large tensor, ordinary controls, and every regime.
 
     Its values repeat: that is cheap, and the period is no multiple of any block.
@@ -328,9 +330,9 @@ def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
         operation: whose controls have their first values.
         recipe: that is changed.
         sizes: elements of the large tensor.
+        beside: elements of others, where there is a list.
     """
     size = int(sizes.at(random.Random(recipe.seed).random()))
-    beside = () if sizes is LARGE_WHERE_SLOW else (WHOLE,)
     return replace(
         recipe,
         sizes=(size,) if recipe.layout == "flat" else (5, size, *beside, 33),
