@@ -188,7 +188,7 @@ def test_lamb_in_float64_is_accepted_where_fp32_overflows(name: str) -> None:
 
 
 def test_the_branch_that_overflows_has_errors_of_its_own() -> None:
-    """The norm of the weights overflows in fp32, so that the ratio is 1e30 there, and 2 elsewhere."""
+    """The norm of the weights overflows in fp32, and the ratio is 1e30, not 2."""
     weights, grads = [3e38, 3e38, 1.0], [0.7, 0.7, 0.3]
     case = lamb_case(weights, grads, lr=1e-3, weight_decay=0.5, max_coeff=1e30, min_coeff=1e-6)
     (accepted,) = accepted_outputs(case, "bounded")["params"]
