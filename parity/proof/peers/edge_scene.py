@@ -12,7 +12,7 @@ from twinstep.contract.compat import Compat
 
 Numbers = list[float]
 DIGITS = 5
-# Runs DeepSpeed, and the reference, which is None where it has no such optimizer yet.
+# Runs DeepSpeed, and the reference.
 Play = tuple[Callable[[], Numbers], Callable[[Compat], Numbers]]
 
 
