@@ -122,9 +122,9 @@ class Regions:
         order = np.lexsort((~ends, starts))
         order = order[starts[order] < ends[order]]
         starts, ends = starts[order], np.maximum.accumulate(ends[order])
-        first = np.ones(len(order), np.bool_)
-        first[1:] = starts[1:] >= ends[:-1]
-        self.start_array, self.end_array = starts[first], ends[np.roll(first, -1)]
+        first, last = np.ones((2, len(order)), np.bool_)
+        first[1:] = last[:-1] = starts[1:] >= ends[:-1]
+        self.start_array, self.end_array = starts[first], ends[last]
         self.starts: list[int] = self.start_array.tolist()
         self.ends: list[int] = self.end_array.tolist()
         self._known, self._order = known, order.tolist()
@@ -152,7 +152,7 @@ class Regions:
         index = bisect_right(self.starts, low) - 1
         if index < 0 or high > self.ends[index]:
             return None
-        return self.region(index)
+        return self._regions.get(index) or self.region(index)
 
     def nearest(self, address: int) -> Region | None:
         """The region whose edge is closest to an address outside all of them."""
