@@ -13,6 +13,7 @@ from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for, overflowing
 from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
+from twinstep.parity.expected.packed import packed
 from twinstep.parity.expected.periodic import of_one_period
 from twinstep.parity.operations.operation import Bound
 
@@ -69,7 +70,9 @@ def truths(case: Case) -> dict[tuple[str, int], Truth]:
 
 def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, list[Tensor]]:
     """What the reference makes of numbers that carry their bound."""
-    lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
+    few = packed(case)
+    every = case.lists if few is None else few.lists()
+    lists = {name: [_wrapped(x) for x in xs] for name, xs in every.items()}
     controls = {
         control.name: case.controls[control.name]
         if control.output or control.name == "found_inf" or control.dtype != torch.float32
@@ -77,7 +80,8 @@ def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, lis
         for control in case.operation.controls
     }
     with allowing_for(instruction_error):
-        return evaluate(replace(case, controls=controls), lists)
+        found = evaluate(replace(case, controls=controls), lists)
+    return found if few is None else few.apart(found)
 
 
 def _wrapped(x: Tensor) -> Tensor:

@@ -94,6 +94,22 @@ def test_reference_itself_is_accepted_everywhere() -> None:
                     assert all(bool(accepted.accepts(accepted.value).all()) for accepted in outputs)
 
 
+@pytest.mark.parametrize("dims", [0, 1, 2])
+@pytest.mark.parametrize("combination", ["mixed", "bf16"])
+def test_each_of_many_tensors_has_the_interval_that_it_has_alone(
+    combination: str, dims: int
+) -> None:
+    recipe = replace(adamw_case().recipe, sizes=(3, 1, 0, 2) * 4, dims=dims)
+    case = generate(operation_named("adamw_step", "test"), combination, recipe)
+    together = accepted_outputs(case, "bounded")
+    for at in range(case.length):
+        alone = accepted_outputs(case.taken([at]), "bounded")
+        for name in (name for name, rows in alone.items() if rows):
+            for field, part in vars(alone[name][0]).items():
+                found = getattr(together[name][at], field)
+                torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
+
+
 def test_bound_is_a_few_ulp_on_ordinary_values() -> None:
     (accepted, _) = accepted_outputs(adamw_case(regime="ordinary"), "bounded")["exp_avg_sqs"]
     assert accepted.bound is not None
