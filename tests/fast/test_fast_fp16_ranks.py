@@ -48,9 +48,16 @@ def test_every_norm_of_a_model_over_ranks_equals_the_reference(kind: str, norm_t
     compared(1, 2, kind=kind, norm_type=norm_type)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_models_of_other_dtypes_step_over_ranks_like_the_reference(dtype: torch.dtype) -> None:
-    compared(1, 2, dtype=dtype, given=lambda mesh: {"mpu": mesh, **experts(mesh)}, cls=Experts)
+def with_experts(mesh: Mesh) -> dict[str, Any]:
+    """A model over rows, with experts."""
+    return {"mpu": mesh, **experts(mesh)}
+
+
+@pytest.mark.parametrize(("dtype", "norm_type"), [(torch.bfloat16, 2.0), (torch.float32, 3.0)])
+def test_models_of_other_dtypes_step_over_ranks_like_the_reference(
+    dtype: torch.dtype, norm_type: float
+) -> None:
+    compared(1, 2, dtype=dtype, given=with_experts, cls=Experts, norm_type=norm_type)
 
 
 @KINDS

@@ -168,12 +168,13 @@ def test_a_fault_is_an_error_of_all_other_ranks_and_a_resume_gives_the_uninterru
     own, kind = errors.pop(run.rank, None), FAULTS[run.fault]
     assert own is None if kind is None else isinstance(own, kind | RankLost)
     assert sorted(errors) == [number for number in range(len(kept)) if number != run.rank]
+    # A refusal meets gradients, where the others have not added them up yet.
+    meets = kind is MismatchedCalls or (kind is RuntimeError and not run.between)
     for number, error in errors.items():
         if kind is RuntimeError and "another rank" in str(error):
             assert isinstance(error, ValueError)
             continue
-        expected = (RankLost, MismatchedCalls) if kind is MismatchedCalls else RankLost
-        assert isinstance(error, expected), error
+        assert isinstance(error, (RankLost, MismatchedCalls) if meets else RankLost), error
         assert error.rank == number
         assert "come no further" not in str(error)
         assert len(str(error).splitlines()) == 1
