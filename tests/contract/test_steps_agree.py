@@ -151,13 +151,23 @@ def test_a_step_that_ranks_cannot_take_alike_is_taken_by_none(
     assert list(ends) == [end for _, end in on_mesh(2, 2, lambda mesh: run(mesh, False))]
 
 
+def model(mesh: Mesh) -> dict[str, Any]:
+    return {"mpu": mesh}
+
+
+def other_experts(mesh: Mesh) -> dict[str, Any]:
+    return {"expert_groups": {"e": mesh.row}}
+
+
 @BOTH
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_a_bf16_step_that_one_rank_refuses_is_taken_by_no_rank_of_its_model(
-    side: str, norm_type: float
+@pytest.mark.parametrize(
+    ("given", "norm_type"), [(model, 2.0), (model, math.inf), (other_experts, 2.0)]
+)
+def test_a_bf16_step_that_one_rank_refuses_is_taken_by_no_rank_that_it_talks_to(
+    side: str, given: Callable[[Mesh], dict[str, Any]], norm_type: float
 ) -> None:
     def run(mesh: Mesh, refuses: bool) -> tuple[str, list[object]]:
-        params, optimizer = built(side, mpu=mesh, norm_type=norm_type)
+        params, optimizer = built(side, **given(mesh), norm_type=norm_type)
         trained(params, optimizer, range(1))
         said = "none"
         if refuses:
