@@ -62,52 +62,76 @@ class Contract:
 
 
 def adam_contracts(world: World) -> Sequence[Contract]:
-    """One contract for each parameter with a gradient; parameters are found by their number.
+    """Contracts of all parameters with a gradient; parameters are found by their number.
 
-    There are none where a gradient is sparse, which is refused.
+    There are none where a gradient is sparse, which is refused. Elements are independent of one
+    another: parameters with the same hyper-parameters, step and dtypes are evaluated as one.
     """
     found: list[Contract] = []
     if any(param.grad is not None and param.grad.is_sparse for param in world.params):
         return found
+    numbers = {param: at for at, param in enumerate(world.params)}
     for group in world.torch_optimizer.param_groups:
+        alike: dict[object, list[int]] = {}
         for param in group["params"]:
             if param.grad is not None:
-                index = next(at for at, known in enumerate(world.params) if known is param)
-                found.append(_adam_contract(world, group, index))
+                tensors = _tensors(world, numbers[param])
+                step = int(tensors.pop("steps"))
+                key = (step, *(tensor.dtype for tensor in tensors.values()))
+                alike.setdefault(key, []).append(numbers[param])
+        found += [_adam_contract(world, group, indices) for indices in alike.values()]
     return found
 
 
-def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Contract:
+def _tensors(world: World, index: int) -> dict[str, Tensor]:
+    """A parameter and its state, by the names of the operation's lists."""
     param = world.params[index]
-    decoupled = bool(world.options.get("adam_w_mode", True))
-    operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
     state = world.torch_optimizer.state.get(param) or {}
     zeros = torch.zeros(param.shape)
-    lists = {
+    return {
         "params": param.detach(),
         "grads": cast(Tensor, param.grad),
         "exp_avgs": state.get("exp_avg", zeros),
         "exp_avg_sqs": state.get("exp_avg_sq", zeros),
         "steps": state.get("step", torch.zeros((), dtype=torch.int64)),
     }
+
+
+def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[int]) -> Contract:
+    decoupled = bool(world.options.get("adam_w_mode", True))
+    operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
+    rows = [_tensors(world, index) for index in indices]
+    steps = rows[0]["steps"].clone()
+    flat = {name: torch.cat([row[name].reshape(-1) for row in rows]) for name in rows[0]}
     case = Case(
         operation=operation,
         combination="",
-        lists={**{name: [value.clone()] for name, value in lists.items()}, "copies": []},
+        lists={**{name: [value] for name, value in flat.items()}, "steps": [steps], "copies": []},
         controls=_controls(group),
         options={"bias_correction": bool(group["bias_correction"])},
         skews={},
         guard=0,
-        recipe=Recipe(layout="list", sizes=(param.numel(),)),
+        recipe=Recipe(layout="list", sizes=(flat["params"].numel(),)),
     )
     accepted = accepted_outputs(case, "bounded")
-    state_path = f"optimizer.state[params[{index}]]"
-    names = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
-    places: dict[str, Place] = {f"params[{index}]": ParamPlace(index)}
-    chosen = {f"params[{index}]": accepted["params"][0]}
-    for argument, name in names.items():
-        places[f"{state_path}.{name}"] = StatePlace(index, name)
-        chosen[f"{state_path}.{name}"] = accepted[argument][0]
+    places: dict[str, Place] = {}
+    chosen: dict[str, Accepted] = {}
+    start = 0
+    for index in indices:
+        shape = world.params[index].shape
+        part = slice(start, start + shape.numel())
+        start = part.stop
+
+        def cut(x: Tensor, part: slice = part, shape: torch.Size = shape) -> Tensor:
+            return x[part].reshape(shape)
+
+        state = f"optimizer.state[params[{index}]]"
+        for argument, path, place in (
+            ("params", f"params[{index}]", ParamPlace(index)),
+            ("exp_avgs", f"{state}.exp_avg", StatePlace(index, "exp_avg")),
+            ("exp_avg_sqs", f"{state}.exp_avg_sq", StatePlace(index, "exp_avg_sq")),
+        ):
+            places[path], chosen[path] = place, accepted[argument][0].moved(cut)
     return Contract(chosen, places)
 
 

@@ -203,6 +203,19 @@ def test_lamb_in_float64_is_accepted_where_fp32_overflows(name: str) -> None:
     assert bool(accepted.accepts(accepted.value).all())
 
 
+def test_the_branch_that_overflows_has_errors_of_its_own() -> None:
+    """The norm of the weights overflows in fp32, and the ratio is 1e30, not 2."""
+    weights, grads = [3e38, 3e38, 1.0], [0.7, 0.7, 0.3]
+    case = lamb_case(weights, grads, lr=1e-3, weight_decay=0.5, max_coeff=1e30, min_coeff=1e-6)
+    (accepted,) = accepted_outputs(case, "bounded")["params"]
+    assert accepted.value[2].item() == pytest.approx(-1.5e27)
+    narrow = torch.tensor([0.0, 0.0, 1.0])
+    for away, right in ((6 * 2.0**-23, True), (-6 * 2.0**-23, True), (-(2.0**-16), False)):
+        got = accepted.value * (1 - away * narrow)
+        assert bool(accepted.accepts(got)[2]) is right
+    assert bool(accepted.accepts(torch.tensor([3e38, 3e38, 0.997]))[2])
+
+
 def test_a_norm_that_may_round_to_zero_leaves_both_branches_open() -> None:
     grads, moments = (
         float(torch.tensor(b, dtype=torch.int32).view(torch.float32))
