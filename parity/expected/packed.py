@@ -39,7 +39,7 @@ class Packed:
         }
 
     def apart(self, results: Results) -> dict[str, list[Tensor]]:
-        """What was evaluated for the groups, tensor by tensor."""
+        """Results of the groups, tensor by tensor."""
         return {name: self._apart(name, list(found)) for name, found in results.items()}
 
     def _apart(self, name: str, found: list[Tensor]) -> list[Tensor]:
