@@ -23,6 +23,8 @@ from twinstep.parity.sequences.world import World
 
 # A class under judgement may be in another process: a place must be picklable.
 Place = Callable[[World], Tensor]
+# Entry of the state for each list that is written; the weights are none.
+STATE = {"params": "", "exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
 
 
 @dataclass(frozen=True)
@@ -62,76 +64,50 @@ class Contract:
 
 
 def adam_contracts(world: World) -> Sequence[Contract]:
-    """Contracts of all parameters with a gradient; parameters are found by their number.
+    """One contract for each group with a gradient; parameters are found by their number.
 
-    There are none where a gradient is sparse, which is refused. Elements are independent of one
-    another: parameters with the same hyper-parameters, step and dtypes are evaluated as one.
+    There are none where a gradient is sparse, which is refused.
     """
-    found: list[Contract] = []
     if any(param.grad is not None and param.grad.is_sparse for param in world.params):
-        return found
+        return []
     numbers = {param: at for at, param in enumerate(world.params)}
+    found: list[Contract] = []
     for group in world.torch_optimizer.param_groups:
-        alike: dict[object, list[int]] = {}
-        for param in group["params"]:
-            if param.grad is not None:
-                tensors = _tensors(world, numbers[param])
-                step = int(tensors.pop("steps"))
-                key = (step, *(tensor.dtype for tensor in tensors.values()))
-                alike.setdefault(key, []).append(numbers[param])
-        found += [_adam_contract(world, group, indices) for indices in alike.values()]
+        indices = [numbers[param] for param in group["params"] if param.grad is not None]
+        found += [_adam_contract(world, group, indices)] if indices else []
     return found
-
-
-def _tensors(world: World, index: int) -> dict[str, Tensor]:
-    """A parameter and its state, by the names of the operation's lists."""
-    param = world.params[index]
-    state = world.torch_optimizer.state.get(param) or {}
-    zeros = torch.zeros(param.shape)
-    return {
-        "params": param.detach(),
-        "grads": cast(Tensor, param.grad),
-        "exp_avgs": state.get("exp_avg", zeros),
-        "exp_avg_sqs": state.get("exp_avg_sq", zeros),
-        "steps": state.get("step", torch.zeros((), dtype=torch.int64)),
-    }
 
 
 def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[int]) -> Contract:
     decoupled = bool(world.options.get("adam_w_mode", True))
     operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
-    rows = [_tensors(world, index) for index in indices]
-    steps = rows[0]["steps"].clone()
-    flat = {name: torch.cat([row[name].reshape(-1) for row in rows]) for name in rows[0]}
+    lists: dict[str, list[Tensor]] = {name: [] for name in (*STATE, "grads", "steps", "copies")}
+    for param in (world.params[index] for index in indices):
+        state = world.torch_optimizer.state.get(param) or {}
+        zeros = torch.zeros(param.shape)
+        lists["params"].append(param.detach().clone())
+        lists["grads"].append(cast(Tensor, param.grad).clone())
+        lists["exp_avgs"].append(state.get("exp_avg", zeros).clone())
+        lists["exp_avg_sqs"].append(state.get("exp_avg_sq", zeros).clone())
+        lists["steps"].append(state.get("step", torch.zeros((), dtype=torch.int64)).clone())
     case = Case(
         operation=operation,
         combination="",
-        lists={**{name: [value] for name, value in flat.items()}, "steps": [steps], "copies": []},
+        lists=lists,
         controls=_controls(group),
         options={"bias_correction": bool(group["bias_correction"])},
         skews={},
         guard=0,
-        recipe=Recipe(layout="list", sizes=(flat["params"].numel(),)),
+        recipe=Recipe(layout="list", sizes=tuple(param.numel() for param in lists["params"])),
     )
     accepted = accepted_outputs(case, "bounded")
-    places: dict[str, Place] = {}
     chosen: dict[str, Accepted] = {}
-    start = 0
-    for index in indices:
-        shape = world.params[index].shape
-        part = slice(start, start + shape.numel())
-        start = part.stop
-
-        def cut(x: Tensor, part: slice = part, shape: torch.Size = shape) -> Tensor:
-            return x[part].reshape(shape)
-
-        state = f"optimizer.state[params[{index}]]"
-        for argument, path, place in (
-            ("params", f"params[{index}]", ParamPlace(index)),
-            ("exp_avgs", f"{state}.exp_avg", StatePlace(index, "exp_avg")),
-            ("exp_avg_sqs", f"{state}.exp_avg_sq", StatePlace(index, "exp_avg_sq")),
-        ):
-            places[path], chosen[path] = place, accepted[argument][0].moved(cut)
+    places: dict[str, Place] = {}
+    for at, index in enumerate(indices):
+        for argument, entry in STATE.items():
+            path = f"optimizer.state[params[{index}]].{entry}" if entry else f"params[{index}]"
+            places[path] = StatePlace(index, entry) if entry else ParamPlace(index)
+            chosen[path] = accepted[argument][at]
     return Contract(chosen, places)
 
 
