@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.expected.bounds import Bounded
-from twinstep.parity.expected.carried import Carried
 
+ELEMENTS = ("value", "exact", "error", "peak", "gain", "zone")
 Group = list[int]
 Results = Mapping[str, Sequence[Tensor]]
 
@@ -39,7 +39,7 @@ class Packed:
         }
 
     def apart(self, results: Results) -> dict[str, list[Tensor]]:
-        """What was evaluated for the groups, tensor by tensor."""
+        """Results of the groups, tensor by tensor."""
         return {name: self._apart(name, list(found)) for name, found in results.items()}
 
     def _apart(self, name: str, found: list[Tensor]) -> list[Tensor]:
@@ -87,27 +87,10 @@ def _parts(result: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     if not isinstance(result, Bounded):
         return _cut(result, result, like)
     carried = result.carried
-    rows = zip(
-        *(
-            _cut(getattr(carried, name), carried.value, like)
-            for name in ("value", "exact", "error", "peak", "gain", "zone")
-        ),
-        strict=True,
-    )
+    cut = [_cut(getattr(carried, name), carried.value, like) for name in ELEMENTS]
     return [
-        Bounded(
-            Carried(
-                value=value,
-                exact=exact,
-                error=error,
-                peak=peak,
-                gain=gain,
-                zone=zone,
-                computed=carried.computed,
-            ),
-            pending=result.pending,
-        )
-        for value, exact, error, peak, gain, zone in rows
+        Bounded(replace(carried, **dict(zip(ELEMENTS, row, strict=True))), pending=result.pending)
+        for row in zip(*cut, strict=True)
     ]
 
 
