@@ -135,21 +135,27 @@ def test_upstreams_norm_leaves_out_the_experts_of_all_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    "grads", [(1.0, 2.0, 6.0), (0.3, 1.7), (1e-3, 5.0, 7.0, 0.1), (1.0, 2.0, 6.0, 0.3, 1.7)]
+    ("given", "grads"),
+    [
+        (experts, (1.0, 2.0, 6.0)),
+        (experts, (0.3, 1.7)),
+        (copies, (1e-3, 5.0, 7.0, 0.1)),
+        (copies, (1.0, 2.0, 6.0, 0.3, 1.7)),
+    ],
 )
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf])
 def test_the_norm_of_experts_that_differ_is_averaged_over_their_copies(
-    norm_type: float, grads: tuple[float, ...]
+    norm_type: float, given: Callable[[Mesh], dict[str, Any]], grads: tuple[float, ...]
 ) -> None:
     """Sums of powers are: 33 elements, of another value on each rank. All ranks clip alike."""
-    found = norms_of_experts("fast", list(grads), experts, norm_type)
-    assert found == norms_of_experts("reference", list(grads), experts, norm_type)
+    found = norms_of_experts("fast", list(grads), given, norm_type)
+    assert found == norms_of_experts("reference", list(grads), given, norm_type)
     wanted = max(grads)
     if norm_type < math.inf:
         wanted = (33 * sum(g**norm_type for g in grads) / len(grads)) ** (1.0 / norm_type)
     assert found == [pytest.approx(wanted, rel=1e-3)] * len(grads)
     alone = norms_of_experts("fast", [1.7] * len(grads), lambda mesh: {}, norm_type)
-    assert norms_of_experts("fast", [1.7] * len(grads), experts, norm_type) == alone
+    assert norms_of_experts("fast", [1.7] * len(grads), given, norm_type) == alone
 
 
 @KINDS
