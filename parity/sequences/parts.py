@@ -16,8 +16,8 @@ SEEDS = range(10_000)
 SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
 # More than 65,536 elements, once in many groups.
 LARGE, RARELY = (257, 257), (0,) * 39 + (1,)
-# Parameters of a group; a crowd is more than tables of 110 or 128 hold, frozen ones apart.
-SMALL, CROWD = (*(1, 2, 3) * 6, 12), 160
+# Parameters of a group; crowds are more than tables of 128, 256 and 512 hold, frozen ones apart.
+SMALL, CROWDS = (*(1, 2, 3) * 6, 12), (160, 330, 600)
 # A first group that is a crowd costs much: the sequences that begin with one are few and short.
 SELDOM = (*(False,) * 199, True)
 Group = dict[str, object]
@@ -48,7 +48,7 @@ def parameters(
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
     shapes += [LARGE] * dice.pick(RARELY)
-    shapes = [dice.pick(SHAPES[:3]) for _ in range(CROWD)] if crowd else shapes
+    shapes = [dice.pick(SHAPES[:3]) for _ in range(dice.pick(CROWDS))] if crowd else shapes
     values = [
         filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
         for index, shape in enumerate(shapes)

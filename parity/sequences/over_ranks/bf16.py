@@ -71,9 +71,10 @@ MOTIFS: dict[str, Motif] = {
     },
     **{
         f"padding alone over {ranks}": (
-            *(("build", {"ranks": ranks, "groups": 1}), CLEAN, UNIVERSAL, CLEAN, UNIVERSAL),
+            ("build", {"ranks": ranks, "groups": 1, "tiny": True}),
+            *(CLEAN, UNIVERSAL, CLEAN, UNIVERSAL),
         )
-        for ranks in ("data 3", "data 4", "data 8")
+        for ranks in ("data 3", "data 4", "data 2, expert 2", "data 7", "data 8")
     },
     "experts without tokens": (
         ("build", {"ranks": "data 2, expert 2"}),
@@ -95,6 +96,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
     @action(
         seed=SEEDS,
         groups=(1, 1, 2, 3),
+        tiny=(False, False, False, True),
         **OPTIONS,
         given=GIVEN,
         bucket=(5_000_000_000, 24, 100),
@@ -107,7 +109,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
         seed, rank.shares = int(values["seed"]), True
         dice = Dice(seed)
         given = str(values["given"])
-        experts = has_experts(rank, given)
+        experts, tiny = has_experts(rank, given), bool(values["tiny"])
         groups, marked = list[Group](), list[Group]()
         # The first group is of shared parameters, the last of experts if there are any.
         for number in range(int(values["groups"]) + experts):
@@ -115,7 +117,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
             if experts and number == int(values["groups"]):
                 name = dice.pick(names_of_experts(rank))
             own = TURNS[number % 3] if dtype == "mixed" else dtype
-            row = parameters_over(dice, own, device, seed + 10 * number, rank, (name,))
+            row = parameters_over(dice, own, device, seed + 10 * number, rank, (name,), tiny=tiny)
             marked.append({"moe": True, "name": name} if name else {})
             groups.append({"params": row, **self.drawn_hyper(dice), **marked[-1]})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]

@@ -39,7 +39,14 @@ def names_of_experts(place: DrawnRank) -> tuple[str, ...]:
 
 
 def parameters_over(
-    dice: Dice, dtype: str, device: str, seed: int, place: DrawnRank, experts: Sequence[str]
+    dice: Dice,
+    dtype: str,
+    device: str,
+    seed: int,
+    place: DrawnRank,
+    experts: Sequence[str],
+    *,
+    tiny: bool = False,
 ) -> list[Parameter]:
     """Parameters of a group: pieces that this rank holds; `mixed` takes each dtype in turn.
 
@@ -52,15 +59,17 @@ def parameters_over(
         seed: of their values.
         place: this rank.
         experts: names to draw from, "" for a parameter that is no expert's.
+        tiny: of three elements at most, so that some ranks get padding alone.
     """
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
+    shapes = SMALL_SHAPES[:2] if tiny else SMALL_SHAPES
     found: list[Parameter] = []
     for index in range(dice.pick(COUNTS)):
         own, marks = turns[index % len(turns)], marks_of(dice, dice.pick(experts))
-        first, step = dice.pick(range(len(SMALL_SHAPES))), dice.pick((0, 0, 0, 1))
+        first, step = dice.pick(range(len(shapes))), dice.pick((0, 0, 0, 1))
         param = Parameter(filled((1,), own, "ordinary", 0))
         mark(param, marks)
-        shape = SMALL_SHAPES[(first + step * place.piece(param)) % len(SMALL_SHAPES)]
+        shape = shapes[(first + step * place.piece(param)) % len(shapes)]
         plain = seed + index if seed else 0
         values = place.seed_of(param, plain, False) if plain else 0
         param.data = filled(shape, own, "ordinary", values).to(device)
