@@ -175,8 +175,8 @@ first {early} steps and of the last {early}.
 | --- | --- | --- | --- | --- |"""
 NOTES = """
 Ours is the reference, on simulated ranks where theirs has two processes; the fast side of ZeRO
-is not among them. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine, and there is
-none here."""
+is not among them. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine,
+and there is none here."""
 
 
 def _edges() -> list[str]:
