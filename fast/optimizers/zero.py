@@ -11,7 +11,6 @@ the device until something is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import overload
 
@@ -31,14 +30,13 @@ from twinstep.contract.zero import (
     refuse_unbuilt,
 )
 from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import GIVEN
 from twinstep.fast.optimizers.scalers import zero_loss_scale
 from twinstep.fast.optimizers.zero_buckets import BucketedReduction
-from twinstep.fast.optimizers.zero_masters import ZeroMasters, trained
+from twinstep.fast.optimizers.zero_masters import ALLGATHER, GRADIENTS, STEP, ZeroMasters, trained
 from twinstep.fast.optimizers.zero_report import NO_GRADIENT, ZeroDriver, no_gradient
-
-GRADIENTS, STEP, ALLGATHER = "optimizer_gradients", "optimizer_step", "optimizer_allgather"
-PHASES = {"compute_norm": GRADIENTS, "basic_step": STEP}
 
 
 class ZeroOptimizer(ZeroMasters):
@@ -202,8 +200,7 @@ class ZeroOptimizer(ZeroMasters):
         self._buckets = BucketedReduction(
             self.groups, self.options, names, overlaps=overlap_comm, device=device
         )
-        # True where the sums have been reduced since a call has changed them.
-        self._reduced = False
+        self._reduced = False  # since a call has changed the sums
         self._hooks = self._buckets.hooks() if partition_grads else []
 
     def _agree(self) -> None:
@@ -220,10 +217,19 @@ class ZeroOptimizer(ZeroMasters):
         """Run backward from the loss, in fp32, times `loss_scale`; take the gradients.
 
         Stage 2 reduces them meanwhile, which all ranks must do.
+
+        Raises:
+            Exception: that of the graph; with other ranks, `step` raises it once more.
+            RuntimeError: as `reduce_gradients` does.
         """
         if not self.partition_gradients:
             super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
-            self.fill_grad_accum_attribute()
+            try:
+                self.fill_grad_accum_attribute()
+            except RuntimeError as error:
+                if not self._everyone():
+                    raise
+                self._buckets.refusal = error
             return
         try:
             with self._buckets.opened():
@@ -299,10 +305,11 @@ class ZeroOptimizer(ZeroMasters):
         if alone and refusal is None and not self._buckets.taken:
             raise no_gradient()
         try:
-            if self._fused() is None:
+            inside = self._fused()
+            if inside is None:
                 self._step_by_torch(refusal)
             else:
-                self._step_by_kernels(refusal)
+                self._step_by_kernels(inside, refusal)
         finally:
             drop_gradients(self._params())
             self._clear_sums()
@@ -325,18 +332,17 @@ class ZeroOptimizer(ZeroMasters):
             return error
         return None
 
-    def _step_by_kernels(self, refusal: Exception | None) -> None:
-        inside = self._fused()
-        assert inside is not None
+    def _step_by_kernels(self, inside: FusedAdam | FusedLamb, refusal: Exception | None) -> None:
+        external = self.external_loss_scale is not None
         try:
-            if refusal is None:
-                groups = [self._group_tensors(index) for index in range(len(self.groups))]
-                external = self.external_loss_scale is not None
-                gradients = self._step.gradients(*self._counted(), taken=self._buckets.taken)
-                self._step.run(gradients, groups, inside, external=external, timed=self._phase)
-                self._stepped = True
-            else:
+            if refusal is not None:
                 self._step.tell(refusal)
+            else:
+                groups = [self._group_tensors(index) for index in range(len(self.groups))]
+                self._step.run(
+                    self._reduced_gradients(), groups, inside, external=external, timed=self._timed
+                )
+                self._stepped = True
         except Exception as error:
             refusal = error
         # Other ranks learn on the device that there is no step: they meet in this, too.
@@ -351,8 +357,8 @@ class ZeroOptimizer(ZeroMasters):
             self._step.tell(refusal)
             raise refusal
         with self._timed(GRADIENTS):
-            gradients = self._step.gradients(*self._counted(), taken=self._buckets.taken)
-            block = self._step.decide(gradients, external=self.external_loss_scale is not None)
+            external = self.external_loss_scale is not None
+            block = self._step.decide(self._reduced_gradients(), external=external)
             self._stepped = True
             skips = self.overflow
             for group in () if skips else self.groups:
@@ -364,9 +370,6 @@ class ZeroOptimizer(ZeroMasters):
         with self._timed(ALLGATHER):
             if not skips:
                 self.update_lp_params()
-
-    def _phase(self, name: str) -> AbstractContextManager[None]:
-        return self._timed(PHASES[name])
 
     def _external_scale(self) -> float | None:
         """The scale from outside; upstream divides it out here, unlike in its FP16 optimizers."""

@@ -174,9 +174,9 @@ class BucketedReduction:
         # As many bits as a float64 holds.
         return int.from_bytes(hashlib.sha256(repr(sent).encode()).digest()[:6], "big")
 
-    def nbytes(self) -> int:
-        """Bytes of the buffers that there are."""
-        return sum(room.nbytes for rooms in self._rooms for room in rooms.values())
+    def buffers(self) -> list[Tensor]:
+        """Buffers that have been made; they are kept."""
+        return [room for rooms in self._rooms for room in rooms.values()]
 
     def hooks(self) -> list[RemovableHandle]:
         """Hooks of all parameters, at constant cost: inside `opened`, complete buckets are sent."""

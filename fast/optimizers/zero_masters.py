@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -26,9 +27,14 @@ from twinstep.fast.optimizers.bf16_groups import (
     gather,
 )
 from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import saved_scale
+from twinstep.fast.optimizers.zero_buckets import BucketedReduction
 from twinstep.fast.optimizers.zero_groups import ZeroGroup, zero_group
+from twinstep.fast.optimizers.zero_report import ZeroDriver
+
+GRADIENTS, STEP, ALLGATHER = "optimizer_gradients", "optimizer_step", "optimizer_allgather"
 
 
 class ZeroMasters(Sharded, ScaledWrapper):
@@ -40,6 +46,8 @@ class ZeroMasters(Sharded, ScaledWrapper):
 
     groups: list[ZeroGroup]
     _data_group: dist.ProcessGroup | None
+    _buckets: BucketedReduction
+    _step: ZeroDriver
     _unscaled = "the model"
 
     def _laid_out(self, names: Mapping[Tensor, str], round_robin: bool) -> list[ZeroGroup]:
@@ -101,12 +109,13 @@ class ZeroMasters(Sharded, ScaledWrapper):
         copy_model_to_masters(self.groups)
 
     def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients, sums of them, and inner state."""
+        """Bytes of model weights, masters, gradients, sums of them, buckets, and inner state."""
         return self._bytes(
             model_weights=self.bit16_groups_flat,
             master_weights=self.single_partition_of_fp32_groups,
             gradients=[param.grad for param in self._params()],
             accumulators=[t for group in self.groups for t in (group.accumulator, group.reduced)],
+            buckets=self._buckets.buffers(),
         )
 
     def _saved_scale(self) -> Saved:
@@ -121,14 +130,18 @@ class ZeroMasters(Sharded, ScaledWrapper):
             self._load_inner(loaded.inner)
         self.loss_scaler.enter(cast("dict[str, float]", scaling) or {})
 
-    def _counted(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Reduced gradients of this rank that count in the norm, and the others."""
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        """A timed phase, by the name that the driver has for it."""
+        return self._timed({"compute_norm": GRADIENTS, "basic_step": STEP}[name])
+
+    def _reduced_gradients(self) -> Gradients:
+        """Reduced gradients of this rank, by whether they count in the norm on this rank."""
         rank = tensor_parallel_rank(self.mpu)
         counted, rest = (
             [part for group in self.groups for part in group.counted(rank, counts=counts)]
             for counts in (True, False)
         )
-        return counted, rest
+        return self._step.gradients(counted, rest, taken=self._buckets.taken)
 
     def _group_tensors(self, index: int) -> GroupTensors:
         group = self.groups[index]

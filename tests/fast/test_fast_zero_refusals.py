@@ -187,6 +187,27 @@ def test_an_error_in_backward_of_one_rank_leaves_no_other_waiting() -> None:
     assert on_ranks(2, run) == [[True, False, 2.0]] * 2
 
 
+@pytest.mark.parametrize("stage2", [False, True])
+def test_a_sparse_gradient_in_backward_is_refused_by_the_step(stage2: bool) -> None:
+    """Other ranks are in the middle of their messages."""
+
+    def run(group: Group) -> list[Any]:
+        params, optimizer = built(group, inside="FusedAdam", partition_grads=stage2, **MOVING)
+        before = seen(params, optimizer)
+        param = params[0]
+        if place(group):
+            param.grad = torch.ones(4, dtype=HALF).to_sparse()
+            loss = params[1].float().sum()
+        else:
+            loss = param.float().sum()
+        optimizer.backward(loss)
+        with pytest.raises((RuntimeError, ValueError), match="sparse|another rank"):
+            stepped(optimizer)
+        return [seen(params, optimizer)[:-3] == before[:-3]]
+
+    assert on_ranks(2, run) == [[True]] * 2
+
+
 def test_gradients_are_forgotten_by_all_with_zero_grad() -> None:
     def run(group: Group) -> list[Any]:
         params, optimizer = built(group, inside="FusedAdam", **MOVING)

@@ -125,6 +125,8 @@ def rounded(given: dict[str, Any], side: str, rank: Rank) -> list[Any]:
         found.append([bits(optimizer.get_full_hp_grad(f"p{at}")) for at in range(len(sizes))])
         optimizer.step()
         found.append(seen(params, optimizer))
+        # Padding as well.
+        found.append([bits(flat) for flat in optimizer.bit16_groups_flat])
     return found
 
 
