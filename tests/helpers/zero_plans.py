@@ -9,12 +9,14 @@ the result, whatever the world.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -68,7 +70,7 @@ class ZeroPlan:
         micro: micro-batches of a step.
         clip: largest norm, or 0.0.
         turned: parameters are given in the opposite order.
-        by_hand: gradients are taken by `reduce_gradients`, whatever the stage.
+        by_hand: `reduce_gradients` is called after each micro-batch, whatever the stage.
         by_loss: gradients come from `backward`, in another order on each rank.
         options: of the constructor.
         bads: by step; None where all gradients are finite.
@@ -95,6 +97,11 @@ class ZeroPlan:
         """The ranks."""
         sizes = dict(zip(AXES, self.axes, strict=True))
         return World(sizes, self.seed, self.order, self.late, patience=30.0)
+
+    @property
+    def places(self) -> list[dict[str, int]]:
+        """Of all ranks, by number."""
+        return [dict(zip(AXES, at, strict=True)) for at in product(*map(range, self.axes))]
 
     def pieces(self, place: dict[str, int] | None) -> list[Piece]:
         """Pieces of the model at a place, or all of them."""
@@ -189,6 +196,13 @@ class Training:
             **plan.options,
         )
 
+    def load(self, saved: Sequence[Any]) -> None:
+        """Load what this rank needs of the state dicts of all ranks, by number."""
+        assert self.rank is not None
+        group = self.rank.group("data", "expert")
+        entries = [saved[number] for number in dist.get_process_group_ranks(group)]
+        self.optimizer.load_state_dict(entries, load_from_fp32_weights=True)
+
     def _param(self, piece: Piece) -> nn.Parameter:
         name, number = piece
         size, axis, _ = MODEL[name]
@@ -209,6 +223,8 @@ class Training:
         for micro in range(self.plan.micro):
             if self.plan.by_loss:
                 optimizer.backward(self._loss(number, micro, self.rank))
+                if self.plan.by_hand:
+                    optimizer.reduce_gradients()
                 continue
             for piece, param in self.params.items():
                 param.grad = self._own(piece, number, micro, self.rank)
