@@ -121,7 +121,13 @@ def test_buckets_leave_while_backward_runs(overlaps: bool, unused: int | None) -
         seen: list[int] = []
         rank.sent.clear()
         first = params[0].float() * 1.0
-        first.register_hook(lambda grad: seen.append(len(rank.sent)))
+
+        def look(grad: torch.Tensor) -> None:
+            seen.append(len(rank.sent))
+            # What has left is no longer held.
+            assert params[2].grad is None
+
+        first.register_hook(look)
         rest = params[2] if rank.number == 1 and unused == 1 else params[2] * params[1]
         loss = (first * rest.float()).sum() if unused != 0 or rank.number == 0 else rest.sum()
         optimizer.backward(loss)
@@ -150,3 +156,26 @@ def hook_calls(count: int) -> float:
 
 def test_hooks_cost_the_same_however_many_parameters_there_are() -> None:
     assert hook_calls(5) == hook_calls(300) < 20
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_stage_2_keeps_partitions_and_buckets(world: int, overlaps: bool) -> None:
+    """Bytes on each rank: sums in fp32 of its own partition, and buffers of bf16."""
+
+    def run(rank: Rank) -> list[int]:
+        options: dict[str, Any] = {"reduce_bucket_size": 20, "overlap_comm": overlaps}
+        params, optimizer = built(
+            rank.group("data"), SIZES, dtype=BRAIN, inside="FusedAdam", **options
+        )
+        for _ in range(2):
+            optimizer.backward(torch.stack([p.float().sum() for p in params]).sum())
+        optimizer.step()
+        assert not optimizer.overflow
+        told = optimizer.memory_report()
+        kinds = ("model_weights", "master_weights", "accumulators", "gradients", "buckets")
+        return [*(told[kind] for kind in kinds), told["optimizer_state"]]
+
+    part = 32 // world
+    buffers = 2 * 20 * (2 if overlaps else 1)
+    assert World(world).run(run) == [[2 * 32, 4 * part, 4 * part, 0, buffers, 8 * part + 8]] * world
