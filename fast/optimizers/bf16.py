@@ -130,7 +130,7 @@ class BF16Optimizer(Wrapper):
         agree_on_layouts(self.groups, self.ranks)
 
     def initialize_optimizer_states(self) -> None:
-        """Make the state of the optimizer inside; no value changes, on no Compat."""
+        """Make the state of the optimizer inside; no value changes, under any `Compat`."""
         inside = self.optimizer
         self._pending.clear()
         inside.initialize_states()

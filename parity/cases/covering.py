@@ -88,6 +88,8 @@ LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
 # Beside it in a list where large tensors are quick: whole chunks of any usual size.
 WHOLE = 3 * 2**18
 PERIOD = 4093
+# A short range may hold listed values alone.
+TRIES = 9
 # Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Not where a
 # launch is slow: a kernel may have one for each tensor.
 NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
@@ -280,11 +282,14 @@ def _recipe(operation: Operation, choices: Factors, row: Row, regime: str, words
 
 
 def _value(control: Control, chosen: Value | None, words: str) -> float:
-    """The chosen value, or one drawn from the control's range."""
-    if chosen is None and control.range is not None:
-        drawn = control.range.at(random.Random(f"{words}/{control.name}").random())
-        return float(int(drawn)) if control.dtype == torch.int64 else drawn
-    return float(cast(float, chosen))
+    """The chosen value, or one drawn from the control's range that is not listed."""
+    # A float would lose the last bits of a counter.
+    kind = int if control.dtype == torch.int64 else float
+    if chosen is not None or control.range is None:
+        return kind(cast(float, chosen))
+    dice, span = random.Random(f"{words}/{control.name}"), control.range
+    drawn = (kind(span.at(dice.random())) for _ in range(TRIES))
+    return next((value for value in drawn if value not in control.values), control.values[0])
 
 
 def completed_steps(turn: int, seed: int, beta2: float) -> int:
@@ -319,7 +324,9 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
     return tuple(row)
 
 
-def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
+def enlarged(
+    operation: Operation, recipe: Recipe, sizes: Range, beside: Sequence[int] = ()
+) -> Recipe:
     """The recipe with a large tensor, ordinary controls, and every regime.
 
     Its values repeat: that is cheap, and the period is no multiple of any block.
@@ -328,9 +335,9 @@ def enlarged(operation: Operation, recipe: Recipe, sizes: Range) -> Recipe:
         operation: whose controls have their first values.
         recipe: that is changed.
         sizes: elements of the large tensor.
+        beside: elements of others, where there is a list.
     """
     size = int(sizes.at(random.Random(recipe.seed).random()))
-    beside = () if sizes is LARGE_WHERE_SLOW else (WHOLE,)
     return replace(
         recipe,
         sizes=(size,) if recipe.layout == "flat" else (5, size, *beside, 33),

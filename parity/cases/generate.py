@@ -212,7 +212,7 @@ def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
 def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Large tensors cheaply: each holds the values of a small one over and over.
 
-    A value that is not finite is planted once, in the first half of the largest gradient.
+    A value that is not finite is planted once, in the first half of the largest tensor watched.
     """
     sizes = tuple(min(size, recipe.period) for size in recipe.sizes)
     finite = "mixture" if recipe.regime == "planted" else recipe.regime
@@ -238,9 +238,9 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
             rows = zip(tensors, recipe.sizes, strict=False)
             lists[argument.name] = [grown(tensor, size) for tensor, size in rows]
     case = replace(small.with_lists(lists), recipe=recipe)
-    if recipe.regime != "planted":
+    if recipe.regime != "planted" or not operation.watched:
         return case
-    (name, *_), size = operation.lists_of(Role.GRAD), max(recipe.sizes)
+    name, size = operation.watched[0], max(recipe.sizes)
     return plant(case, name, recipe.sizes.index(size), recipe.seed % (size // 2), "+inf")
 
 

@@ -163,8 +163,9 @@ def _near(evidence: Evidence, case: Case, apart: Sequence[str]) -> Masks:
 
 def _overflowing(largest: float) -> Callable[[Evidence], Masks | None]:
     def fits(evidence: Evidence) -> Masks | None:
-        (grads,) = evidence.case.operation.lists_of(Role.GRAD)
-        total = sum(float((x.double() ** 2).sum()) for x in evidence.case.lists[grads])
+        case = evidence.case
+        grads = [x for name in case.operation.lists_of(Role.GRAD) for x in case.lists[name]]
+        total = sum(float((x.double() ** 2).sum()) for x in grads)
         expected = accepted_outputs(evidence.case, "exact")["norm"][0].value
         if not (torch.isfinite(expected) and total > largest):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,22 @@ class Accepted:
     exact: Tensor | None = None
     bound: Tensor | None = None
     zone: Tensor | None = None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Accepted:
+        """The interval with all elements moved alike, as by a slice or a repetition.
+
+        Args:
+            move: makes a tensor of other elements of the one that it is given.
+        """
+
+        def part(x: Tensor | None) -> Tensor | None:
+            return None if x is None else move(x)
+
+        ends = map(part, (self.low, self.high, self.exact, self.bound, self.zone))
+        low, high, exact, bound, zone = ends
+        return Accepted(
+            value=move(self.value), low=low, high=high, exact=exact, bound=bound, zone=zone
+        )
 
     def accepts(self, got: Tensor) -> Tensor:
         """Mask of the elements of `got` (same dtype and shape) that are acceptable."""

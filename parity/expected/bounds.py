@@ -16,6 +16,8 @@ of the same formula can have there. Every operation of the reference adds its ch
   on the way (`gain`), because a kernel may scale before it divides;
 - where a product of factors passes the largest fp32 number (`peak`), the order of the
   multiplications decides between a finite and a non-finite result: the element is in a `zone`;
+  the interval reaches from the evaluation in real numbers to that in which the zone overflows as
+  it does in the reference (`overflowing`), each with errors of its own;
 - a comparison that an honest implementation may decide otherwise leaves both branches open: the
   reference's norm may round to zero, or its square root overflow, where a wider one does not.
 
@@ -48,6 +50,7 @@ SMALLEST = 2 * 2.0**-149
 TINY = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 _INSTRUCTION_ERROR: ContextVar[InstructionError] = ContextVar("instruction_error", default=IEEE)
+_OVERFLOWING: ContextVar[bool] = ContextVar("overflowing", default=False)
 
 
 @contextmanager
@@ -58,6 +61,16 @@ def allowing_for(instruction_error: InstructionError) -> Iterator[None]:
         yield
     finally:
         _INSTRUCTION_ERROR.reset(token)
+
+
+@contextmanager
+def overflowing() -> Iterator[None]:
+    """Go on from the reference's own infinity or NaN, inside the context, where a zone has one."""
+    token = _OVERFLOWING.set(True)
+    try:
+        yield
+    finally:
+        _OVERFLOWING.reset(token)
 
 
 class Bounded(Tensor):
@@ -115,7 +128,7 @@ class Bounded(Tensor):
         if name in WHOLE_RULES:
             rule = WHOLE_RULES[name]
             found = rule(cast("Callable[..., Tensor]", func), args, dict(kwargs or {}))
-            return Bounded(replace(found, value=plain))
+            return Bounded(_followed(replace(found, value=plain)))
         if name == "_to_copy" and not plain.dtype.is_floating_point:
             return _to_integers(cast("Bounded", args[0]), plain)
         if not plain.dtype.is_floating_point:
@@ -140,7 +153,8 @@ def _root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         value, [c.exact for c in carried], [c.error for c in carried]
     )
     zone = zone | torch.tensor(any(bool(c.zone.any()) for c in carried))
-    return Bounded(replace(known(value), exact=exact, error=error, zone=zone, computed=True))
+    norm = replace(known(value), exact=exact, error=error, zone=zone, computed=True)
+    return Bounded(_followed(norm))
 
 
 def _values(args: Sequence[object]) -> list[object]:
@@ -184,7 +198,16 @@ def _settled(c: Carried, plain: Tensor) -> Carried:
     overflows = (c.peak > LARGEST) | (c.exact.abs() + error >= LARGEST * (1 - 2.0**-20))
     # From an infinite operand one order makes an infinity and another a NaN.
     zone = c.zone | ~finite | overflows | torch.isinf(error)
-    return replace(c, value=plain, error=error, zone=zone)
+    return _followed(replace(c, value=plain, error=error, zone=zone))
+
+
+def _followed(c: Carried) -> Carried:
+    """In the zones the reference's own overflow, if the context follows it."""
+    if not _OVERFLOWING.get():
+        return c
+    over = c.zone & ~torch.isfinite(c.value)
+    exact = torch.where(over, c.value.to(torch.float64), c.exact)
+    return replace(c, exact=exact, error=torch.where(over, 0.0, c.error))
 
 
 def _flushable(c: Carried, operation: str) -> Tensor:
@@ -283,13 +306,15 @@ def _absolute(operands: Sequence[Carried]) -> Carried:
 
 
 def _extremum(pick: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Sequence[Carried]], Carried]:
-    """The larger or smaller of two: no further from the truth than the worse of them."""
+    """The larger or smaller of two, which grows with each of them: so do the ends."""
 
     def rule(operands: Sequence[Carried]) -> Carried:
         a, b = operands
-        error = torch.maximum(a.error, b.error)
+        exact = pick(a.exact, b.exact)
+        below = exact - pick(a.exact - a.error, b.exact - b.error)
+        above = pick(a.exact + a.error, b.exact + b.error) - exact
         peak = torch.maximum(a.exact.abs(), b.exact.abs())
-        return _merged(a, b, pick(a.exact, b.exact), error, peak)
+        return _merged(a, b, exact, torch.maximum(below, above), peak)
 
     return rule
 

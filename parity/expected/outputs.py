@@ -10,9 +10,10 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for
+from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for, overflowing
 from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
+from twinstep.parity.expected.packed import packed
 from twinstep.parity.expected.periodic import of_one_period
 from twinstep.parity.operations.operation import Bound
 
@@ -33,8 +34,11 @@ def accepted_outputs(
     def evaluated(case: Case) -> AcceptedOutputs:
         if arithmetic == "exact" or case.operation.bound is Bound.EXACT:
             return {name: [Accepted(value=x) for x in xs] for name, xs in case.reference().items()}
-        results = _evaluated(case, instruction_error)
-        return {name: [_accepted(x) for x in xs] for name, xs in results.items()}
+        results = other = _evaluated(case, instruction_error)
+        if any(_zoned(x) for xs in results.values() for x in xs):
+            with overflowing():
+                other = _evaluated(case, instruction_error)
+        return {name: list(map(_accepted, results[name], other[name])) for name in results}
 
     return of_one_period(case, evaluated)
 
@@ -66,7 +70,9 @@ def truths(case: Case) -> dict[tuple[str, int], Truth]:
 
 def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, list[Tensor]]:
     """What the reference makes of numbers that carry their bound."""
-    lists = {name: [_wrapped(x) for x in xs] for name, xs in case.lists.items()}
+    few = packed(case)
+    every = case.lists if few is None else few.lists()
+    lists = {name: [_wrapped(x) for x in xs] for name, xs in every.items()}
     controls = {
         control.name: case.controls[control.name]
         if control.output or control.name == "found_inf" or control.dtype != torch.float32
@@ -74,20 +80,25 @@ def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, lis
         for control in case.operation.controls
     }
     with allowing_for(instruction_error):
-        return evaluate(replace(case, controls=controls), lists)
+        found = evaluate(replace(case, controls=controls), lists)
+    return found if few is None else few.apart(found)
 
 
 def _wrapped(x: Tensor) -> Tensor:
     return Bounded(known(x)) if x.dtype.is_floating_point else x
 
 
-def _accepted(x: Tensor) -> Accepted:
-    if not isinstance(x, Bounded):
+def _zoned(x: Tensor) -> bool:
+    return isinstance(x, Bounded) and bool(x.carried.zone.any())
+
+
+def _accepted(x: Tensor, other: Tensor) -> Accepted:
+    if not (isinstance(x, Bounded) and isinstance(other, Bounded)):
         return Accepted(value=x)
     carried = x.carried
     if not bool(((carried.error != 0) | carried.zone).any()):
         return _untouched(x)
-    low, high = _ends(carried)
+    low, high = _ends(carried, other.carried)
     if not x.dtype.is_floating_point:
         return _of_integers(carried, low, high)
     zone = carried.zone
@@ -140,12 +151,18 @@ def _inside(end: Tensor, dtype: torch.dtype, inwards: float) -> Tensor:
     )
 
 
-def _ends(carried: Carried) -> tuple[Tensor, Tensor]:
+def _ends(carried: Carried, other: Carried) -> tuple[Tensor, Tensor]:
     """Both ends of the interval; in a zone it reaches from one order's result to the other's."""
-    low = torch.where(carried.error > 0, carried.exact - carried.error, carried.exact)
-    high = torch.where(carried.error > 0, carried.exact + carried.error, carried.exact)
+    low, high = _interval(carried)
+    other_low, other_high = _interval(other)
     value = carried.value.to(torch.float64)
     room = value.abs() * 2 * ROUNDING
-    low = torch.where(carried.zone, torch.fmin(low, value - room), low)
-    high = torch.where(carried.zone, torch.fmax(high, value + room), high)
+    low = torch.where(carried.zone, low.fmin(value - room).fmin(other_low), low)
+    high = torch.where(carried.zone, high.fmax(value + room).fmax(other_high), high)
+    return low, high
+
+
+def _interval(carried: Carried) -> tuple[Tensor, Tensor]:
+    low = torch.where(carried.error > 0, carried.exact - carried.error, carried.exact)
+    high = torch.where(carried.error > 0, carried.exact + carried.error, carried.exact)
     return low, high

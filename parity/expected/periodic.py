@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -61,13 +60,8 @@ def _grown(accepted: Accepted, like: Tensor) -> Accepted:
     if is_counter(like) or not like.numel():
         return accepted
 
-    def grown(part: Tensor | None) -> Tensor | None:
-        if part is None:
-            return None
+    def grown(part: Tensor) -> Tensor:
         times = -(-like.numel() // part.numel())
         return part.reshape(-1).repeat(times)[: like.numel()].reshape(like.shape)
 
-    ends = (accepted.low, accepted.high, accepted.exact, accepted.bound, accepted.zone)
-    low, high, exact, bound, zone = map(grown, ends)
-    value = cast(Tensor, grown(accepted.value))
-    return Accepted(value=value, low=low, high=high, exact=exact, bound=bound, zone=zone)
+    return accepted.moved(grown)

@@ -22,7 +22,6 @@ from twinstep.parity.cases.formats import FORMATS, non_finite_bits
 from twinstep.parity.cases.generate import plant, replaced, with_bits
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Plan, Values
-from twinstep.parity.operations.operation import Role
 
 
 def matrix(case: Case) -> Iterator[Case]:
@@ -44,8 +43,7 @@ def matrix(case: Case) -> Iterator[Case]:
 
 def placed(case: Case) -> Iterator[Case]:
     """The case once for every kind of value and every position."""
-    names = case.operation.lists_of(Role.GRAD) or case.operation.lists_of(Role.PARAM, Role.VALUE)
-    for name in names:
+    for name in case.operation.watched:
         tensors = case.lists[name]
         full = [index for index, tensor in enumerate(tensors) if tensor.numel()]
         if not full:

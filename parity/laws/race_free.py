@@ -23,7 +23,6 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import generate, plant
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Check, Plan, Same, Values
-from twinstep.parity.operations.operation import Role
 
 SCHEDULES = ("one by one", "backwards", "permuted")
 # More than one block of any usual size; whole tensors are usually left to larger ones.
@@ -41,9 +40,9 @@ def crowded(case: Case) -> Iterable[Case]:
     grown = generate(operation, case.combination, replace(recipe, sizes=sizes, dims=1))
     if any(control.name == "found_inf" for control in operation.controls):
         grown = grown.with_controls(found_inf=0.0)
-    if "found_inf" not in operation.writes:
+    if "found_inf" not in operation.writes or not operation.watched:
         return [grown]
-    (name,) = operation.lists_of(Role.GRAD)
+    name = operation.watched[0]
     index = sizes.index(long)
     bad = plant(plant(grown, name, index, 0, "+inf"), name, index, long - 1, "NaN")
     return [grown, bad]

@@ -105,7 +105,7 @@ STEP_SCALE = Control(
 CUR_ITER = Control(
     name="cur_iter",
     dtype=INT64,
-    values=(7, 0, 1, 2, 3, 4, 5, 6, 8, 2**31 - 1, 2**40),
+    values=(7, 0, 1, 2, 3, 4, 5, 6, 2**31 - 1, 2**53 + 1),
     range=COUNTS,
 )
 LAST_OVERFLOW = Control(
@@ -164,6 +164,15 @@ CLIPPED: Settings = {"max_norm": 1.0, "scale": 65536.0}
 UNSCALED_CLIPPED: Settings = {"max_norm": 1.0, "scale": 1.0}
 # Overflow at the floor with nothing left of the hysteresis: raised, or silent.
 AT_FLOOR: Settings = {"scale": 1.0, "min_scale": 1.0, "cur_hysteresis": 1, "exhausted": 0}
+# No float64 holds the counter.
+LATE: Settings = {
+    "cur_iter": 2**53 + 1,
+    "last_overflow_iter": 3,
+    "scale_window": 4,
+    "scale": 1024.0,
+    "scale_factor": 4.0,
+    "found_inf": 0.0,
+}
 # The next scale is a float64, and no fp32 number.
 AT_CEILING: Settings = {
     "scale": 2.0**127,

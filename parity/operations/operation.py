@@ -170,6 +170,11 @@ class Operation:
         return tuple(argument.name for argument in self.lists if argument.role in roles)
 
     @property
+    def watched(self) -> tuple[str, ...]:
+        """Lists that an overflow shows in: the gradients, or weights and values without these."""
+        return self.lists_of(Role.GRAD) or self.lists_of(Role.PARAM, Role.VALUE)
+
+    @property
     def shaped(self) -> tuple[ListArgument, ...]:
         """The lists whose shapes follow from those of the leading list."""
         return tuple(argument for argument in self.lists if argument.shape is not None)

@@ -178,6 +178,7 @@ UPDATE_SCALE_DYNAMIC = Operation(
     bound=Bound.EXACT,
     together=(
         controls.DYNAMIC,
+        controls.LATE,
         {**controls.AT_FLOOR, "found_inf": 1.0, "raise_error_at_min_scale": True},
         {**controls.AT_FLOOR, "found_inf": 1.0, "raise_error_at_min_scale": False},
     ),

@@ -111,7 +111,7 @@ class Failure:
         rows = [
             *self._values(),
             *self._inputs(),
-            ("controls", _settings({k: f"{v.item():.9g}" for k, v in case.controls.items()})),
+            ("controls", _settings({k: decimal(v) for k, v in case.controls.items()})),
             ("options", _settings({k: str(v) for k, v in case.options.items()})),
             ("layout", _layout(case)),
             ("call", f"number {self.finding.call + 1} of the law" * (self.finding.call > 0)),

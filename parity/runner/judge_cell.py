@@ -15,6 +15,7 @@ from twinstep.parity.cases.covering import (
     LARGE,
     LARGE_WHERE_SLOW,
     NUMEROUS,
+    WHOLE,
     covering_recipes,
     crowd,
     diminished,
@@ -243,7 +244,8 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
     if engine.name not in SLOW:
         turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
         quick = engine.name in ("cpu", "cuda")
-        large = enlarged(kernel.operation, first, LARGE[turn] if quick else LARGE_WHERE_SLOW)
+        sizes, beside = (LARGE[turn], (WHOLE,)) if quick else (LARGE_WHERE_SLOW, ())
+        large = enlarged(kernel.operation, first, sizes, beside)
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")

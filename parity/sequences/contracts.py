@@ -23,6 +23,8 @@ from twinstep.parity.sequences.world import World
 
 # A class under judgement may be in another process: a place must be picklable.
 Place = Callable[[World], Tensor]
+# Entry of the state for each list that is written; the weights are none.
+STATE = {"params": "", "exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
 
 
 @dataclass(frozen=True)
@@ -62,52 +64,50 @@ class Contract:
 
 
 def adam_contracts(world: World) -> Sequence[Contract]:
-    """One contract for each parameter with a gradient; parameters are found by their number.
+    """One contract for each group with a gradient; parameters are found by their number.
 
     There are none where a gradient is sparse, which is refused.
     """
-    found: list[Contract] = []
     if any(param.grad is not None and param.grad.is_sparse for param in world.params):
-        return found
+        return []
+    numbers = {param: at for at, param in enumerate(world.params)}
+    found: list[Contract] = []
     for group in world.torch_optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is not None:
-                index = next(at for at, known in enumerate(world.params) if known is param)
-                found.append(_adam_contract(world, group, index))
+        indices = [numbers[param] for param in group["params"] if param.grad is not None]
+        found += [_adam_contract(world, group, indices)] if indices else []
     return found
 
 
-def _adam_contract(world: World, group: Mapping[str, object], index: int) -> Contract:
-    param = world.params[index]
+def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[int]) -> Contract:
     decoupled = bool(world.options.get("adam_w_mode", True))
     operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
-    state = world.torch_optimizer.state.get(param) or {}
-    zeros = torch.zeros(param.shape)
-    lists = {
-        "params": param.detach(),
-        "grads": cast(Tensor, param.grad),
-        "exp_avgs": state.get("exp_avg", zeros),
-        "exp_avg_sqs": state.get("exp_avg_sq", zeros),
-        "steps": state.get("step", torch.zeros((), dtype=torch.int64)),
-    }
+    lists: dict[str, list[Tensor]] = {name: [] for name in (*STATE, "grads", "steps", "copies")}
+    for param in (world.params[index] for index in indices):
+        state = world.torch_optimizer.state.get(param) or {}
+        zeros = torch.zeros(param.shape)
+        lists["params"].append(param.detach().clone())
+        lists["grads"].append(cast(Tensor, param.grad).clone())
+        lists["exp_avgs"].append(state.get("exp_avg", zeros).clone())
+        lists["exp_avg_sqs"].append(state.get("exp_avg_sq", zeros).clone())
+        lists["steps"].append(state.get("step", torch.zeros((), dtype=torch.int64)).clone())
     case = Case(
         operation=operation,
         combination="",
-        lists={**{name: [value.clone()] for name, value in lists.items()}, "copies": []},
+        lists=lists,
         controls=_controls(group),
         options={"bias_correction": bool(group["bias_correction"])},
         skews={},
         guard=0,
-        recipe=Recipe(layout="list", sizes=(param.numel(),)),
+        recipe=Recipe(layout="list", sizes=tuple(param.numel() for param in lists["params"])),
     )
     accepted = accepted_outputs(case, "bounded")
-    state_path = f"optimizer.state[params[{index}]]"
-    names = {"exp_avgs": "exp_avg", "exp_avg_sqs": "exp_avg_sq"}
-    places: dict[str, Place] = {f"params[{index}]": ParamPlace(index)}
-    chosen = {f"params[{index}]": accepted["params"][0]}
-    for argument, name in names.items():
-        places[f"{state_path}.{name}"] = StatePlace(index, name)
-        chosen[f"{state_path}.{name}"] = accepted[argument][0]
+    chosen: dict[str, Accepted] = {}
+    places: dict[str, Place] = {}
+    for at, index in enumerate(indices):
+        for argument, entry in STATE.items():
+            path = f"optimizer.state[params[{index}]].{entry}" if entry else f"params[{index}]"
+            places[path] = StatePlace(index, entry) if entry else ParamPlace(index)
+            chosen[path] = accepted[argument][at]
     return Contract(chosen, places)
 
 

@@ -80,9 +80,10 @@ def aged(state: State, count: int, since: int) -> State:
 
     Args:
         state: freshly loaded.
-        count: of steps.
+        count: of steps; at least those since the last overflow.
         since: clean steps since the last overflow, where these are counted.
     """
+    count = max(count, since - 1)
     for key, value in state.items():
         rows = value if isinstance(value, list) else [value]
         for row in rows:

@@ -126,7 +126,7 @@ class BF16Optimizer(Wrapper):
         agree_on_layouts(self.groups, self.ranks)
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the inner optimizer; no value changes, on no Compat."""
+        """Allocate the state of the inner optimizer; no value changes, under any `Compat`."""
         initialize(self.optimizer, self.fp32_groups_flat_partition, CORRECT)
 
     def _laid_out(

@@ -4,7 +4,7 @@ Every rank holds the whole model and runs backward on its own part of a batch. M
 reduced gradients lie in partitions (`reference.partition`), one on each rank. One step, in order:
 
     1. reduce      gradients of all ranks to one (`zero_groups`); each rank keeps its partition
-    2. agree       on overflow, norm and scale, in one message (`zero_report`)
+    2. agree       on overflow, norm and scale, in one message over each group (`zero_report`)
     3. skip        on overflow forget the gradients and change nothing else
     4. unscale     and clip, in one multiplication
     5. step        of the inner optimizer, on the master of this rank

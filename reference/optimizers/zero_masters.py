@@ -37,7 +37,7 @@ class ZeroMasters(Sharded, ScaledWrapper):
         return self.groups
 
     def initialize_optimizer_states(self) -> None:
-        """Allocate the state of the inner optimizer; no value changes, on no Compat."""
+        """Allocate the state of the inner optimizer; no value changes, under any `Compat`."""
         initialize(self.optimizer, self.single_partition_of_fp32_groups, CORRECT)
 
     def update_lp_params(self) -> None:

@@ -27,7 +27,7 @@ def count_instructions(launch: Launch, program: Program, runs: Array) -> None:
 def count_accesses(launch: Launch, batch: Batch) -> None:
     """Add the accesses of a batch, by tensor and width."""
     for (site, index), (threads, moved) in batch.traffic.items():
-        traffic = launch.buffers.setdefault(batch.regions.regions[index].label, Traffic())
+        traffic = launch.buffers.setdefault(batch.regions.region(index).label, Traffic())
         launch.widths[site.kind, site.bytes] += threads
         if site.kind != "write":
             traffic.read += moved

@@ -256,9 +256,9 @@ class ActiveLanes:
             return [(self.single, slice(None))]
         if self._parts is None:
             assert self.index is not None
-            known, index = self.lanes.batch.regions.regions, self.index
+            known, index = self.lanes.batch.regions, self.index
             places = sorted(set(index.tolist()))
-            self._parts = [(known[i], (index == i).nonzero()[0]) for i in places]
+            self._parts = [(known.region(i), (index == i).nonzero()[0]) for i in places]
         return self._parts
 
     def region_of(self, which: int) -> int:

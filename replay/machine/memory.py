@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,11 +39,26 @@ class _Bytes:
         }
 
 
+class Member(NamedTuple):
+    """Something that lies in a region.
+
+    Attributes:
+        place: Among the known.
+        label: Its name.
+        keeper: The tensor, or what else keeps the memory alive.
+    """
+
+    place: int
+    label: str
+    keeper: object
+
+
 @dataclass
 class Region:
     """A run of bytes that belongs to one tensor (or to several that overlap).
 
     Attributes:
+        members: Everything that lies in it.
         shift: Distance from an address to the real one, for windows (see `windows`).
         home: Of a window, the region that has the same bytes at their real addresses.
         elements: Of a window, flags of the bytes that belong to elements; None if all do.
@@ -50,14 +66,18 @@ class Region:
 
     start: int
     end: int
-    label: str
-    keeper: object = None
+    members: list[Member]
     index: int = 0
     shift: int = 0
     home: Region | None = None
     elements: Array | None = None
     _views: dict[tuple[int, int], tuple[Array, int]] = field(default_factory=dict)
     _bytes: Array | None = None
+
+    @property
+    def label(self) -> str:
+        """The names of its members, each once."""
+        return "/".join(dict.fromkeys(member.label for member in self.members))
 
     def bytes(self) -> Array:
         """All of the region's bytes, as uint8."""
@@ -94,48 +114,62 @@ class Regions:
         tensors: Iterable[tuple[str, torch.Tensor]],
         extra: Iterable[tuple[str, int, int, object]] = (),
     ) -> None:
-        spans: list[tuple[int, int, str, object]] = [
+        known: list[tuple[int, int, str, object]] = [
             (start := t.data_ptr(), start + span(t), label, t) for label, t in tensors
         ]
-        spans += [(address, address + size, label, keep) for label, address, size, keep in extra]
-        self.regions: list[Region] = []
-        for start, end, label, keeper in sorted(spans, key=lambda item: (item[0], -item[1])):
-            if start == end:
-                continue
-            last = self.regions[-1] if self.regions else None
-            if last is not None and start < last.end:
-                last.end = max(last.end, end)
-                if label not in last.label.split("/"):
-                    last.label += f"/{label}"
-                last.keeper = (last.keeper, keeper)
-            else:
-                self.regions.append(Region(start, end, label, keeper, len(self.regions)))
-        self._index()
+        known += [(address, address + size, label, keep) for label, address, size, keep in extra]
+        starts, ends = np.array([row[:2] for row in known], np.uint64).reshape(-1, 2).T
+        order = np.lexsort((~ends, starts))
+        order = order[starts[order] < ends[order]]
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        first, last = np.ones((2, len(order)), np.bool_)
+        first[1:] = last[:-1] = starts[1:] >= ends[:-1]
+        self.start_array, self.end_array = starts[first], ends[last]
+        self.starts: list[int] = self.start_array.tolist()
+        self.ends: list[int] = self.end_array.tolist()
+        self._known, self._order = known, order.tolist()
+        self._first = [*np.flatnonzero(first).tolist(), len(order)]
+        self._regions: dict[int, Region] = {}
 
-    def _index(self) -> None:
-        self.starts = [region.start for region in self.regions]
-        self.start_array = np.array(self.starts, np.uint64)
-        self.end_array = np.array([region.end for region in self.regions], np.uint64)
+    def region(self, index: int) -> Region:
+        """A region, made when it is first asked for: a launch knows hundreds and touches a few."""
+        if index not in self._regions:
+            places = self._order[self._first[index] : self._first[index + 1]]
+            members = [Member(place, *self._known[place][2:]) for place in places]
+            self._regions[index] = Region(self.starts[index], self.ends[index], members, index)
+        return self._regions[index]
+
+    def _add(self, start: int, end: int, members: list[Member]) -> Region:
+        """A further region, behind all others."""
+        region = Region(start, end, members, len(self.starts))
+        self._regions[region.index] = region
+        self.starts.append(start)
+        self.ends.append(end)
+        return region
 
     def find(self, low: int, high: int) -> Region | None:
         """The region that holds all of [low, high), if one does."""
         index = bisect_right(self.starts, low) - 1
-        if index < 0 or high > self.regions[index].end:
+        if index < 0 or high > self.ends[index]:
             return None
-        return self.regions[index]
+        return self._regions.get(index) or self.region(index)
 
     def nearest(self, address: int) -> Region | None:
         """The region whose edge is closest to an address outside all of them."""
 
-        def distance(region: Region) -> int:
-            return max(region.start - address, address - region.end + 1, 0)
+        def distance(index: int) -> int:
+            return max(self.starts[index] - address, address - self.ends[index] + 1, 0)
 
-        return min(self.regions, key=distance, default=None)
+        index = min(range(len(self.starts)), key=distance, default=None)
+        return None if index is None else self.region(index)
 
     def lookup(self, addresses: Array, size: int) -> tuple[Array, Array]:
         """For each address the index of its region and whether `size` bytes fit there."""
+        if len(self.start_array) < len(self.starts):
+            self.start_array = np.array(self.starts, np.uint64)
+            self.end_array = np.array(self.ends, np.uint64)
         index = np.searchsorted(self.start_array, addresses, side="right") - 1
-        if not self.regions:
+        if not self.starts:
             return index, np.zeros(addresses.shape, np.bool_)
         inside = index >= 0
         safe = np.maximum(index, 0)

@@ -9,7 +9,7 @@ stays real, and may reach any tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from twinstep.replay.dtypes import Array, width
-from twinstep.replay.machine.memory import Region, Regions, span
+from twinstep.replay.machine.memory import Member, Region, Regions, span
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.flow import defined, family, registers_in, used
 from twinstep.replay.ptx.syntax import Mem
@@ -33,49 +33,60 @@ _ADDRESS_BITS = np.uint64(40)
 _LOADS = frozenset({"ld", "ldu"})
 
 
-Key = tuple[int, int, tuple[object, ...]]
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape, stride and bytes of an element."""
+Key = tuple[int, int, Layout | None]
 """Start and size of a tensor, and where its elements are if that is not everywhere."""
 
 
 class Windows(Regions):
-    """Regions, and for each tensor a window besides."""
+    """Regions, and besides a window for each tensor whose address the kernel is given.
+
+    Args:
+        tensors: See `Regions`.
+        extra: See `Regions`.
+    """
 
     def __init__(
         self,
-        tensors: Sequence[tuple[str, torch.Tensor]],
+        tensors: Iterable[tuple[str, torch.Tensor]],
         extra: Iterable[tuple[str, int, int, object]] = (),
     ) -> None:
         super().__init__(tensors, extra)
+        self.homes = len(self.starts)
+        self.low, self.high = (self.starts[0], self.ends[-1]) if self.homes else (1, 0)
         self.window_of: dict[Key, Region] = {}
-        self.windows_at: dict[int, list[Region]] = {}
-        homes = len(self.regions)
-        for label, tensor in tensors:
-            if tensor.numel():
-                self._add(label, tensor)
-        self.windows = self.regions[homes:]
-        self.gaps = any(window.elements is not None for window in self.windows)
-        self.low = min((w.start + w.shift for w in self.windows), default=1)
-        self.high = max((w.end + w.shift for w in self.windows), default=0)
+        self.inside: dict[int, dict[Key, list[Member]]] = {}
+        self.gaps = False
         self.known: dict[int, int] = {}
-        self._index()
 
-    def _add(self, label: str, tensor: torch.Tensor) -> None:
-        key = _key(tensor)
-        real, size, sparse = key
+    def _window(self, key: Key) -> Region:
+        """The window of a tensor, made when it is first asked for.
+
+        A launch knows hundreds of tensors, and there may be one launch for each of them.
+        """
         if key in self.window_of:
-            window = self.window_of[key]
-            if label not in window.label.split("/"):
-                window.label += f"/{label}"
-            return
+            return self.window_of[key]
+        real, size, sparse = key
         start = FIRST + len(self.window_of) * SPACING + SPACING // 2 + real % 2**32
-        window = Region(start, start + size, label, tensor, len(self.regions))
-        window.shift, window.home = real - start, self.find(real, real + size)
-        if sparse and size <= LARGE:
-            window.elements = _elements(tensor, size)
+        home = self.find(real, real + size)
+        assert home is not None
+        window = self._add(start, start + size, self._inside(home)[key])
+        window.shift, window.home = real - start, home
+        if sparse is not None and size <= LARGE:
+            window.elements = _elements(sparse, size)
+        self.gaps |= window.elements is not None
         self.window_of[key] = window
-        if window.home is not None:
-            self.windows_at.setdefault(window.home.index, []).append(window)
-        self.regions.append(window)
+        return window
+
+    def _inside(self, home: Region) -> dict[Key, list[Member]]:
+        """The tensors in a region, those with the same elements together, in their order."""
+        if home.index not in self.inside:
+            found = self.inside[home.index] = dict[Key, list[Member]]()
+            for member in sorted(home.members, key=lambda member: member.place):
+                if isinstance(member.keeper, torch.Tensor):
+                    found.setdefault(_key(member.keeper), []).append(member)
+        return self.inside[home.index]
 
     def parameter(self, address: int, tensors: list[torch.Tensor]) -> int:
         """An address among the parameters, moved.
@@ -87,18 +98,18 @@ class Windows(Regions):
         for place, tensor in enumerate(tensors):
             if tensor.data_ptr() == address and tensor.numel():
                 del tensors[place]
-                return address - self.window_of[_key(tensor)].shift
+                return address - self._window(_key(tensor)).shift
         return self.moved_one(address)
 
     def moved_one(self, address: int) -> int:
         """A real address, or that of the end of a tensor, in the window of the widest tensor."""
         if address not in self.known:
             home, widest, shift = self.find(address, address), -1, 0
-            for window in self.windows_at.get(home.index, ()) if home is not None else ():
-                place = address - window.shift
-                size = window.end - window.start if place < window.end else 0
-                if window.start <= place <= window.end and size > widest:
-                    widest, shift = size, window.shift
+            for key in self._inside(home) if home is not None else ():
+                start, whole, _ = key
+                size = whole if address < start + whole else 0
+                if start <= address <= start + whole and size > widest:
+                    widest, shift = size, self._window(key).shift
             self.known[address] = address - shift
         return self.known[address]
 
@@ -115,11 +126,11 @@ class Windows(Regions):
         """Words to store, those that lie in a window moved back."""
         place = words >> _ADDRESS_BITS
         first = FIRST // SPACING
-        near = (place >= np.uint64(first)) & (place < np.uint64(first + len(self.windows)))
+        near = (place >= np.uint64(first)) & (place < np.uint64(first + len(self.window_of)))
         return _each(words, near, self._real_one)
 
     def _real_one(self, address: int) -> int:
-        window = self.windows[(address - FIRST) // SPACING]
+        window = self.region(self.homes + (address - FIRST) // SPACING)
         return address + window.shift if window.start <= address <= window.end else address
 
 
@@ -137,15 +148,14 @@ def _each(words: Array, chosen: Array, function: Callable[[int], int]) -> Array:
 def _key(tensor: torch.Tensor) -> Key:
     size, whole = tensor.element_size(), span(tensor)
     dense = tensor.numel() * size == whole
-    return tensor.data_ptr(), whole, () if dense else (tensor.shape, tensor.stride(), size)
+    return tensor.data_ptr(), whole, None if dense else (tensor.shape, tensor.stride(), size)
 
 
-def _elements(tensor: torch.Tensor, whole: int) -> Array | None:
+def _elements(layout: Layout, whole: int) -> Array | None:
     """Flags of the bytes of a view that belong to an element; None if all do."""
-    size = tensor.element_size()
+    shape, stride, size = layout
     flags = np.zeros((whole // size, size), np.bool_)
-    strides = [stride * size for stride in tensor.stride()]
-    as_strided(flags, (*tensor.shape, size), (*strides, 1))[...] = True
+    as_strided(flags, (*shape, size), (*(step * size for step in stride), 1))[...] = True
     return None if flags.all() else flags.reshape(-1)
 
 

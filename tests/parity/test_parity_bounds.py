@@ -94,6 +94,22 @@ def test_reference_itself_is_accepted_everywhere() -> None:
                     assert all(bool(accepted.accepts(accepted.value).all()) for accepted in outputs)
 
 
+@pytest.mark.parametrize("dims", [0, 1, 2])
+@pytest.mark.parametrize("combination", ["mixed", "bf16"])
+def test_each_of_many_tensors_has_the_interval_that_it_has_alone(
+    combination: str, dims: int
+) -> None:
+    recipe = replace(adamw_case().recipe, sizes=(3, 1, 0, 2) * 4, dims=dims)
+    case = generate(operation_named("adamw_step", "test"), combination, recipe)
+    together = accepted_outputs(case, "bounded")
+    for at in range(case.length):
+        alone = accepted_outputs(case.taken([at]), "bounded")
+        for name in (name for name, rows in alone.items() if rows):
+            for field, part in vars(alone[name][0]).items():
+                found = getattr(together[name][at], field)
+                torch.testing.assert_close(found, part, rtol=0, atol=0, equal_nan=True)
+
+
 def test_bound_is_a_few_ulp_on_ordinary_values() -> None:
     (accepted, _) = accepted_outputs(adamw_case(regime="ordinary"), "bounded")["exp_avg_sqs"]
     assert accepted.bound is not None
@@ -185,6 +201,19 @@ def test_lamb_in_float64_is_accepted_where_fp32_overflows(name: str) -> None:
     (accepted,) = accepted_outputs(case, "bounded")["params"]
     assert bool(accepted.accepts(lamb_float64(case)).all())
     assert bool(accepted.accepts(accepted.value).all())
+
+
+def test_the_branch_that_overflows_has_errors_of_its_own() -> None:
+    """The norm of the weights overflows in fp32, and the ratio is 1e30, not 2."""
+    weights, grads = [3e38, 3e38, 1.0], [0.7, 0.7, 0.3]
+    case = lamb_case(weights, grads, lr=1e-3, weight_decay=0.5, max_coeff=1e30, min_coeff=1e-6)
+    (accepted,) = accepted_outputs(case, "bounded")["params"]
+    assert accepted.value[2].item() == pytest.approx(-1.5e27)
+    narrow = torch.tensor([0.0, 0.0, 1.0])
+    for away, right in ((6 * 2.0**-23, True), (-6 * 2.0**-23, True), (-(2.0**-16), False)):
+        got = accepted.value * (1 - away * narrow)
+        assert bool(accepted.accepts(got)[2]) is right
+    assert bool(accepted.accepts(torch.tensor([3e38, 3e38, 0.997]))[2])
 
 
 def test_a_norm_that_may_round_to_zero_leaves_both_branches_open() -> None:

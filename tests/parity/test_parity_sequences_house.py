@@ -1,7 +1,7 @@
 """Our optimizers and the reference, driven by the same random sequences of actions.
 
-The gate draws the same sequences in every run; the long profile draws anew, more, and builds the
-wrappers of every combination of options.
+`make parity` drives 156 sequences of each; here a few others, the same in every run. The long
+profile draws anew, more, and builds the wrappers of every combination of options.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
 
-SEQUENCES = settings().max_examples if LONG else 150
+SEQUENCES = settings().max_examples if LONG else 8
 # For twins whose other dtypes are judged already, and those with little inside.
-FEW = 240 if LONG else 24
+FEW = min(240, SEQUENCES)
 OVER_RANKS = 200 if LONG else 2
 OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
 SCALERS = ("DynamicLossScale", "StaticLossScale")

@@ -80,7 +80,8 @@ def accepted(change: Callable[[Tensor], Tensor], x: Tensor, error: float) -> Acc
     add_block_rules()
     wide = torch.full_like(x, error, dtype=torch.float64)
     carried = replace(known(x), error=wide, computed=error > 0)
-    return _accepted(change(Bounded(carried)))
+    changed = change(Bounded(carried))
+    return _accepted(changed, changed)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])

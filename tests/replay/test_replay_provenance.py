@@ -108,7 +108,7 @@ def table_of(*tensors: torch.Tensor) -> torch.Tensor:
 def test_a_loaded_address_belongs_to_the_tensor_that_it_points_at() -> None:
     x, y = neighbours()
     table = table_of(x, y, x[50:])
-    with options(strict_provenance=True), allow(first=x, second=y):
+    with options(strict_provenance=True), allow(part=x[:50], first=x, second=y):
         add_by_table[(2,)](table, 100, 0, BLOCK=128)
         assert torch.equal(torch.cat([x, y]), torch.ones(200))
         with pytest.raises(OutOfBounds, match="of first"):
@@ -146,6 +146,13 @@ def test_the_kernel_leaves_real_addresses_in_memory(asked: bool) -> None:
     assert (copy.item(), out.item()) == (x.data_ptr(), 3.0)
     assert torch.equal(pattern, words)
     assert not other.any()
+
+
+def test_a_tensor_goes_by_all_its_names_and_by_no_other() -> None:
+    x, y = neighbours()
+    with options(strict_provenance=True), allow(part=x[:50], first=x), launches() as log:
+        put[(1,)](x, y, 5)
+    assert set(log[0].buffers) == {"x_ptr/first", "y_ptr"}
 
 
 def test_a_chosen_pointer_keeps_the_tensor_that_it_came_from() -> None:

@@ -90,7 +90,7 @@ def _edges(screen: Console, write: bool) -> list[str]:
 def _edge_tables(seen: list[Shown], runs: list[Trained]) -> tuple[Table, Table]:
     table = Table("edge", "shows", "right", "DeepSpeed", "", "ours", "Compat.deepspeed()")
     for scene, one in zip(scenes(), seen, strict=True):
-        sides = (one.upstream, verdict(scene, one), scene.lacking or one.default, one.compat)
+        sides = (one.upstream, verdict(scene, one), one.default, one.compat)
         table.add_row(scene.edge, scene.shows, str(list(scene.right)), *map(str, sides))
     losses = Table("edge", f"loss over {STEPS} steps: DeepSpeed", "ours", "Compat.deepspeed()")
     for run in runs:

@@ -169,6 +169,15 @@ def iterations_of_32_bits(call: DynamicCall) -> None:
     call.cur_iter.copy_(call.cur_iter.to(torch.int32))
 
 
+@value("update_scale_dynamic", component="counters")
+def iterations_in_float64(call: DynamicCall) -> None:
+    """The clean steps are counted in float64, where neighbours above 2^53 are one number."""
+    clean = int(float(call.cur_iter) - float(call.last_overflow_iter) - 1)
+    late = replace(call, cur_iter=call.last_overflow_iter + clean + 1)
+    update_dynamic(late)
+    call.cur_iter.add_(1)
+
+
 @value("mixed_step", component="loss scale", law="skipped_step")
 def exhausted_at_a_floor_of_one_forgotten(call: MixedCall) -> None:
     """An overflow at the floor is reported, but for the dynamic rule at a scale of 1."""

@@ -12,8 +12,8 @@ from twinstep.contract.compat import Compat
 
 Numbers = list[float]
 DIGITS = 5
-# Runs DeepSpeed, and the reference, which is None where it has no such optimizer yet.
-Play = tuple[Callable[[], Numbers], Callable[[Compat], Numbers] | None]
+# Runs DeepSpeed, and the reference.
+Play = tuple[Callable[[], Numbers], Callable[[Compat], Numbers]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,8 @@ class Scene:
         shows: what the numbers are.
         right: what they should be.
         upstream: runs DeepSpeed.
-        ours: runs the reference; None where it has no such optimizer yet.
+        ours: runs the reference.
         field: of `Compat`, which brings upstream's numbers back; empty where none does.
-        lacking: why there is nothing of ours to run; empty where there is.
         compiles: whether DeepSpeed compiles C++ for it.
     """
 
@@ -37,9 +36,8 @@ class Scene:
     shows: str
     right: Sequence[float]
     upstream: Callable[[], Numbers]
-    ours: Callable[[Compat], Numbers] | None = None
+    ours: Callable[[Compat], Numbers]
     field: str = ""
-    lacking: str = ""
     compiles: bool = False
 
 
@@ -63,16 +61,14 @@ class Shown:
 
 
 def shown(scene: Scene, missing: str = "") -> Shown:
-    """Run a scene on every side that it has."""
+    """Run a scene on every side."""
     if missing:
         return Shown(edge=scene.edge, missing=missing)
-    default = scene.ours(Compat()) if scene.ours else []
-    compat = scene.ours(Compat.deepspeed()) if scene.ours else []
     return Shown(
         edge=scene.edge,
         upstream=rounded(scene.upstream()),
-        default=rounded(default),
-        compat=rounded(compat),
+        default=rounded(scene.ours(Compat())),
+        compat=rounded(scene.ours(Compat.deepspeed())),
     )
 
 
@@ -97,7 +93,7 @@ def faults(scene: Scene, seen: Shown, before: Shown | None) -> list[str]:
     if seen.missing:
         return []
     found = []
-    if scene.ours and seen.default != rounded(scene.right):
+    if seen.default != rounded(scene.right):
         found.append(f"{scene.edge}: ours gives {seen.default}, right is {list(scene.right)}")
     if scene.field and seen.compat != seen.upstream:
         found.append(

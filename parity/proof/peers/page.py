@@ -192,12 +192,10 @@ def _scene(scene: Scene, seen: Shown) -> str:
     theirs = f"{_listed(seen.upstream)}, {verdict(scene, seen)}" if seen.upstream else "-"
     if seen.missing:
         theirs = verdict(scene, seen)
-    ours = scene.lacking or _listed(seen.default)
     field = f" (`{scene.field}`)" if scene.field else ""
-    compat = "-" if scene.lacking else f"{_listed(seen.compat)}{field}"
     return (
         f"| {scene.edge} | {scene.setting} | {scene.shows} | {_listed(scene.right)} | {theirs} "
-        f"| {ours} | {compat} |"
+        f"| {_listed(seen.default)} | {_listed(seen.compat)}{field} |"
     )
 
 
