@@ -110,6 +110,13 @@ def test_buckets_are_reduced_to_their_owners_last_ones_first() -> None:
     assert reduced == [1, 4, 8, 7, 4, 4, 4]
 
 
+def test_buckets_of_all_groups_follow_the_order_of_the_model() -> None:
+    """Otherwise one group's would wait until backward has come to the first layer of the other."""
+    calls = sent(2, 1, split=1)
+    scattered = [c.elements for c in calls[0] if c.collective == "reduce_scatter_tensor"]
+    assert scattered == [28, 4]
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("unused", [None, 0, 1])
 def test_buckets_leave_while_backward_runs(overlaps: bool, unused: int | None) -> None:

@@ -167,7 +167,7 @@ def roundings(draw: st.DrawFn, whole: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@settings(max_examples=300 if LONG else 12)
+@settings(max_examples=300 if LONG else 8)
 @given(data=st.data())
 def test_both_sides_round_alike_in_one_world(whole: bool, data: st.DataObject) -> None:
     """Bit for bit where the order of ranks does not depend on how messages are cut."""
