@@ -70,7 +70,7 @@ class ZeroPlan:
         micro: micro-batches of a step.
         clip: largest norm, or 0.0.
         turned: parameters are given in the opposite order.
-        by_hand: `reduce_gradients` is called after each micro-batch, whatever the stage.
+        by_hand: `reduce_gradients` is called after every second micro-batch, whatever the stage.
         by_loss: gradients come from `backward`, in another order on each rank.
         options: of the constructor.
         bads: by step; None where all gradients are finite.
@@ -221,14 +221,15 @@ class Training:
             optimizer.step()
             return
         for micro in range(self.plan.micro):
+            by_hand = self.plan.by_hand and micro % 2 == 0
             if self.plan.by_loss:
                 optimizer.backward(self._loss(number, micro, self.rank))
-                if self.plan.by_hand:
+                if by_hand:
                     optimizer.reduce_gradients()
                 continue
             for piece, param in self.params.items():
                 param.grad = self._own(piece, number, micro, self.rank)
-            if self.plan.by_hand or optimizer.partition_gradients:
+            if by_hand or optimizer.partition_gradients:
                 optimizer.reduce_gradients()
             else:
                 optimizer.fill_grad_accum_attribute()
