@@ -84,7 +84,7 @@ LARGE = (
     Range(low=2**20 + 1, high=2**20 + 2**12),
     Range(low=2**18, high=2**20),
 )
-LARGE_WHERE_SLOW = Range(low=2**18, high=1.5 * 2**18)
+LARGE_WHERE_SLOW = Range(low=2**19 + 1, high=2**20)
 # Beside it in a list where large tensors are quick: whole chunks of any usual size.
 WHOLE = 3 * 2**18
 PERIOD = 4093

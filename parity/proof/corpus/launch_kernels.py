@@ -108,12 +108,17 @@ def striding_kernel(s, c, numel, BLOCK: tl.constexpr):
         start += tl.num_programs(0).to(tl.int64) * BLOCK
 
 
-def cast_striding(call: CastCopyCall, programs: int = 8, block: int = 64) -> None:
-    """A few programs for each tensor that has elements."""
+def cast_striding(
+    call: CastCopyCall, programs: int = 8, block: int = 64, *, whole_passes: bool = False
+) -> None:
+    """A few programs for each tensor with elements; whole passes leave the rest of a long one."""
     for s, c in zip(call.sources, call.copies, strict=True):
-        if s.numel():
-            striding_kernel[(min(programs, blocks_of(s.numel(), block)),)](
-                s, c, s.numel(), BLOCK=block, num_warps=2
+        count = s.numel()
+        if whole_passes:
+            count = count // (programs * block) * (programs * block) or count
+        if count:
+            striding_kernel[(min(programs, blocks_of(count, block)),)](
+                s, c, count, BLOCK=block, num_warps=2
             )
 
 

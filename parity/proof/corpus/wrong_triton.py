@@ -141,6 +141,12 @@ def triton_cast_truncates(call: CastCopyCall) -> None:
     kernels.cast_copy(call, truncate=True)
 
 
+@fault("cast_copy")
+def passes_rounded_down(call: CastCopyCall) -> None:
+    """512 programs of 1,024 elements make as many passes as are full, and one at least."""
+    launch_kernels.cast_striding(call, 512, 1024, whole_passes=True)
+
+
 @fault("accumulate", component="accumulation")
 def tuned_on_live_accumulators(call: AccumulateCall) -> None:
     """Autotuned without restoring: each trial adds the gradients once more."""
