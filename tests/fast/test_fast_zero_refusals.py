@@ -208,6 +208,20 @@ def test_a_sparse_gradient_in_backward_is_refused_by_the_step(stage2: bool) -> N
     assert on_ranks(2, run) == [[True]] * 2
 
 
+@pytest.mark.parametrize("stage2", [False, True])
+def test_sums_that_came_after_a_reduction_are_reduced_by_the_step(stage2: bool) -> None:
+    def run(group: Group) -> float:
+        params, optimizer = built(group, inside="FusedAdam", partition_grads=stage2)
+        fill(params, 1.0)
+        optimizer.reduce_gradients()
+        fill(params, 2.0)
+        optimizer.fill_grad_accum_attribute()
+        optimizer.step()
+        return optimizer.get_global_norm()
+
+    assert on_ranks(2, run) == [pytest.approx(3.0 * 12.0**0.5)] * 2
+
+
 def test_gradients_are_forgotten_by_all_with_zero_grad() -> None:
     def run(group: Group) -> list[Any]:
         params, optimizer = built(group, inside="FusedAdam", **MOVING)
