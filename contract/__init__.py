@@ -16,6 +16,7 @@ parallel     process groups, model-parallel units, engines
 moe          experts, and groups that hold nothing else
 fragments    places of parameters in partitions
 zero         options of ZeroOptimizer: what may be combined
+sharded      names of ZeroOptimizer that read and save
 whole        weights and states of parameters whose masters are split over ranks
 agreement    what one rank cannot do, no rank does
 checkpoint/  files, state dicts, universal checkpoints

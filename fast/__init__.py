@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from twinstep.fast.optimizers.fused_adam import FusedAdam
     from twinstep.fast.optimizers.fused_lamb import FusedLamb
     from twinstep.fast.optimizers.scalers import DynamicLossScale, StaticLossScale
+    from twinstep.fast.optimizers.zero import ZeroOptimizer
 
 __all__ = [
     "BF16Optimizer",
@@ -34,6 +35,7 @@ __all__ = [
     "FusedLamb",
     "MinimumLossScale",
     "StaticLossScale",
+    "ZeroOptimizer",
 ]
 
 

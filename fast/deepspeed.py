@@ -6,7 +6,7 @@ Behaviour is correct by default; `compat=Compat.deepspeed()` brings that of 0.19
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,15 @@ import twinstep.fast.optimizers.fused_adam
 import twinstep.fast.optimizers.fused_lamb
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number
-from twinstep.contract.parallel import Engine, ModelParallelUnit
+from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import ParamGroup
+from twinstep.contract.zero import OffloadConfig
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.optimizers.zero import ZeroOptimizer
 
 
 class BF16Config(Protocol):
@@ -192,3 +194,48 @@ def BF16_Optimizer(
         has_moe_layers=has_moe_layers,
         compat=compat,
     )
+
+
+def DeepSpeedZeroOptimizer(
+    init_optimizer: torch.optim.Optimizer,
+    param_names: Mapping[Tensor, str] | Mapping[nn.Parameter, str],
+    timers: Timers | None,
+    optimizer_params: Mapping[str, object] | None,
+    static_loss_scale: float = 1.0,
+    dynamic_loss_scale: bool = False,
+    dynamic_loss_args: Mapping[str, float] | None = None,
+    verbose: bool = True,
+    contiguous_gradients: bool = True,
+    reduce_bucket_size: int = 500_000_000,
+    use_multi_rank_bucket_allreduce: bool = True,
+    allgather_bucket_size: int = 5_000_000_000,
+    dp_process_group: dist.ProcessGroup | None = None,
+    expert_parallel_group: ExpertGroups | None = None,
+    expert_data_parallel_group: ExpertGroups | None = None,
+    reduce_scatter: bool = True,
+    overlap_comm: bool = False,
+    offload_optimizer_config: OffloadConfig | None = None,
+    zenflow_config: object = None,
+    mpu: ModelParallelUnit | None = None,
+    clip_grad: float = 0.0,
+    gradient_accumulation_dtype: torch.dtype = torch.float32,
+    communication_data_type: torch.dtype | None = None,
+    postscale_gradients: bool = True,
+    gradient_predivide_factor: float = 1.0,
+    gradient_accumulation_steps: int = 1,
+    ignore_unused_parameters: bool = True,
+    partition_grads: bool = True,
+    round_robin_gradients: bool = False,
+    has_moe_layers: bool = False,
+    fp16_master_weights_and_gradients: bool = False,
+    bf16_master_weights_and_gradients: bool = False,
+    bf16_optimizer_states: bool = False,
+    elastic_checkpoint: bool = False,
+    check_grad_overflow: bool = True,
+    *,
+    gradient_average: bool = True,
+    compat: Compat = CORRECT,
+) -> ZeroOptimizer:
+    """A `fast.ZeroOptimizer`; gradients are sent in the dtype of the model unless told."""
+    given: dict[str, Any] = dict(locals())
+    return ZeroOptimizer(**given)

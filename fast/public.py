@@ -11,3 +11,4 @@ from twinstep.fast.optimizers.fused_adam import FusedAdam as FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb as FusedLamb
 from twinstep.fast.optimizers.scalers import DynamicLossScale as DynamicLossScale
 from twinstep.fast.optimizers.scalers import StaticLossScale as StaticLossScale
+from twinstep.fast.optimizers.zero import ZeroOptimizer as ZeroOptimizer

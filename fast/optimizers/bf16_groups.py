@@ -119,6 +119,7 @@ def partitioned_group(
     where: str,
     *,
     expert: str | None,
+    accumulates: bool = True,
 ) -> PartitionedGroup:
     """Lay out a group; the parameters become views of a new flat buffer and keep their values.
 
@@ -130,6 +131,7 @@ def partitioned_group(
         device: of all parameters.
         where: the class and the group, for messages.
         expert: name of the expert group, or None.
+        accumulates: False makes an accumulator without elements, for whoever needs none yet.
 
     Raises:
         ValueError: dtypes are mixed or unknown, a parameter is elsewhere or has no name.
@@ -155,7 +157,7 @@ def partitioned_group(
         world=world,
         flat=flat,
         master=flat[own.start : own.stop].to(torch.float32, copy=True).requires_grad_(),
-        accumulator=torch.zeros_like(flat, dtype=accumulation),
+        accumulator=torch.zeros_like(flat if accumulates else flat[:0], dtype=accumulation),
         has_gradient=[False] * len(trained),
         fragments=fragments_of(sizes, own),
         expert=expert,

@@ -38,6 +38,9 @@ class ScaledWrapper(Wrapper):
         external_loss_scale: a scale from outside, or None.
     """
 
+    # Whose dtype decides that the loss is not scaled, in messages.
+    _unscaled = "low_precision_dtype"
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -82,8 +85,13 @@ class ScaledWrapper(Wrapper):
             expert_data_groups=self.expert_data_groups,
         )
         self._without_experts = without_experts
+        finish = self._finish(reports_scaled_norm)
+        self._step = StepDriver(device, self.loss_scaler, finish, self.norm_type)
+
+    def _finish(self, reports_scaled_norm: bool) -> Finish:
+        """Choices of all steps, as the kernel takes them."""
         scaling = self.loss_scaler.scaling
-        finish = Finish(
+        return Finish(
             rule=scaling.rule,
             norm_kind=kind_of_norm(self.norm_type, type(self).__name__),
             consecutive_hysteresis=scaling.consecutive_hysteresis,
@@ -92,7 +100,6 @@ class ScaledWrapper(Wrapper):
             unscale_with_updated_scale=self.compat.unscale_with_updated_scale,
             reports_scaled_norm=reports_scaled_norm,
         )
-        self._step = StepDriver(device, self.loss_scaler, finish, self.norm_type)
 
     def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
         """Gradients that there are, contiguous, by what they count for."""
@@ -208,8 +215,8 @@ class ScaledWrapper(Wrapper):
     def _require_scaling(self) -> None:
         if not self.scales:
             raise RuntimeError(
-                "the loss is not scaled, but should be to have its scale set: low_precision_dtype "
-                f"is not float16 [{type(self).__name__}]"
+                "the loss is not scaled, but should be to have its scale set: "
+                f"{self._unscaled} is not float16 [{type(self).__name__}]"
             )
 
     def _initialize(self, masters: Sequence[Tensor]) -> None:

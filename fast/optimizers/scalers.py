@@ -4,7 +4,7 @@ The state of a scaler lives in a control block on the device of whoever uses it,
 of `fast.kernels.loss_scale` and of whole steps move it. Reading it waits for that device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from twinstep.contract.loss_scale import (
     checked_scale,
     checked_state,
 )
+from twinstep.contract.zero import check_scaler_arguments
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.fast.optimizers.agreement import raise_told
@@ -271,6 +272,28 @@ class DynamicLossScale(LossScale):
             raise_error_at_min_scale=raise_error_at_min_scale and rule == "dynamic",
         )
         super().__init__(scaling, rule, compat)
+
+
+def zero_loss_scale(
+    scale: float, dynamic: bool, arguments: Mapping[str, float] | None, compat: Compat
+) -> LossScale:
+    """The scaler that the arguments of `ZeroOptimizer` stand for.
+
+    Args:
+        scale: without `dynamic`.
+        dynamic: the scale moves by the rule with hysteresis.
+        arguments: of `DynamicLossScale`, or None for its defaults.
+        compat: see `DynamicLossScale`.
+
+    Raises:
+        ValueError: an argument has another name.
+    """
+    if not dynamic:
+        return StaticLossScale(scale=scale)
+    given = dict(arguments or {})
+    check_scaler_arguments(given)
+    make: Callable[..., LossScale] = DynamicLossScale
+    return make(**given, compat=compat)
 
 
 def saved_scale(scaler: LossScale) -> Saved:

@@ -23,23 +23,21 @@ class Message:
     Attributes:
         collective: its name in `torch.distributed`.
         over: the group: "model", "data", "experts" (hold different ones), "copies" (of experts).
-        size: bytes; of each element of a rank's partition for gathers; None for a pickled integer.
+        size: bytes; None for pickled integers.
+        each: "partition" or "group" where bytes are those of each of its elements: one message for
+            each group, and bucket.
     """
 
     collective: str
     over: str
     size: int | None
+    each: str = ""
 
     @property
     def amount(self) -> str:
         """The collective and its bytes, in words."""
         size = "pickled" if self.size is None else f"{self.size} B"
-        return f"{self.collective} {size}" + (" x partition" if self.gathers else "")
-
-    @property
-    def gathers(self) -> bool:
-        """True if it brings partitions together: one message for each group and bucket."""
-        return self.collective in ("all_gather_single", "all_gather")
+        return f"{self.collective} {size}" + (f" x {self.each}" if self.each else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +74,16 @@ def _number(over: str) -> Message:
     return Message("all_gather_object", over, None)
 
 
+def _gather(collective: str) -> Message:
+    """Weights of bf16, which all ranks of a group bring together."""
+    return Message(collective, "data", 2, "partition")
+
+
 FP16 = ("FP16Optimizer", "FP16UnfusedOptimizer")
 EXPERTS = ("experts", "copies", "model")
 STEPS = (
     Step(classes=("FusedAdam", "FusedLamb"), given="anything"),
-    Step(classes=(*FP16, "BF16Optimizer"), given="no groups"),
+    Step(classes=(*FP16, "BF16Optimizer", "ZeroOptimizer"), given="no groups"),
     Step(
         classes=FP16,
         given="mpu",
@@ -121,10 +124,22 @@ STEPS = (
     Step(
         classes=("BF16Optimizer",),
         given="dp_process_group, mpu",
-        fast=(_limbs("model"), Message("all_gather_single", "data", 2)),
+        fast=(_limbs("model"), _gather("all_gather_single")),
         reference=(
             *(_agreement("model", 16), _word("model"), _number("model")),
-            Message("all_gather", "data", 2),
+            _gather("all_gather"),
+        ),
+    ),
+    Step(
+        classes=("ZeroOptimizer",),
+        given="dp_process_group, gradients taken by step",
+        fast=(
+            Message("reduce_scatter_single", "data", 2, "group"),
+            *(_limbs("data"), _gather("all_gather_single")),
+        ),
+        reference=(
+            *(_agreement("data", 16), Message("all_reduce", "data", 2, "group")),
+            *(_number("data"), _gather("all_gather")),
         ),
     ),
 )

@@ -13,11 +13,17 @@ import torch
 from tests.helpers.mesh import Experts, Mesh, Training, engine, experts, on_mesh
 from tests.helpers.partitions import built
 from tests.helpers.sides import CLASSES, PLAIN, SIDES
+from tests.helpers.zero_built import SIDE, fill
+from tests.helpers.zero_built import built as zero_built
 from twinstep.parity.report.traffic_messages import STEPS, Message, messages_table
 
 pytestmark = pytest.mark.usefixtures("replay")
 
-SINGLE = {"all_gather_into_tensor": "all_gather_single"}  # torch 2.13 has renamed it
+# torch 2.13 has renamed these.
+SINGLE = {
+    "all_gather_into_tensor": "all_gather_single",
+    "reduce_scatter_tensor": "reduce_scatter_single",
+}
 Call = tuple[str, str, int | None]
 
 
@@ -62,8 +68,9 @@ def wanted(messages: tuple[Message, ...], partitions: tuple[int, ...] = ()) -> l
         name, sizes = message.collective, [message.size]
         if name == "all_gather_object":
             name, sizes = "all_gather", [8, None]
-        elif message.gathers:
-            sizes = [(message.size or 0) * numel for numel in partitions]
+        elif message.each:
+            of_each = 2 if message.each == "group" else 1  # two ranks
+            sizes = [(message.size or 0) * of_each * numel for numel in partitions]
         found += [(name, places[message.over], size) for size in sizes]
     return found
 
@@ -109,6 +116,29 @@ def test_bf16_sends_what_the_table_lists(side: str, grouped: bool) -> None:
     sums = "all_gather_object"
     skipped = wanted(tuple(m for m in getattr(row, side) if m.collective != sums), (2, 4))
     assert on_mesh(2, 2, run) == [[taken, skipped]] * 4
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("stage2", [True, False])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_zero_sends_what_the_table_lists(side: str, grouped: bool, stage2: bool) -> None:
+    (row,) = [
+        row
+        for row in STEPS
+        if "ZeroOptimizer" in row.classes and (row.given != "no groups") is grouped
+    ]
+
+    def run(mesh: Mesh) -> list[Call]:
+        token = SIDE.set(side)
+        group = mesh.column if grouped else None
+        params, optimizer = zero_built(group, dtype=torch.bfloat16, partition_grads=stage2)
+        fill(params, 1.0)
+        calls = counted(mesh, optimizer.step)
+        SIDE.reset(token)
+        return calls
+
+    # 12 elements over two ranks.
+    assert on_mesh(2, 1, run) == [wanted(getattr(row, side), (6,))] * 2
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -63,9 +63,20 @@ def test_positional_arguments_lie_where_deepspeed_has_them() -> None:
     )
     assert (brain.clip_grad, brain.norm_type, brain.immediate_grad_update) == (0.5, 1.0, True)
     assert brain.allgather_bucket_size == 7
+    params = weights(BRAIN)
+    zero = twinstep.fast.deepspeed.DeepSpeedZeroOptimizer(
+        twinstep.fast.FusedAdam(params), {params[0]: "w"}, None, None, 1.0, False, None, False,
+        True, 9, True, 8, None, None, None, True, False, None, None, None, 0.5, HALF, BRAIN,
+    )  # fmt: skip
+    assert (zero.options.reduce_bucket_size, zero.options.allgather_bucket_size) == (9, 8)
+    assert (zero.clip_grad, zero.options.gradient_accumulation_dtype) == (0.5, HALF)
+    assert zero.options.communication_data_type == BRAIN
 
 
-@pytest.mark.parametrize("ours", ["FP16_Optimizer", "FP16_UnfusedOptimizer", "BF16_Optimizer"])
+OURS = ["FP16_Optimizer", "FP16_UnfusedOptimizer", "BF16_Optimizer", "DeepSpeedZeroOptimizer"]
+
+
+@pytest.mark.parametrize("ours", OURS)
 def test_further_arguments_are_keywords(ours: str) -> None:
     kinds = inspect.signature(getattr(twinstep.fast.deepspeed, ours)).parameters
     assert kinds["compat"].kind is inspect.Parameter.KEYWORD_ONLY

@@ -23,12 +23,16 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from tests.helpers import zero_plans
 from tests.helpers.plans import AXES, STEPS, Place, Plan, Training
+from tests.helpers.zero_plans import ZeroPlan
 from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.parity.ranks.world import Rank
 from twinstep.replay.triton.driver import activate
 
 TIMEOUT_S = 60.0
+AnyPlan = Plan | ZeroPlan
+AnyTraining = Training | zero_plans.Training
 GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
 
@@ -43,7 +47,7 @@ class Case:
         at: step before which the state dicts are saved.
     """
 
-    plan: Plan
+    plan: AnyPlan
     side: str
     resumed: str
     at: int
@@ -61,7 +65,7 @@ class ProcessRank:
         place: along each axis.
     """
 
-    def __init__(self, plan: Plan, seconds: float) -> None:
+    def __init__(self, plan: AnyPlan, seconds: float) -> None:
         self.number, self._places = dist.get_rank(), plan.places
         self.place = self._places[self.number]
         # All ranks make all groups in the same order. A group does not inherit the time limit.
@@ -86,9 +90,16 @@ class ProcessRank:
         return GROUPS[self._ranks(self.place, axes)]
 
 
-def training_of(plan: Plan, side: str, seconds: float) -> Training:
+def training_on(plan: AnyPlan, side: str, rank: Rank) -> AnyTraining:
+    """A rank of a plan of either kind."""
+    if isinstance(plan, ZeroPlan):
+        return zero_plans.Training(plan, side, rank)
+    return Training(plan, side, rank)
+
+
+def training_of(plan: AnyPlan, side: str, seconds: float) -> AnyTraining:
     """This process's rank of a plan; a collective is given up after some seconds."""
-    return Training(plan, side, cast(Rank, ProcessRank(plan, seconds)))
+    return training_on(plan, side, cast(Rank, ProcessRank(plan, seconds)))
 
 
 def told(value: Any) -> Any:
@@ -98,12 +109,12 @@ def told(value: Any) -> Any:
     return [told(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def seen(training: Training) -> Any:
+def seen(training: AnyTraining) -> Any:
     """Facts that ranks agree on, weights, masters and moments."""
     return told([training.agreed(), training.weights(), training.masters()])
 
 
-def trained(training: Training, first: int = 0) -> list[Any]:
+def trained(training: AnyTraining, first: int = 0) -> list[Any]:
     """Observations after each step from one on."""
     found = []
     for step in range(first, STEPS):
@@ -232,7 +243,7 @@ def simulated(case: Case) -> list[list[Any]]:
     """Observations of every rank of a simulated world, after each step."""
 
     def one(rank: Rank) -> list[Any]:
-        return trained(Training(case.plan, case.side, rank))
+        return trained(training_on(case.plan, case.side, rank))
 
     return case.plan.world.run(one)
 

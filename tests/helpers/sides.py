@@ -10,12 +10,14 @@ import twinstep.fast.optimizers.fp16_unfused
 import twinstep.fast.optimizers.fused_adam
 import twinstep.fast.optimizers.fused_lamb
 import twinstep.fast.optimizers.scalers
+import twinstep.fast.optimizers.zero
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
 import twinstep.reference.optimizers.fused_adam
 import twinstep.reference.optimizers.fused_lamb
 import twinstep.reference.optimizers.scalers
+import twinstep.reference.optimizers.zero
 
 SIDES = ("fast", "reference")
 PLAIN = ("FusedAdam", "FusedLamb")
@@ -27,6 +29,7 @@ CLASSES: dict[str, dict[str, Any]] = {
         "FP16Optimizer": twinstep.fast.optimizers.fp16.FP16Optimizer,
         "FP16UnfusedOptimizer": twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "BF16Optimizer": twinstep.fast.optimizers.bf16.BF16Optimizer,
+        "ZeroOptimizer": twinstep.fast.optimizers.zero.ZeroOptimizer,
         "StaticLossScale": twinstep.fast.optimizers.scalers.StaticLossScale,
         "DynamicLossScale": twinstep.fast.optimizers.scalers.DynamicLossScale,
     },
@@ -36,6 +39,7 @@ CLASSES: dict[str, dict[str, Any]] = {
         "FP16Optimizer": twinstep.reference.optimizers.fp16.FP16Optimizer,
         "FP16UnfusedOptimizer": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "BF16Optimizer": twinstep.reference.optimizers.bf16.BF16Optimizer,
+        "ZeroOptimizer": twinstep.reference.optimizers.zero.ZeroOptimizer,
         "StaticLossScale": twinstep.reference.optimizers.scalers.StaticLossScale,
         "DynamicLossScale": twinstep.reference.optimizers.scalers.DynamicLossScale,
     },

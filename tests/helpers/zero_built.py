@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.helpers.sides import CLASSES
 from twinstep.parity.cases.fixed_inputs import bits, moderate
-from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.optimizers.zero import ZeroOptimizer
 
+SIDE = ContextVar("side", default="reference")
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 Group = dist.ProcessGroup | None
+
+
+def sided(name: str) -> Any:
+    """A class of the side that tests are about."""
+    return CLASSES[SIDE.get()][name]
 
 
 def place(group: Group) -> int:
@@ -40,6 +47,8 @@ def built(
         dtype: of the parameters.
         split: number of parameters in the first of two groups; None for one group.
         options: of the constructor.
+
+    The class is that of the side that tests are about; its names are those of the reference.
     """
     params = [nn.Parameter(moderate(size, slot, dtype)) for slot, size in enumerate(sizes)]
     cut = [params] if split is None else [params[:split], params[split:]]
@@ -48,11 +57,11 @@ def built(
         "SGD": lambda: torch.optim.SGD(groups, lr=1.0),
         "momentum": lambda: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
         "Adam": lambda: torch.optim.Adam(groups, lr=0.1),
-        "FusedAdam": lambda: FusedAdam(groups, lr=0.1, weight_decay=0.1),
+        "FusedAdam": lambda: sided("FusedAdam")(groups, lr=0.1, weight_decay=0.1),
     }[inside]()
     names = {param: f"p{slot}" for slot, param in enumerate(params)}
     given = {"param_names": names, "dp_process_group": group, "verbose": False, **options}
-    return params, ZeroOptimizer(inner, **given)
+    return params, sided("ZeroOptimizer")(inner, **given)
 
 
 def fill(params: Sequence[nn.Parameter], value: float) -> None:

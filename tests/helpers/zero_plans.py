@@ -9,22 +9,21 @@ the result, whatever the world.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.helpers.sides import CLASSES
 from twinstep.parity.cases.fixed_inputs import bits, moderate, words
 from twinstep.parity.ranks.arithmetic import ORDERS
 from twinstep.parity.ranks.world import Rank, World
-from twinstep.reference.optimizers.fp16 import FP16Optimizer
-from twinstep.reference.optimizers.fused_adam import FusedAdam
-from twinstep.reference.optimizers.scalers import DynamicLossScale
-from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 AXES = ("data", "expert", "tensor")
 # By name: elements, the axis that splits it, and its parameter group.
@@ -71,7 +70,8 @@ class ZeroPlan:
         micro: micro-batches of a step.
         clip: largest norm, or 0.0.
         turned: parameters are given in the opposite order.
-        by_hand: gradients are taken by `reduce_gradients`, whatever the stage.
+        by_hand: `reduce_gradients` is called after every second micro-batch, whatever the stage.
+        by_loss: gradients come from `backward`, in another order on each rank.
         options: of the constructor.
         bads: by step; None where all gradients are finite.
         order: of reductions.
@@ -85,6 +85,7 @@ class ZeroPlan:
     clip: float = 0.0
     turned: bool = False
     by_hand: bool = False
+    by_loss: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     bads: tuple[Bad | None, ...] = (None,) * STEPS
     order: str = "ranks"
@@ -96,6 +97,11 @@ class ZeroPlan:
         """The ranks."""
         sizes = dict(zip(AXES, self.axes, strict=True))
         return World(sizes, self.seed, self.order, self.late, patience=30.0)
+
+    @property
+    def places(self) -> list[dict[str, int]]:
+        """Of all ranks, by number."""
+        return [dict(zip(AXES, at, strict=True)) for at in product(*map(range, self.axes))]
 
     def pieces(self, place: dict[str, int] | None) -> list[Piece]:
         """Pieces of the model at a place, or all of them."""
@@ -146,13 +152,19 @@ def key(*parts: object) -> int:
 class Training:
     """A rank of a plan; without a rank, FP16Optimizer with every piece and no group.
 
+    Args:
+        plan: of the training.
+        side: "fast" or "reference".
+        rank: this one, or None.
+
     Attributes:
         params: by piece.
         optimizer: of either class.
     """
 
-    def __init__(self, plan: ZeroPlan, rank: Rank | None) -> None:
+    def __init__(self, plan: ZeroPlan, side: str, rank: Rank | None) -> None:
         self.plan, self.rank = plan, rank
+        home = CLASSES[side]
         pieces = plan.pieces(None if rank is None else rank.place)
         self.params = {piece: self._param(piece) for piece in pieces}
         groups: list[dict[str, Any]] = []
@@ -163,14 +175,14 @@ class Training:
         half = plan.dtype is torch.float16
         self.optimizer: Any
         if rank is None:
-            inside = FusedAdam(groups, betas=(0.87, 0.987), weight_decay=0.03)
-            options |= {"loss_scale_config": DynamicLossScale(**SCALER)} if half else {}
+            inside = home["FusedAdam"](groups, betas=(0.87, 0.987), weight_decay=0.03)
+            options |= {"loss_scale_config": home["DynamicLossScale"](**SCALER)} if half else {}
             options |= {"low_precision_dtype": plan.dtype}
-            self.optimizer = FP16Optimizer(inside, **options)
+            self.optimizer = home["FP16Optimizer"](inside, **options)
             return
         groups[2] |= {"moe": True, "name": "e"}
-        inside = FusedAdam(groups, betas=(0.87, 0.987), weight_decay=0.03)
-        self.optimizer = ZeroOptimizer(
+        inside = home["FusedAdam"](groups, betas=(0.87, 0.987), weight_decay=0.03)
+        self.optimizer = home["ZeroOptimizer"](
             inside,
             param_names={param: name for (name, _), param in self.params.items()},
             dynamic_loss_scale=half,
@@ -183,6 +195,13 @@ class Training:
             **options,
             **plan.options,
         )
+
+    def load(self, saved: Sequence[Any]) -> None:
+        """Load what this rank needs of the state dicts of all ranks, by number."""
+        assert self.rank is not None
+        group = self.rank.group("data", "expert")
+        entries = [saved[number] for number in dist.get_process_group_ranks(group)]
+        self.optimizer.load_state_dict(entries, load_from_fp32_weights=True)
 
     def _param(self, piece: Piece) -> nn.Parameter:
         name, number = piece
@@ -202,13 +221,31 @@ class Training:
             optimizer.step()
             return
         for micro in range(self.plan.micro):
+            by_hand = self.plan.by_hand and micro % 2 == 0
+            if self.plan.by_loss:
+                optimizer.backward(self._loss(number, micro, self.rank))
+                if by_hand:
+                    optimizer.reduce_gradients()
+                continue
             for piece, param in self.params.items():
                 param.grad = self._own(piece, number, micro, self.rank)
-            if self.plan.by_hand or optimizer.partition_gradients:
+            if by_hand or optimizer.partition_gradients:
                 optimizer.reduce_gradients()
             else:
                 optimizer.fill_grad_accum_attribute()
         optimizer.step()
+
+    def _loss(self, number: int, micro: int, rank: Rank) -> Tensor:
+        """A loss whose gradients, multiplied by the scale, are those of the micro-batch."""
+        loss = torch.zeros((), requires_grad=True) * 1.0
+        pieces = list(self.params)
+        turn = rank.number % len(pieces)
+        for piece in (*pieces[turn:], *pieces[:turn]):
+            grad, param = self._own(piece, number, micro, rank), self.params[piece]
+            if grad is not None:
+                # Powers of two: nothing is rounded.
+                loss = loss + (param * (grad / self.optimizer.loss_scale)).float().sum()
+        return loss
 
     def _whole(self, piece: Piece, step: int) -> Tensor:
         """The target, with what is not finite on any rank."""
@@ -334,6 +371,7 @@ def zero_plans(
         clip=draw(st.sampled_from([0.0, 0.01, 1000.0])),
         turned=draw(st.booleans()),
         by_hand=draw(st.booleans()),
+        by_loss=draw(st.booleans()),
         options=draw(choices(axes[0] * axes[1])),
         bads=tuple(bads),
         order=draw(st.sampled_from(sorted(ORDERS))),

@@ -22,6 +22,7 @@ ONE_PASS = (
     "the reference asks for the worst gradient, then for the norm; a kernel reports both at once"
 )
 COPIES = "a copy between masters and model weights; the reference writes it where it steps"
+RUNS = "views of a whole accumulator, for the kernels of BF16Optimizer, whose layout is shared"
 # Class → word that one side alone has → why. Subclasses inherit the excuse.
 ONE_SIDED = {
     "LossScale": {
@@ -44,6 +45,14 @@ ONE_SIDED = {
         "lists": "views for the pointer tables of kernels",
         "copy_masters_to_model": COPIES,
         "copy_model_to_masters": COPIES,
+    },
+    "ZeroGroup": {
+        "partitions": "cuts of a gather that is one message in place on the fast side",
+        "make_sums": "made when a micro-batch is summed; the reference keeps them from the start",
+        "accumulated": RUNS,
+        "runs": RUNS,
+        "sizes": RUNS,
+        "lists": "views for the pointer tables of kernels",
     },
     "Parallelism": {
         "counted": ONE_PASS,

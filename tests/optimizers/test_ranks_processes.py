@@ -15,10 +15,11 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.plans import STEPS, Plan, plans
+from tests.helpers.plans import DTYPES, STEPS, Plan, plans
 from tests.helpers.processes import Case, simulated
 from tests.helpers.profile import LONG
 from tests.helpers.sides import SIDES, WRAPPERS
+from tests.helpers.zero_plans import axes_of, zero_plans
 from tools.source import ROOT
 
 pytestmark = [
@@ -57,11 +58,31 @@ def drawn(world: int, kind: str, when: str, side: str) -> list[Case]:
     return found[1:]  # the first is always the simplest
 
 
+def drawn_zero(world: int) -> list[Case]:
+    """Cases of ZeroOptimizer, over all axes that a world of that size can have."""
+    found: list[Case] = []
+
+    @settings(
+        max_examples=30 if LONG else 4,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(st.data(), st.sampled_from(SIDES), st.integers(0, STEPS - 1))
+    def draw(data: st.DataObject, resumed: str, at: int) -> None:
+        axes = data.draw(st.sampled_from(axes_of(world)))
+        plan = data.draw(zero_plans(axes, data.draw(st.sampled_from(DTYPES)), at == 1))
+        found.append(Case(plan, "fast", resumed, at))
+
+    draw()
+    return found[1:]
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_of_torchrun_give_the_bits_of_simulated_ones(world: int, tmp_path: Path) -> None:
     """After each step, and after each step of a run that was resumed from files."""
     turns = zip(CELLS, cycle(WORLDS[world]))
     cases = [case for cell, side in turns for case in drawn(world, *cell, side)]
+    cases += drawn_zero(world)
     (tmp_path / "cases").write_bytes(pickle.dumps(cases))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     program = ["-m", "tests.helpers.processes", str(tmp_path / "cases"), str(tmp_path)]

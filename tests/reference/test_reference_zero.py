@@ -21,10 +21,10 @@ from tests.helpers.zero_built import (
     masters,
     moves,
     place,
+    sided,
 )
 from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.parity.ranks.world import Rank, World
-from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 STAGES = (False, True)
 
@@ -123,13 +123,13 @@ def test_buckets_that_are_not_contiguous_are_reduced_too(reduce_scatter: bool) -
     assert on_ranks(2, run) == [[2.0, 2.0, 2.0]] * 2
 
 
-def with_experts(rank: Rank, **options: Any) -> tuple[list[nn.Parameter], ZeroOptimizer]:
+def with_experts(rank: Rank, **options: Any) -> tuple[list[nn.Parameter], Any]:
     """A shared parameter and an expert, which another rank has another one of."""
     params = [nn.Parameter(torch.ones(size, dtype=HALF)) for size in (3, 4)]
     params[1].allreduce, params[1].group_name = False, "e"  # type: ignore[attr-defined]
     inside = torch.optim.SGD([params[0]], lr=1.0)
     inside.add_param_group({"params": [params[1]], "moe": True, "name": "e"})
-    make: Any = ZeroOptimizer
+    make = sided("ZeroOptimizer")
     return params, make(
         inside,
         param_names={param: f"p{slot}" for slot, param in enumerate(params)},

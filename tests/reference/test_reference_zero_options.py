@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.helpers.ranks import on_ranks
-from tests.helpers.zero_built import BRAIN, HALF, Group, built, fill, place, trained
+from tests.helpers.zero_built import BRAIN, HALF, Group, built, fill, place, sided, trained
 from twinstep.contract.timers import PhaseTimers
 from twinstep.parity.ranks.world import Rank, World
-from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 DIVIDES = "with reduce_scatter=True, which divides before it sums"
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -78,7 +77,7 @@ def test_options_that_make_no_sense_are_refused_in_one_sentence(
 def test_a_group_marked_moe_holds_experts_alone() -> None:
     param = nn.Parameter(torch.ones(2, dtype=HALF))
     inside = torch.optim.SGD([{"params": [param], "moe": True, "name": "e"}])
-    make: Any = ZeroOptimizer
+    make = sided("ZeroOptimizer")
     with pytest.raises(ValueError, match="group is marked moe, but not all its parameters are"):
         make(inside, param_names={param: "p"}, has_moe_layers=True)
 
@@ -102,7 +101,7 @@ def test_experts_need_groups_within_the_data_parallel_ranks(missing: str, messag
             "expert_data_parallel_group": {"e": rank.new_group([rank.number])},
         }
         del given[missing]
-        make: Any = ZeroOptimizer
+        make = sided("ZeroOptimizer")
         with pytest.raises(ValueError, match=message):
             make(inside, param_names={param: "p"}, has_moe_layers=True, **given)
 
@@ -132,7 +131,7 @@ def test_ranks_that_were_given_other_options_all_refuse(name: str, values: Any) 
 
 def test_every_parameter_has_a_name_of_its_own() -> None:
     params = [nn.Parameter(torch.ones(2, dtype=HALF)) for _ in range(2)]
-    make: Any = ZeroOptimizer
+    make = sided("ZeroOptimizer")
     with pytest.raises(ValueError, match="param_names gives p to several parameters"):
         make(torch.optim.SGD(params), param_names=dict.fromkeys(params, "p"))
     with pytest.raises(ValueError, match="param_names has no name for parameter 1"):
@@ -143,7 +142,7 @@ def test_frozen_parameters_are_left_alone() -> None:
     def run(group: Group) -> list[Any]:
         params = [nn.Parameter(torch.ones(2, dtype=HALF), slot != 1) for slot in range(3)]
         inside = torch.optim.SGD([{"params": params[:2]}, {"params": params[2:]}], lr=1.0)
-        make: Any = ZeroOptimizer
+        make = sided("ZeroOptimizer")
         optimizer = make(
             inside, param_names={p: f"p{i}" for i, p in enumerate(params)}, dp_process_group=group
         )

@@ -174,9 +174,9 @@ first {early} steps and of the last {early}.
 | edge | DeepSpeed | ours | `Compat.deepspeed()` | weights with `Compat.deepspeed()` |
 | --- | --- | --- | --- | --- |"""
 NOTES = """
-Ours is the reference, on simulated ranks where theirs has two processes; ZeRO has no fast side
-yet. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine, and there is
-none here."""
+Ours is the reference, on simulated ranks where theirs has two processes; the fast side of ZeRO
+is not among them. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine,
+and there is none here."""
 
 
 def _edges() -> list[str]:
