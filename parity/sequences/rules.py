@@ -97,6 +97,7 @@ class OptimizerRules(Rules):
         "a group that comes late": ("train", "add_group", "train", "resume", "train"),
         "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
         "a copy": ("train", "copy", "train"),
+        "a rate that falls": (*(PLAIN, ("lower_rate", {"bits": 10})) * 2, PLAIN),
         "a refused construction": ("construct_wrongly",) * 4,
     }
 
@@ -250,7 +251,7 @@ class OptimizerRules(Rules):
             value = torch.tensor(value, dtype=torch.float64)
         groups[group % len(groups)][name] = value
 
-    @action(group=range(4), bits=(4, 6, 8, 10))
+    @action(often=2, group=range(4), bits=(4, 8, 10, 12, 14))
     def lower_rate(self, world: World, group: int, bits: int) -> None:
         """Lower the learning rate of one group by little, as a schedule does."""
         groups = world.torch_optimizer.param_groups

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ Group = dict[str, object]
 StateDict = dict[str, object]
 Closure = Callable[[], float]
 WRONG_BY_SITUATION: list[Optimizer] = []
+# By number of the group. Not among the attributes, which are compared.
+RATES: WeakKeyDictionary[FusedAdam, dict[int, float]] = WeakKeyDictionary()
 
 
 @put(WRONG_BY_SITUATION)
@@ -193,6 +196,18 @@ class CorrectionEnds(FusedAdam):
         ended = t * (1.0 - max(cast(tuple[float, float], group["betas"]))) > 10.0
         kept = group["bias_correction"] and not ended
         super()._step_param(param, {**group, "bias_correction": kept}, t)
+
+
+@put(WRONG_BY_SITUATION)
+class SmallChangesOfTheRate(FusedAdam):
+    """Takes a learning rate over only if it has moved by more than 1e-5."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        rates, rate = RATES.setdefault(self, {}), cast(float, group["lr"])
+        at = next(n for n, given in enumerate(self.param_groups) if given is group)
+        if abs(rates.get(at, torch.inf) - rate) > 1e-5:
+            rates[at] = rate
+        super()._step_group({**group, "lr": rates[at]}, params)
 
 
 @put(WRONG_BY_SITUATION)

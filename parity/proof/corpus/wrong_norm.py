@@ -122,6 +122,17 @@ def nan_reported_as_inf(call: GlobalNormCall) -> None:
 
 
 @wrong(SHELF, "global_norm", component=COMPONENT, law=NON_FINITE)
+def first_tensor_that_overflows_ends_the_norm(call: GlobalNormCall) -> None:
+    """The sum stops behind the first tensor that is not finite, before a NaN perhaps."""
+
+    def sum_until(grads: Tensors) -> float:
+        bad = next((at for at, grad in enumerate(grads) if nonfinite(grad)), len(grads))
+        return exact_norm(grads[: bad + 1])
+
+    global_norm(call, sum_until)
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, law=NON_FINITE)
 def non_finite_left_out_of_the_norm(call: GlobalNormCall) -> None:
     """The norm is taken over the finite values only."""
     global_norm(call, lambda grads: exact_norm([g[torch.isfinite(g)] for g in grads]))
