@@ -21,6 +21,7 @@ from tests.helpers.profile import LONG
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.report.exports import as_json
 from twinstep.parity.report.table import print_table
+from twinstep.parity.sequences.drive import sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
@@ -56,8 +57,13 @@ def test_ours_keeps_step_with_the_reference(ours: dict[str, Twin], name: str, dt
     assert cell.status is Status.PASSED, cell.failure
     assert cell.over_ranks == OVER_RANKS * (twin.over_ranks() is not None)
     assert cell.sequences == count + cell.over_ranks
-    # Twelve actions and the construction, or a motif and half as many; few are long.
-    assert abs(cell.calls / cell.sequences - 13) < 3
+
+
+def test_sequences_are_as_long_as_is_said(ours: dict[str, Twin]) -> None:
+    """Twelve actions and the construction, or a motif and half as many; few are long."""
+    for twin in ours.values():
+        drawn = [sequence(twin.rules, SEED, "bf16", number) for number in range(150)]
+        assert abs(sum(map(len, drawn)) / len(drawn) - 13) < 3
 
 
 def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:

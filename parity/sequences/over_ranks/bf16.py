@@ -66,7 +66,10 @@ MOTIFS: dict[str, Motif] = {
         for ranks in ("data 2", "data 8", "tensor 2", "expert 2")
     },
     **{
-        f"a gather in pieces over {ranks}": (("build", {"ranks": ranks, "bucket": 24}), CLEAN)
+        f"a gather in pieces over {ranks}": (
+            ("build", {"ranks": ranks, "bucket": 24, "groups": 3, "tiny": False}),
+            CLEAN,
+        )
         for ranks in ("data 2", "data 3", "data 2, tensor 2")
     },
     **{
@@ -96,7 +99,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
     @action(
         seed=SEEDS,
         groups=(1, 1, 2, 3),
-        tiny=(False, False, False, True),
+        tiny=(False, False, True),
         **OPTIONS,
         given=GIVEN,
         bucket=(5_000_000_000, 24, 100),

@@ -52,7 +52,10 @@ MOTIFS: Mapping[str, Motif] = {
             *(("build", {"ranks": ranks, "given": given, "engine": "none"}),),
             *(OVERFLOW, OVERFLOW, CLEAN, OVERFLOW),
         )
-        for ranks, given in (("data 2", "copies"), ("data 3", "copies"), ("data 2", "experts"))
+        for ranks, given in (
+            *(("data 2", "copies"), ("data 3", "copies")),
+            *(("data 2", "experts"), ("expert 2", "experts")),
+        )
     },
     "overflows that an engine leaves": (
         ("build", {"ranks": "data 3", "given": "", "engine": "leaves"}),

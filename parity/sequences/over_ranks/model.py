@@ -103,7 +103,7 @@ def expert_arguments(dice: Dice, place: DrawnRank, given: str) -> dict[str, obje
     if OWN_EXPERT in names_of_experts(place):
         split[OWN_EXPERT] = place.group(*REPLICAS)
     copies = {EXPERT: place.group("data")}
-    turned = dice.pick((False, True)) and place.number % 2
+    turned = dice.pick((False, True, True, True)) and place.number % 2
     listed = dict(reversed(split.items())) if turned else split
     return {"expert_groups": listed, "expert_data_groups": copies}
 
