@@ -82,7 +82,7 @@ FEW = 6
 LARGE = (
     Range(low=2**20.5, high=2**21),
     Range(low=2**20 + 1, high=2**20 + 2**12),
-    Range(low=2**18, high=2**20),
+    Range(low=2**20 + 1, high=2**21),
 )
 LARGE_WHERE_SLOW = Range(low=2**19 + 1, high=2**20)
 # Beside it in a list where large tensors are quick: whole chunks of any usual size.

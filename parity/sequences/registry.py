@@ -18,6 +18,7 @@ from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
 from twinstep.parity.sequences.lamb_rules import LambRules
 from twinstep.parity.sequences.over_ranks.bf16 import BF16OverRanks
 from twinstep.parity.sequences.over_ranks.fp16 import FP16OverRanks
+from twinstep.parity.sequences.private import kept_by
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -140,7 +141,8 @@ def register_optimizer(
             "exact" (every bit).
         dtypes: dtypes of parameters: fp16, bf16, fp32, mixed.
         rules: actions to drive both by; those of the reference, or of any torch optimizer.
-        private: attributes that belong to the optimizer alone.
+        private: attributes that belong to the optimizer alone, besides those of a fast class of
+            ours that it derives from.
         flat: tensors of the state may be views of one buffer.
         engines: cuda, replay, cpu; by default found out as for kernels.
 
@@ -163,7 +165,7 @@ def register_optimizer(
             rules=chosen,
             arithmetic=arithmetic,
             dtypes=tuple(dtypes),
-            private=tuple(private),
+            private=(*private, *kept_by(cls)),
             flat=flat,
             engines=tuple(engines),
             place=place,

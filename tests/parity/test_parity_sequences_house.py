@@ -18,14 +18,22 @@ from hypothesis import settings
 from rich.console import Console
 
 from tests.helpers.profile import LONG
+from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.report.exports import as_json
 from twinstep.parity.report.table import print_table
 from twinstep.parity.sequences.drive import sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
-from twinstep.parity.sequences.registry import DTYPES, Twin, borrowed_twins, twins
+from twinstep.parity.sequences.registry import (
+    DTYPES,
+    Twin,
+    borrowed_twins,
+    register_optimizer,
+    twins,
+)
 
 SEQUENCES = settings().max_examples if LONG else 8
 # For twins whose other dtypes are judged already, and those with little inside.
@@ -64,6 +72,19 @@ def test_sequences_are_as_long_as_is_said(ours: dict[str, Twin]) -> None:
     for twin in ours.values():
         drawn = [sequence(twin.rules, SEED, "bf16", number) for number in range(150)]
         assert abs(sum(map(len, drawn)) / len(drawn) - 13) < 3
+
+
+class Derived(FP16UnfusedOptimizer):
+    """Nothing of its own."""
+
+
+def test_a_class_derived_from_ours_has_the_same_private_attributes() -> None:
+    with borrowed_twins():
+        register_optimizer(reference="FP16UnfusedOptimizer", arithmetic="exact")(Derived)
+        (twin,) = (twin for twin in twins() if twin.subject is Derived)
+    effort = TwinEffort(sequences=3, over_ranks=1, seed=SEED, repros=None)
+    cell = judge_twin(twin, "fp16", engine_named("replay"), effort)
+    assert cell.status is Status.PASSED, cell.failure
 
 
 def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:

@@ -1,0 +1,34 @@
+"""Attributes that our fast classes keep for themselves: what a class inherits with them is private.
+
+What the host learns of a step only when it asks is kept elsewhere by each side. The optimizer
+inside is seen through `param_groups` and `state`, what a scaler remembers through its state dict,
+the rest through what is read after an action.
+"""
+
+from __future__ import annotations
+
+OURS = "twinstep.fast.optimizers."
+SCALED = (
+    *("_fixed", "_groups", "_inner", "_norm", "_pending", "_parallelism", "_stale", "_step"),
+    *("_stepped", "_without_experts", "_zeros"),
+    *("groups", "loss_scaler", "optimizer", "overflow"),
+)
+SCALERS = ("_block", "_counters", "compat", "rule", "scaling", "state")
+PRIVATE = {
+    "FusedAdam": ("_blocks", "_cache", "_fixed"),
+    "FusedLamb": ("_blocks", "_cache", "_ratios"),
+    "BF16Optimizer": (
+        *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
+        *("optimizer", "overflow", "timers"),
+    ),
+    "FP16Optimizer": SCALED,
+    "FP16UnfusedOptimizer": SCALED,
+    "DynamicLossScale": SCALERS,
+    "StaticLossScale": SCALERS,
+}
+
+
+def kept_by(cls: type) -> tuple[str, ...]:
+    """Private attributes of a class that is one of our fast ones, or derives from one."""
+    ours = (base.__name__ for base in cls.__mro__ if base.__module__.startswith(OURS))
+    return tuple(name for base in ours for name in PRIVATE.get(base, ()))
