@@ -27,6 +27,7 @@ from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.process_state import PROCESS_STATE
+from twinstep.parity.operations.operation import Operation
 from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.records.standalone import FOLDER
@@ -45,6 +46,8 @@ from twinstep.parity.runner.signature import signature_of
 EXAMPLES = 12
 # Calls that a known cause must explain besides the one that is wrong.
 CONFIRMING = 4
+# Causes are tried one after the other: as many tensors show them as well as a thousand.
+CROWD = 24
 SCALAR_CASES = {"value": 20}
 # Combinations of a spread run that together see all that a law enumerates.
 TURNS = 3
@@ -291,7 +294,9 @@ def _smaller(
         return _more_calls(runner, broken.case.combination, effort)
 
     evidence = (
-        _evidence(runner, found.case, found.written) if found.case and found.written else None
+        _evidence(runner, found.case, found.written, found.index)
+        if found.case and found.written
+        else None
     )
     likely = [one.cause for one in runner.cache.explained if one.cause is not None]
     signature = signature_of(law.name, found, evidence, more, likely)
@@ -308,7 +313,7 @@ def _smaller(
         finding = runner.violation(law.plan(case, arithmetic))
         if finding is None or cause is None or finding.case is None:
             return finding
-        given = cause.gives(_evidence(runner, finding.case, finding.written))
+        given = cause.gives(_evidence(runner, finding.case, finding.written, finding.index))
         return finding if given else None
 
     def fair(case: Case) -> bool:
@@ -340,11 +345,23 @@ def _more_calls(runner: PlanRunner, dtype: str, effort: Effort) -> list[Evidence
     return [_evidence(runner, o.memory.case, o.results()) for o in runner.cache.outcomes()]
 
 
+def _independent(operation: Operation) -> bool:
+    """True if lists alone are written, and each tensor whatever the others are."""
+    lists = {row.name for row in operation.lists if not row.single and row.shape is None}
+    every = len(lists) == len(operation.lists) and set(operation.writes) <= lists
+    return every and "permutation" in operation.laws
+
+
 def _said(cause: Cause | None) -> str:
     return "" if cause is None else cause.says
 
 
 def _evidence(
-    runner: PlanRunner, case: Case, written: Mapping[tuple[str, int], Tensor]
+    runner: PlanRunner, case: Case, written: Mapping[tuple[str, int], Tensor], wrong: int = 0
 ) -> Evidence:
+    """A call and its results; of a crowd the tensor that is wrong, and some before it."""
+    if case.length > CROWD and _independent(case.operation):
+        kept = range(max(0, wrong + 1 - CROWD), max(CROWD, wrong + 1))
+        written = {(name, kept.index(at)): x for (name, at), x in written.items() if at in kept}
+        case = case.taken(kept)
     return Evidence(case, written, runner.kernel.arithmetic, runner.instruction_error)
