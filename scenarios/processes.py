@@ -68,6 +68,7 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
         meeting: of the ranks; None for torchrun's.
 
     Raises:
+        RankLost: another rank has ended, or does not answer.
         RankRefused: the ranks cannot meet, or this one has no GPU of its own.
     """
     gpu = side == "fast" and engine().device.type == "cuda"
@@ -85,6 +86,9 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
         dist.init_process_group(backend, url, timeout, count, at)
     except (ValueError, dist.DistError) as problem:
         raise RankRefused(f"the ranks cannot meet: {in_short(problem)}") from problem
+    except RuntimeError as problem:
+        # Gloo's, where another rank has ended before this one was connected.
+        raise RankLost(f"another rank does not answer: {in_short(problem)}") from problem
     number = dist.get_rank()
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if number else sys.stdout):

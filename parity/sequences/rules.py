@@ -97,7 +97,7 @@ class OptimizerRules(Rules):
         "a group that comes late": ("train", "add_group", "train", "resume", "train"),
         "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
         "a copy": ("train", "copy", "train"),
-        "a rate that falls": (*(PLAIN, ("lower_rate", {"bits": 10})) * 2, PLAIN),
+        "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),
         "a refused construction": ("construct_wrongly",) * 4,
     }
 
