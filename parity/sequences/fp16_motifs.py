@@ -13,7 +13,8 @@ SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
 OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
 
 MOTIFS: Mapping[str, Motif] = {
-    **OptimizerRules.motifs,
+    # The optimizer inside reads its rate as it does alone.
+    **{name: row for name, row in OptimizerRules.motifs.items() if name != "a rate that falls"},
     **{
         f"an active clip around {recipe}": (
             ("build", {"recipe": recipe}),
