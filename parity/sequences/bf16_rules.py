@@ -161,7 +161,11 @@ class BF16Rules(OptimizerRules):
             params=params,
             optimizer=wrapped(cls, groups, options),
             device=torch.device(device),
-            more={"dtype": dtype, "groups": [len(cast(list[Tensor], g["params"])) for g in groups]},
+            more={
+                "dtype": dtype,
+                "groups": [len(cast(list[Tensor], group["params"])) for group in groups],
+                "trained": [param.requires_grad for param in params],
+            },
         )
 
     def drawn_options(self, dice: Dice, values: Mapping[str, Value]) -> dict[str, object]:
@@ -382,10 +386,13 @@ class BF16Rules(OptimizerRules):
         """Go on with a new instance over copies of the parameters, with other defaults."""
         dice = Dice(seed)
         copies = [like(param) for param in world.params]
+        groups = [{**self.drawn_hyper(dice), **row} for row in self.copied_groups(world, copies)]
+        # What was frozen since keeps its place in the masters.
+        for copied, trained in zip(copies, cast(list[bool], world.more["trained"]), strict=True):
+            copied.requires_grad_(trained)
+        world.optimizer = wrapped(world.cls, groups, world.options)
         for copied, param in zip(copies, world.params, strict=True):
             copied.requires_grad_(param.requires_grad)
-        groups = [{**self.drawn_hyper(dice), **row} for row in self.copied_groups(world, copies)]
-        world.optimizer = wrapped(world.cls, groups, world.options)
         world.params, world.scheduler = copies, None
 
     def copied_groups(self, world: World, copies: Sequence[Parameter]) -> list[Group]:

@@ -21,6 +21,7 @@ from twinstep.parity.sequences.parts import (
     RANKS,
     SEEDS,
     SELDOM,
+    add_to,
     backward_twice,
     curved,
     left_out,
@@ -268,6 +269,7 @@ class FP16Rules(OptimizerRules):
 
         An infinite one does so in one parameter alone, for most seeds.
         """
+        add_to(world.params)
         total = torch.zeros((), device=world.device)
         hit = size if size == INF and seed % 4 else 1.0
         for index, param in enumerate(world.params):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -87,6 +87,13 @@ def optimizers_of(side: str) -> str:
 def left_out(dice: Dice, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments without some of them, but with the parameters."""
     return {k: v for k, v in given.items() if k == "params" or dice.pick((False, True))}
+
+
+def add_to(params: Sequence[Parameter]) -> None:
+    """Give expanded gradients memory of their own: autograd adds nothing to others."""
+    for param in params:
+        if param.grad is not None and not param.grad.is_sparse and 0 in param.grad.stride():
+            param.grad = param.grad.contiguous()
 
 
 def curved(products: Tensor, graph: str) -> Tensor:

@@ -151,9 +151,9 @@ class OptimizerRules(Rules):
     @action(seed=SEEDS)
     def construct_wrongly(self, world: World, seed: int) -> None:
         """Try to construct one with an argument that should be refused."""
-        rows = [(name, value) for name, row in self.refused.items() for value in row]
-        name, value = Dice(seed).pick(rows)
-        self.construct(world, {name: value})
+        dice = Dice(seed)
+        name = dice.pick(tuple(self.refused))
+        self.construct(world, {name: dice.pick(self.refused[name])})
 
     def construct(self, world: World, wrong: Mapping[str, object]) -> None:
         """Construct another one over copies of the parameters."""

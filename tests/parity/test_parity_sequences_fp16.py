@@ -113,9 +113,7 @@ def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
     always = {"add_group", "add_group_again", "step_with_closure"}
     wrong = {"construct_wrongly", "load_damaged", "assign_scale", "override"}
     # A sparse gradient is refused, in whatever reads it.
-    # Autograd adds no gradient to one that is expanded.
-    assert raised.keys() <= {*always, *wrong, "backward", "step", "train"}
-    assert raised["backward"] < names["backward"] / 8
+    assert raised.keys() <= {*always, *wrong, "step", "train"}
     assert raised["step"] + raised["train"] < (names["step"] + names["train"]) / 8
     assert raised["override"] < names["override"]
     assert skipped >= 5

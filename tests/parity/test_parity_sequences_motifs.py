@@ -58,7 +58,7 @@ def test_arguments_that_rules_name_are_really_passed(
     rules = RULES[reference]
     claimed = rules.arguments() & constructor_arguments(reference)
     monkeypatch.setattr(reference, "__init__", spying)
-    for number in range(600):
+    for number in range(150):
         side = Side(reference, rules, "fp32", "cpu")
         for act in sequence(rules, 0, "fp32", number):
             if act.name in ("build", "construct_wrongly"):

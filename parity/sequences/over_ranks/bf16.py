@@ -142,6 +142,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
                 "dtype": dtype,
                 "groups": [len(cast(list[Tensor], group["params"])) for group in groups],
                 "marked": marked,
+                "trained": [param.requires_grad for param in params],
             },
             rank=rank,
         )
