@@ -88,6 +88,7 @@ def zero_group(
     round_robin: bool,
     data_world: int,
     expert: str | None = None,
+    offloads: bool = False,
 ) -> ZeroGroup:
     """Lay out a group; the parameters become views of a new flat buffer and keep their values.
 
@@ -101,6 +102,7 @@ def zero_group(
         round_robin: deal parameters to the ranks in turn.
         data_world: number of data-parallel ranks; experts have their mean over these, too.
         expert: name of the expert group, or None.
+        offloads: put masters and reduced gradients into the memory of the CPU.
 
     Raises:
         ValueError: dtypes are mixed or unknown, a parameter is elsewhere or has no name.
@@ -119,6 +121,8 @@ def zero_group(
         expert=expert,
         accumulates=False,
     )
+    if offloads:
+        laid_out.master = laid_out.master.detach().cpu().requires_grad_()
     return ZeroGroup(
         **vars(laid_out),
         reduced=torch.zeros_like(laid_out.master, dtype=sums, requires_grad=False),
