@@ -75,7 +75,7 @@ class Offload:
         room = self._room(self._turn, received)
         room.copy_(received, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(received.device))
         self._coming.append((sums, room, arrived))
 
     def _add_first(self) -> None:

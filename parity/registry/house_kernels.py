@@ -43,6 +43,12 @@ CPU_FILES = {
     "global_norm": "reduce",
     "accumulate": "accumulate",
 }
+# What these claim, where it is not everything: `mixed` has tensors of all pure combinations, and
+# both steps share all but one line.
+CPU_DTYPES = {
+    "adam_step": ("fp32-to-bf16", "mixed"),
+    "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
+}
 
 
 def register_house() -> None:
@@ -63,7 +69,7 @@ def _register(known: Container[str]) -> None:
         _row(operation, "fast", every[-1:], ("list",), ("capturable", "strided"), known)
     for operation in HOUSE:
         if operation.name in CPU_FILES:
-            every = tuple(operation.combinations)
+            every = CPU_DTYPES.get(operation.name, tuple(operation.combinations))
             _row(operation, "cpu", every, LAYOUTS, ("strided",), known)
 
 

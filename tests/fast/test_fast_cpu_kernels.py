@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,27 +64,42 @@ def results() -> list[Tensor]:
 
 
 @pytest.fixture
-def four_threads() -> object:
+def four_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_every_instruction_set_has_the_bits_of_one_thread_and_no_vectors(
-    name: str, monkeypatch: pytest.MonkeyPatch, four_threads: object
-) -> None:
-    def built(flags: tuple[str, ...]) -> None:
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the kernels those of another build."""
+
+    def built(*flags: str) -> None:
         loaded = ctypes.CDLL(str(library.built(flags)))
         monkeypatch.setattr(library, "library", lambda: loaded)
 
-    built(library.INSTRUCTION_SETS[name])
+    return built
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("name", HERE)
+def test_every_instruction_set_has_the_bits_of_one_thread_and_no_vectors(
+    name: str, use: Callable[..., None]
+) -> None:
+    use(*library.INSTRUCTION_SETS[name])
     found = results()
     torch.set_num_threads(1)
-    built(("-O1", "-fno-tree-vectorize"))
+    use("-O1", "-fno-tree-vectorize")
     for one, other in zip(found, results(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.skipif("AVX2" not in HERE, reason="the CPU has no fused multiply-add")
+def test_these_inputs_show_a_fused_multiply_add(use: Callable[..., None]) -> None:
+    found = results()
+    use("-mfma", "-ffp-contract=fast")
+    assert not all(torch.equal(one, other) for one, other in zip(found, results(), strict=True))
 
 
 @pytest.mark.usefixtures("replay")

@@ -32,6 +32,29 @@ def on_this_side() -> Iterator[None]:
     SIDE.reset(token)
 
 
+class Event:
+    """An event of a device whose copies are made at once."""
+
+    def record(self, stream: object) -> None:
+        """Nothing to do."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is on a device whose memory is not that of the CPU, as far as offload knows."""
+    construct = Offload.__init__
+
+    def constructed(self: Offload, device: torch.device, *, pins: bool) -> None:
+        construct(self, torch.device("cuda"), pins=False)
+
+    monkeypatch.setattr(Offload, "__init__", constructed)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+
+
 def test_the_device_only_decides() -> None:
     """Neither sums, nor norm, nor update are launched; without offload they are."""
 
@@ -99,20 +122,34 @@ def test_an_optimizer_that_would_launch_kernels_is_refused() -> None:
     assert not optimizer.state
 
 
-class Event:
-    """An event of a device whose copies come late: they are made when somebody waits."""
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("overlap_comm", [False, True])
+def test_a_device_apart_changes_no_bit(overlap_comm: bool) -> None:
+    def run(group: Group, offload: object) -> list[Any]:
+        given: dict[str, Any] = {"inside": "FusedAdam", "split": 1, "dtype": torch.bfloat16}
+        given |= {"reduce_bucket_size": 4, "overlap_comm": overlap_comm}
+        params, optimizer = built(group, (4, 3, 5), offload_optimizer_config=offload, **given)
+        found = []
+        for step in range(3):
+            for micro in range(2):
+                for slot, param in enumerate(params):
+                    param.grad = moderate(param.numel(), 10 * step + 4 * micro + slot, param.dtype)
+                optimizer.reduce_gradients()
+            optimizer.step()
+            found.append(seen(params, optimizer))
+        optimizer.refresh_fp32_params()
+        optimizer.update_lp_params()
+        if offload is not None:
+            whole: Any = optimizer
+            assert len(whole._offload.buffers()) == zero_offload.ROOMS + 2  # weights of 2 groups
+        return [*found, seen(params, optimizer)]
 
-    def record(self) -> None:
-        """Nothing to do."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+    offloaded, plain = (on_ranks(2, partial(run, offload=config)) for config in (OFFLOAD, None))
+    assert offloaded == plain
 
 
-def test_buckets_from_a_device_are_all_added_in_two_buffers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+@pytest.mark.usefixtures("apart")
+def test_buckets_from_a_device_are_all_added_in_two_buffers() -> None:
     offload = Offload(torch.device("cuda"), pins=False)
     sums = torch.zeros(40)
     pieces: list[Tensor] = [torch.full((size,), float(size)) for size in (9, 1, 12, 3, 15)]
