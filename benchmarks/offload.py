@@ -13,10 +13,10 @@ by its own functions:
     update      DeepSpeedCPUAdam
     weights     copied to a bf16 buffer
 
-Ours are the kernels that offload calls: sums, exact norm, update with bf16 weights, sums at zero
-again. The decision between norm and update is left out on both sides. `step` is all of it. Beside a
-GPU DeepSpeed has norm, overflow and the copy to fp32 done there: `beside_a_gpu` leaves these out on
-its side, and nothing on ours. Ratios are of neighbouring rounds; more than 1 is in our favour.
+Ours is what `fast.optimizers.zero_offload` does: copy, exact norm, update with bf16 weights. The
+decision between norm and update is left out on both sides. `step` is all of it. Beside a GPU the
+copies are its work, and DeepSpeed's norm and overflow, too: `beside_a_gpu` leaves these out, and
+keeps our norm. Ratios are of neighbouring rounds; more than 1 is in our favour.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Figures
 from twinstep.benchmarks.stamp import stamp
-from twinstep.fast.kernels.cpu.accumulate import accumulate_
-from twinstep.fast.kernels.cpu.adam import named, update_adam
-from twinstep.fast.kernels.cpu.reduce import add_squares
 from twinstep.fast.kernels.reduce import new_limbs
+from twinstep.fast.optimizers.zero_offload import CPU, Offload, enter_squares
 
 NUMEL = 2**26
 WARM_UP = 2
@@ -52,12 +50,13 @@ Phases = dict[str, float]
 
 
 class Ours:
-    """The kernels that offload calls."""
+    """The offload of our `ZeroOptimizer`."""
 
     def __init__(self, grads: Tensor) -> None:
         numel = grads.numel()
+        self.offload = Offload(CPU, pins=False)
         self.grads, self.weights = grads, torch.zeros(numel, dtype=torch.bfloat16)
-        self.master, self.sums = torch.zeros(numel), torch.zeros(numel)
+        self.master, self.reduced = torch.zeros(numel), torch.zeros(numel)
         self.moments = [torch.zeros(numel), torch.zeros(numel)]
         self.count = torch.zeros((), dtype=torch.int64)
         # What the device decides: the norm is clipped.
@@ -65,17 +64,17 @@ class Ours:
 
     def step(self, phase: Callable[[str], None]) -> None:
         """One step; calls `phase` at the end of each."""
-        accumulate_([self.sums], [self.grads])
+        self.offload.add(self.reduced, 0, self.grads)
+        self.offload.end_round()
         phase("gradients")
-        limbs = new_limbs(torch.device("cpu"))
-        add_squares([self.sums], limbs)
+        enter_squares([self.offload.gradients(self.reduced)], [], new_limbs(CPU))
         phase("norm")
-        lists = named([self.master], [self.sums], *([m] for m in self.moments), [self.weights])
+        lists = [self.master, self.reduced, *self.moments]
         hyper = [RATE, *BETAS, EPS, DECAY, self.factor]
-        update_adam(lists, [self.count], hyper, bias_correction=True, decoupled=True)
+        flags = {"bias_correction": True, "decoupled": True}
+        self.offload.update(lists, self.weights, self.count, hyper, **flags)
+        self.offload.clear([self.reduced])
         phase("update")
-        self.sums.zero_()
-        phase("clear")
 
 
 class Theirs:
@@ -129,23 +128,15 @@ def timed(step: Callable[[Callable[[str], None]], None]) -> Phases:
     return found
 
 
-def compare(ours: Sequence[Phases], theirs: Sequence[Phases], without: Sequence[str]) -> Figures:
-    """Medians in milliseconds, and the median of the ratios of neighbours with its quartiles.
-
-    Args:
-        ours: seconds of each round.
-        theirs: the same of DeepSpeed's.
-        without: phases of DeepSpeed's that are left out.
-    """
-    one = [sum(row.values()) for row in ours]
-    other = [sum(row.values()) - sum(row[name] for name in without) for row in theirs]
-    ratios = [b / a for a, b in zip(one, other, strict=True)]
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Figures:
+    """Medians in milliseconds, and the median of the ratios of neighbours with its quartiles."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "ratio": round(middle, 3),
         "ratio_quartiles": [round(low, 3), round(high, 3)],
-        "ours_ms": round(1e3 * statistics.median(one), 1),
-        "theirs_ms": round(1e3 * statistics.median(other), 1),
+        "ours_ms": round(1e3 * statistics.median(ours), 1),
+        "theirs_ms": round(1e3 * statistics.median(theirs), 1),
     }
 
 
@@ -165,10 +156,15 @@ def run(numel: int = NUMEL, rounds: int = 15) -> Figures:
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "theirs": f"deepspeed {version('deepspeed')}" if known else WITHOUT,
-        "step": compare(mine, others, ()),
-        "beside_a_gpu": compare(mine, others, ("norm", "gradients")),
+        "step": compare(totals(mine), totals(others)),
+        "beside_a_gpu": compare(totals(mine, "gradients"), totals(others, "gradients", "norm")),
         "phases_ms": {"ours": medians(mine), "theirs": medians(others)},
     }
+
+
+def totals(rows: Sequence[Phases], *without: str) -> list[float]:
+    """Seconds of each round, without some of its phases."""
+    return [sum(row.values()) - sum(row[name] for name in without) for row in rows]
 
 
 def medians(rows: Sequence[Phases]) -> Figures:

@@ -243,6 +243,8 @@ class BucketedReduction:
         if self._filled:
             for group in self._groups:
                 group.accumulator.zero_()
+        if self._offload is not None:
+            self._offload.end_round()
         self._begin_round()
 
     def clear(self) -> None:
@@ -253,7 +255,10 @@ class BucketedReduction:
         self.refusal = None
         for group in self._groups:
             group.accumulator.zero_()
-            group.reduced.zero_()
+            if self._offload is None:
+                group.reduced.zero_()
+        if self._offload is not None:
+            self._offload.clear([group.reduced for group in self._groups])
 
     def _begin_round(self) -> None:
         self._next, self._filled = 0, False
@@ -381,11 +386,10 @@ class BucketedReduction:
         if after and options.gradient_average:
             factor = options.gradient_predivide_factor / group.divisor
             received = (received.float() * factor).to(received.dtype)
-        sums = group.reduced[first : first + received.numel()]
         if self._offload is not None:
-            self._offload.add(sums, received)
+            self._offload.add(group.reduced, first, received)
         else:
-            accumulate_([sums], [received])
+            accumulate_([group.reduced[first : first + received.numel()]], [received])
 
 
 def reduce_scatter(received: Tensor, given: Tensor, group: dist.ProcessGroup) -> dist.Work | None:

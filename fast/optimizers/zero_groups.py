@@ -42,8 +42,8 @@ class ZeroGroup(PartitionedGroup):
         ordered = sorted(zip(self.order, self.params, strict=True), key=lambda pair: pair[0])
         return [param for _, param in ordered]
 
-    def counted(self, tensor_rank: int, *, counts: bool = True) -> Iterator[Tensor]:
-        """Parts of `reduced` that count in a norm on this rank, or those that do not.
+    def counted(self, grads: Tensor, tensor_rank: int, *, counts: bool) -> Iterator[Tensor]:
+        """Parts of this rank's gradients that count in a norm on this rank, or those that do not.
 
         Neighbours are one part; `counts_in_norm` decides.
         """
@@ -53,10 +53,10 @@ class ZeroGroup(PartitionedGroup):
                 continue
             place = self.fragments[name].in_partition
             if place.start != end:
-                yield self.reduced[begin:end]
+                yield grads[begin:end]
                 begin = place.start
             end = place.start + place.numel
-        yield self.reduced[begin:end]
+        yield grads[begin:end]
 
     def make_sums(self) -> None:
         """Make the accumulator, if it has not been made."""

@@ -119,6 +119,16 @@ class ZeroMasters(Sharded, ScaledWrapper):
             for group in self.groups:
                 group.master.copy_(group.own(group.flat))
 
+    def get_full_hp_grad(self, name: str) -> Tensor:
+        """The reduced gradient of a parameter since the last step; all ranks must call it.
+
+        As it is stored: multiplied by the loss scale and not clipped. Stage 1 has none before
+        `reduce_gradients`.
+        """
+        if self._offload is not None:
+            self._offload.fold()
+        return super().get_full_hp_grad(name)
+
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients, sums of them, buckets, and inner state."""
         return self._bytes(
@@ -148,8 +158,12 @@ class ZeroMasters(Sharded, ScaledWrapper):
     def _reduced_gradients(self) -> Gradients:
         """Reduced gradients of this rank, by whether they count in the norm on this rank."""
         rank = tensor_parallel_rank(self.mpu)
+        grads = [group.reduced for group in self.groups]
+        if self._offload is not None:
+            grads = [self._offload.gradients(reduced) for reduced in grads]
+        pairs = list(zip(self.groups, grads, strict=True))
         counted, rest = (
-            [part for group in self.groups for part in group.counted(rank, counts=counts)]
+            [part for group, own in pairs for part in group.counted(own, rank, counts=counts)]
             for counts in (True, False)
         )
         return self._step.gradients(counted, rest, taken=self._buckets.taken)

@@ -1,14 +1,15 @@
 """Offload of ZeRO: masters, state and reduced gradients in the memory of the CPU.
 
-    gradients   this rank's part of a bucket comes in the dtype of the wire, and is added up there
-    norm        limbs of the sums there, 256 bytes of which go to the device
+    gradients   this rank's part of a bucket comes in the dtype of the wire; those of a first
+                micro-batch are held as they are, those of more are added up
+    norm        limbs of what is there, 256 bytes of which go to the device
     decision    on the device, as without offload: skip, factor, loss scale
     update      there, in one pass, as soon as the host has read the factor
     weights     go back to the device in 16 bits
 
-The norm is taken where the sums are: on the device it would take 4 bytes for each element once
-more. Only what is sent is in pinned memory. On a GPU the host waits for gradients of the bucket
-before the last one, and for the decision; not yet run on a GPU.
+The norm is taken where the gradients are: sums would have to come back to the device. Only what is
+sent is in pinned memory. On a GPU the host waits for the decision, and from the second micro-batch
+on for gradients of the bucket before the last one; not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -48,45 +49,94 @@ class Offload:
         library()
         self._apart = device.type != "cpu"
         self._pins = pins and device.type == "cuda"
-        self._coming: deque[tuple[Tensor, Tensor, torch.cuda.Event]] = deque()
+        self._coming: deque[tuple[Tensor | None, Tensor, torch.cuda.Event]] = deque()
         self._rooms: dict[object, Tensor] = {}
-        self._turn = 0
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        self._turn = self._rounds = 0
+        self._summed = False
 
     def buffers(self) -> list[Tensor]:
         """Buffers of copies that have been made; they are kept."""
         return list(self._rooms.values())
 
-    def _room(self, key: object, like: Tensor) -> Tensor:
-        """Memory of the CPU for as many elements, kept by a key."""
-        room = self._rooms.get((key, like.dtype))
-        if room is None or room.numel() < like.numel():
-            room = torch.empty(like.numel(), dtype=like.dtype, pin_memory=self._pins)
-            self._rooms[key, like.dtype] = room
-        return room[: like.numel()]
+    def _room(self, key: object, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory of the CPU, kept by a key; zeros at first."""
+        room = self._rooms.get((key, dtype))
+        if room is None or room.numel() < numel:
+            room = torch.zeros(numel, dtype=dtype, pin_memory=self._pins)
+            self._rooms[key, dtype] = room
+        return room[:numel]
 
-    def add(self, sums: Tensor, received: Tensor) -> None:
-        """Add gradients from the device to sums here, at the latest in `settle`."""
+    def add(self, reduced: Tensor, first: int, received: Tensor) -> None:
+        """Take gradients from the device, at the latest in `settle`.
+
+        Args:
+            reduced: this rank's partition of the sums of a group.
+            first: place in it.
+            received: its memory may be used again by what the current stream does next.
+        """
+        count, exact = received.numel(), reduced.dtype in (received.dtype, torch.float32)
+        if not self._rounds and exact:
+            # Whole at the end of the round, like every partition.
+            held = self._room(reduced.data_ptr(), reduced.numel(), received.dtype)
+            self._held[reduced.data_ptr()] = (reduced, held)
+            self._bring(None, held[first : first + count], received)
+            return
+        if self._rounds:
+            self.fold()
+        self._summed = True
+        sums = reduced[first : first + count]
         if not self._apart:
             accumulate_([sums], [received])
             return
         if len(self._coming) == ROOMS:
-            self._add_first()
+            self._take_first()
         self._turn = (self._turn + 1) % ROOMS
-        room = self._room(self._turn, received)
-        room.copy_(received, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record(torch.cuda.current_stream(received.device))
-        self._coming.append((sums, room, arrived))
+        self._bring(sums, self._room(self._turn, count, received.dtype), received)
 
-    def _add_first(self) -> None:
-        sums, room, arrived = self._coming.popleft()
+    def _bring(self, sums: Tensor | None, place: Tensor, received: Tensor) -> None:
+        """Start a copy from the device, which is added to sums if there are any."""
+        place.copy_(received, non_blocking=self._apart)
+        if self._apart:
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(torch.cuda.current_stream(received.device))
+            self._coming.append((sums, place, arrived))
+
+    def _take_first(self) -> None:
+        sums, place, arrived = self._coming.popleft()
         arrived.synchronize()
-        accumulate_([sums], [room])
+        if sums is not None:
+            accumulate_([sums], [place])
 
     def settle(self) -> None:
-        """Add what is still on its way."""
+        """Take what is still on its way."""
         while self._coming:
-            self._add_first()
+            self._take_first()
+
+    def end_round(self) -> None:
+        """A micro-batch is complete."""
+        self._rounds += 1
+
+    def fold(self) -> None:
+        """Add what is held to the sums, so that these are complete."""
+        self.settle()
+        for reduced, held in self._held.values():
+            accumulate_([reduced], [held])
+        self._summed |= bool(self._held)
+        self._held.clear()
+
+    def clear(self, reduced: Sequence[Tensor]) -> None:
+        """Forget all gradients, those in the sums of all groups too."""
+        self.settle()
+        self._held.clear()
+        for sums in reduced if self._summed else ():
+            sums.zero_()
+        self._summed, self._rounds = False, 0
+
+    def gradients(self, reduced: Tensor) -> Tensor:
+        """Gradients of a partition: held ones, or their sums."""
+        known = self._held.get(reduced.data_ptr())
+        return reduced if known is None else known[1]
 
     def update(
         self,
@@ -101,20 +151,24 @@ class Offload:
         """Update a partition and send its weights to the device.
 
         Args:
-            lists: master, sums of gradients, both moments.
+            lists: master, sums of gradients (or what is held in their place), both moments.
             weights: this rank's part of the model's, on the device; written.
             step: completed steps; written.
             hyper: in the order of `fast.kernels.cpu.adam.HYPER`.
             bias_correction: False uses 1 for both corrections.
             decoupled: AdamW, not Adam.
         """
-        copy = self._room(weights.data_ptr(), weights) if self._apart else weights
+        master, reduced, *moments = lists
+        grads, copy = self.gradients(reduced), weights
+        if self._apart:
+            copy = self._room(weights.data_ptr(), weights.numel(), weights.dtype)
         update_adam(
-            named(*([tensor.detach()] for tensor in (*lists, copy))),
+            named(*([tensor.detach()] for tensor in (master, grads, *moments, copy))),
             [step],
             hyper,
             bias_correction=bias_correction,
             decoupled=decoupled,
+            as_sums=True,
         )
         if self._apart:
             weights.copy_(copy, non_blocking=True)

@@ -70,6 +70,8 @@ class ZeroSteps(ZeroMasters):
         with self._timed(GRADIENTS):
             block = self._decided()
             skips = self.overflow
+            if self._offload is not None:
+                self._offload.fold()
             for group in () if skips else self.groups:
                 factor = block[INV_SCALE.value].to(group.reduced.device)
                 group.master.grad = group.reduced.float() * factor

@@ -17,7 +17,6 @@ def test_both_sides_take_the_same_step() -> None:
     for _ in range(3):
         ours.step(lambda _: None)
         theirs.step(lambda _: None)
-    assert not ours.sums.any()
     torch.testing.assert_close(ours.master, theirs.master.detach(), rtol=1e-4, atol=1e-6)
     assert torch.equal(ours.weights, ours.master.bfloat16())
 

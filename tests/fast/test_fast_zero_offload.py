@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.ranks import on_ranks
 from tests.helpers.zero_built import SIDE, Group, built, fill, seen
@@ -124,14 +123,15 @@ def test_an_optimizer_that_would_launch_kernels_is_refused() -> None:
 
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("overlap_comm", [False, True])
-def test_a_device_apart_changes_no_bit(overlap_comm: bool) -> None:
+@pytest.mark.parametrize(("micros", "buffers"), [(1, 0), (2, zero_offload.ROOMS)])
+def test_a_device_apart_changes_no_bit(overlap_comm: bool, micros: int, buffers: int) -> None:
     def run(group: Group, offload: object) -> list[Any]:
         given: dict[str, Any] = {"inside": "FusedAdam", "split": 1, "dtype": torch.bfloat16}
         given |= {"reduce_bucket_size": 4, "overlap_comm": overlap_comm}
         params, optimizer = built(group, (4, 3, 5), offload_optimizer_config=offload, **given)
         found = []
         for step in range(3):
-            for micro in range(2):
+            for micro in range(micros):
                 for slot, param in enumerate(params):
                     param.grad = moderate(param.numel(), 10 * step + 4 * micro + slot, param.dtype)
                 optimizer.reduce_gradients()
@@ -141,7 +141,8 @@ def test_a_device_apart_changes_no_bit(overlap_comm: bool) -> None:
         optimizer.update_lp_params()
         if offload is not None:
             whole: Any = optimizer
-            assert len(whole._offload.buffers()) == zero_offload.ROOMS + 2  # weights of 2 groups
+            # Beside them what is held, and weights on their way, of two groups.
+            assert len(whole._offload.buffers()) == buffers + 4
         return [*found, seen(params, optimizer)]
 
     offloaded, plain = (on_ranks(2, partial(run, offload=config)) for config in (OFFLOAD, None))
@@ -152,11 +153,40 @@ def test_a_device_apart_changes_no_bit(overlap_comm: bool) -> None:
 def test_buckets_from_a_device_are_all_added_in_two_buffers() -> None:
     offload = Offload(torch.device("cuda"), pins=False)
     sums = torch.zeros(40)
-    pieces: list[Tensor] = [torch.full((size,), float(size)) for size in (9, 1, 12, 3, 15)]
-    for place, piece in zip(sums.split([9, 1, 12, 3, 15]), pieces, strict=True):
-        offload.add(place, piece.bfloat16())
+    sizes, first = [9, 1, 12, 3, 15], 0
+    offload.end_round()
+    for size in sizes:
+        piece = torch.full((size,), float(size), dtype=torch.bfloat16)
+        offload.add(sums, first, piece)
         assert len(offload.buffers()) <= zero_offload.ROOMS
         piece.zero_()
+        first += size
     offload.settle()
-    assert sums.tolist() == [float(size) for size in (9, 1, 12, 3, 15) for _ in range(size)]
+    assert sums.tolist() == [float(size) for size in sizes for _ in range(size)]
     assert len(offload.buffers()) == zero_offload.ROOMS
+
+
+@pytest.mark.parametrize("sums", [torch.float32, torch.bfloat16])
+def test_gradients_are_held_until_there_are_more_or_they_are_read(sums: torch.dtype) -> None:
+    """Held gradients are sums that began at zero: a -0.0 among them changes no bit."""
+    given: dict[str, Any] = {"gradient_accumulation_dtype": sums, "inside": "FusedAdam"}
+    params, optimizer = built(None, (3,), offload_optimizer_config=OFFLOAD, **given)
+    whole: Any = optimizer
+    (group,) = whole.groups
+    minus = torch.tensor([-0.0, 1.0, -2.0], dtype=torch.half)
+    exact = sums is torch.float32
+    for reads in (False, True):
+        optimizer.initialize_optimizer_states()
+        state = optimizer.state[group.master]
+        state["exp_avg"].fill_(-0.0)
+        params[0].grad = minus.clone()
+        optimizer.reduce_gradients()
+        assert (whole._offload.gradients(group.reduced) is not group.reduced) == exact
+        assert group.reduced.any() != exact
+        if reads:
+            assert optimizer.get_full_hp_grad("p0").tolist() == [0.0, 1.0, -2.0]
+            assert whole._offload.gradients(group.reduced) is group.reduced
+        optimizer.step()
+        assert not group.reduced.any()
+        assert optimizer.get_full_hp_grad("p0").tolist() == [0.0] * 3
+        assert not state["exp_avg"][0].signbit()

@@ -90,6 +90,7 @@ def update_adam(
     *,
     bias_correction: bool,
     decoupled: bool,
+    as_sums: bool = False,
 ) -> None:
     """Advance the counters and update every tensor.
 
@@ -99,6 +100,7 @@ def update_adam(
         hyper: in the order of HYPER.
         bias_correction: False uses 1 for both corrections.
         decoupled: AdamW, not Adam.
+        as_sums: take gradients for sums that began at 0.0, which are never -0.0.
     """
     *required, copies = lists.values()
     lows: Sequence[Tensor | None] = copies or [None] * len(steps)
@@ -112,5 +114,5 @@ def update_adam(
         for p, g, m, v, low, step in zip(*required, lows, steps, strict=True)
     )
     numbers = (ctypes.c_double * len(HYPER))(*hyper)
-    flags = [ctypes.c_int64(decoupled), ctypes.c_int64(bias_correction)]
+    flags = map(ctypes.c_int64, (decoupled, bias_correction, as_sums))
     call("twinstep_adam", rows, numbers, *flags)

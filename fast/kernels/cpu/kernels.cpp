@@ -204,9 +204,10 @@ struct AdamRow {
   int64_t numel, param_type, grad_type, copy_type;
 };
 
-// hyper: lr, beta1, beta2, eps, weight decay, factor. Advances the counters.
+// hyper: lr, beta1, beta2, eps, weight decay, factor. Advances the counters. As sums: gradients are
+// taken for sums that began at 0.0, which are never -0.0.
 void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, int64_t decoupled,
-                   int64_t bias_correction, int64_t threads) {
+                   int64_t bias_correction, int64_t as_sums, int64_t threads) {
   std::vector<AdamScalars> scalars(tensors);
   {
     Environment plain;
@@ -228,6 +229,10 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
     float params[CHUNK], grads[CHUNK];
     float* p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
     const float* g = widened(row.grad, (Type)row.grad_type, at, count, grads);
+    if (as_sums) {
+      for (int64_t i = 0; i < count; ++i) grads[i] = g[i] + 0.0f;
+      g = grads;
+    }
     float *m = (float*)row.exp_avg + at, *v = (float*)row.exp_avg_sq + at;
     (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars[t]);
     rounded(p, row.param, (Type)row.param_type, at, count);
