@@ -154,6 +154,7 @@ def run(numel: int = NUMEL, rounds: int = 15) -> Figures:
         "numel": numel,
         "rounds": rounds,
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),  # others beside us, too
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "theirs": f"deepspeed {version('deepspeed')}" if known else WITHOUT,
         "step": compare(totals(mine), totals(others)),

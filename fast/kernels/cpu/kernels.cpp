@@ -21,8 +21,10 @@ static_assert(sizeof(float) == 4 && sizeof(double) == 8, "IEEE sizes");
 namespace {
 
 constexpr int64_t CHUNK = 4096;  // elements; that of the Triton kernels, whose tiles are the limbs'
+constexpr int64_t BLOCK = 512;  // elements whose buffers stay in the first cache
 constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread
 constexpr int LIMBS = 32, NONFINITE = 24, ORIGIN = 11;
+constexpr int WINDOWS = 16;  // of 40 bits, from 2^256 down to 2^-298
 
 enum Type : int64_t { FP32, FP16, BF16 };
 
@@ -174,24 +176,30 @@ void add_squares(int64_t* limbs, const float* x, int64_t count) {
     return;
   }
   if (largest == 0) return;
-  double rest[CHUNK];
-  for (int64_t i = 0; i < count; ++i) rest[i] = (double)x[i] * (double)x[i];
   const double square = (double)bits_of<float>(largest) * (double)bits_of<float>(largest);
-  int64_t k = (((int64_t)(bits_of<uint64_t>(square) >> 52) - 1023) + 1200) / 40 - 30;
-  uint64_t left = 1;
-  for (; left != 0; --k) {
-    const double c = 1.5 * bits_of<double>((uint64_t)(52 + 40 * k + 1023) << 52);
-    const int64_t zero = bits_of<int64_t>(c);
-    int64_t total = 0;
-    left = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const double shifted = rest[i] + c;
-      total += bits_of<int64_t>(shifted) - zero;
-      rest[i] = rest[i] - (shifted - c);
-      left |= bits_of<uint64_t>(rest[i]) << 1;
+  const int64_t top = (((int64_t)(bits_of<uint64_t>(square) >> 52) - 1023) + 1200) / 40 - 30;
+  int64_t totals[WINDOWS] = {}, used = 0;
+  for (int64_t at = 0; at < count; at += BLOCK) {
+    const int64_t size = std::min(BLOCK, count - at);
+    double rest[BLOCK];
+    for (int64_t i = 0; i < size; ++i) rest[i] = (double)x[at + i] * (double)x[at + i];
+    uint64_t left = 1;
+    for (int64_t window = 0; left != 0; ++window) {
+      const double c = 1.5 * bits_of<double>((uint64_t)(52 + 40 * (top - window) + 1023) << 52);
+      const int64_t zero = bits_of<int64_t>(c);
+      int64_t total = 0;
+      left = 0;
+      for (int64_t i = 0; i < size; ++i) {
+        const double shifted = rest[i] + c;
+        total += bits_of<int64_t>(shifted) - zero;
+        rest[i] = rest[i] - (shifted - c);
+        left |= bits_of<uint64_t>(rest[i]) << 1;
+      }
+      totals[window] += total;
+      used = std::max(used, window + 1);
     }
-    add_window(limbs, total, k);
   }
+  for (int64_t window = 0; window < used; ++window) add_window(limbs, totals[window], top - window);
 }
 
 }  // namespace
@@ -224,19 +232,22 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
       }
     }
   }
-  for_chunks(rows, tensors, threads, [&](int64_t t, int64_t at, int64_t count, int64_t) {
+  for_chunks(rows, tensors, threads, [&](int64_t t, int64_t begin, int64_t length, int64_t) {
     const AdamRow& row = rows[t];
-    float params[CHUNK], grads[CHUNK];
-    float* p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
-    const float* g = widened(row.grad, (Type)row.grad_type, at, count, grads);
-    if (as_sums) {
-      for (int64_t i = 0; i < count; ++i) grads[i] = g[i] + 0.0f;
-      g = grads;
+    float params[BLOCK], grads[BLOCK];
+    for (int64_t at = begin; at < begin + length; at += BLOCK) {
+      const int64_t count = std::min(BLOCK, begin + length - at);
+      float* p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
+      const float* g = widened(row.grad, (Type)row.grad_type, at, count, grads);
+      if (as_sums) {
+        for (int64_t i = 0; i < count; ++i) grads[i] = g[i] + 0.0f;
+        g = grads;
+      }
+      float *m = (float*)row.exp_avg + at, *v = (float*)row.exp_avg_sq + at;
+      (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars[t]);
+      rounded(p, row.param, (Type)row.param_type, at, count);
+      if (row.copy) rounded(p, row.copy, (Type)row.copy_type, at, count);
     }
-    float *m = (float*)row.exp_avg + at, *v = (float*)row.exp_avg_sq + at;
-    (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars[t]);
-    rounded(p, row.param, (Type)row.param_type, at, count);
-    if (row.copy) rounded(p, row.copy, (Type)row.copy_type, at, count);
   });
 }
 
