@@ -38,6 +38,7 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Figures
 from twinstep.benchmarks.stamp import stamp
+from twinstep.fast.kernels.cpu.library import instruction_set
 from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.optimizers.zero_offload import CPU, Offload, enter_squares
 
@@ -155,7 +156,7 @@ def run(numel: int = NUMEL, rounds: int = 15) -> Figures:
         "rounds": rounds,
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 1),  # others beside us, too
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": instruction_set(),
         "theirs": f"deepspeed {version('deepspeed')}" if known else WITHOUT,
         "step": compare(totals(mine), totals(others)),
         "beside_a_gpu": compare(totals(mine, "gradients"), totals(others, "gradients", "norm")),

@@ -23,7 +23,7 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 SIZES = (70_001, 0, 1, 4096, 33)  # two threads, several chunks, a tail of every width
 CPU = torch.device("cpu")
 SETS = list(library.INSTRUCTION_SETS)
-HERE = SETS[: SETS.index(torch.backends.cpu.get_cpu_capability()) + 1]
+HERE = SETS[: SETS.index(library.instruction_set()) + 1]
 
 
 def drawn(dtype: torch.dtype, key: int) -> list[Tensor]:

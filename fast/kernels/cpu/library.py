@@ -43,11 +43,13 @@ def library() -> ctypes.CDLL:
     Raises:
         RuntimeError: there is no compiler, or it fails, or nothing can be written.
     """
-    found = torch.backends.cpu.get_cpu_capability() if platform.machine() in X86 else "DEFAULT"
-    return ctypes.CDLL(str(built(INSTRUCTION_SETS.get(found, ()))))
+    return ctypes.CDLL(str(built(INSTRUCTION_SETS[instruction_set()])))
 
 
-X86 = ("x86_64", "AMD64")
+def instruction_set() -> str:
+    """Name of the widest instruction set that kernels use here."""
+    found = torch.backends.cpu.get_cpu_capability()
+    return found if platform.machine() == "x86_64" and found in INSTRUCTION_SETS else "DEFAULT"
 
 
 def built(instructions: Sequence[str]) -> Path:
