@@ -18,6 +18,7 @@ from twinstep.fast.kernels.cpu.adam import adam_step_, adamw_step_
 from twinstep.fast.kernels.cpu.reduce import add_squares, global_norm_
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
 from twinstep.parity.cases.fixed_inputs import anything
+from twinstep.parity.runner.calls.invoke import unable
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 SIZES = (70_001, 0, 1, 4096, 33)  # two threads, several chunks, a tail of every width
@@ -168,6 +169,8 @@ def test_without_a_compiler_that_works_there_is_one_sentence(
     with pytest.raises(RuntimeError, match=says) as caught:
         library.built(())
     assert "\n" not in str(caught.value)
+    # The judge then cannot judge; a compiler that fails is a defect.
+    assert unable(caught.value).startswith("the kernel needs a C++ compiler") == ("no-" in compiler)
     assert not list((tmp_path / "twinstep").glob("*.so"))
 
 

@@ -75,7 +75,9 @@ def built(instructions: Sequence[str]) -> Path:
                 if not target.exists():
                     _compile([compiler, *FLAGS, *instructions], source, target)
     except OSError as error:
-        raise RuntimeError(f"the CPU kernels cannot be built: {error} [fast.kernels.cpu]") from None
+        raise RuntimeError(
+            f"the CPU kernels cannot be built: {error} [fast.kernels.cpu]"
+        ) from error
     return target
 
 
