@@ -5,6 +5,8 @@ entries     keys, a clip norm and masters of every state dict
 inner       the state of the inner optimizer
 fp16        state dicts of the FP16 optimizers
 partitions  state dicts of `BF16Optimizer`, one entry per rank
+elastic     state dicts of `ZeroOptimizer`, by parameter
+deepspeed_zero  shards of DeepSpeed's ZeRO, taken for such
 universal   DeepSpeed's universal checkpoints, for all of them
 """
 

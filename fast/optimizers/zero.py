@@ -24,11 +24,7 @@ from twinstep.contract.hyper import check_numbers
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.contract.zero import (
-    OffloadConfig,
-    ZeroOptions,
-    refuse_unbuilt,
-)
+from twinstep.contract.zero import OffloadConfig, ZeroOptions, refuse_unbuilt
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
@@ -75,10 +71,10 @@ class ZeroOptimizer(ZeroMasters):
             gradient by itself.
         overlap_comm: send one bucket while the next is filled, from two buffers; on a GPU on a
             stream of its own.
-        use_multi_rank_bucket_allreduce, offload_optimizer_config, elastic_checkpoint,
-            gradient_accumulation_steps, optimizer_params: accepted, without effect: nothing is
-            offloaded, and a bucket of several ranks is never all-reduced, which sends twice as
-            much.
+        elastic_checkpoint: load states of any number of ranks; False for as many as there are.
+        use_multi_rank_bucket_allreduce, offload_optimizer_config, gradient_accumulation_steps,
+            optimizer_params: accepted, without effect: nothing is offloaded, and a bucket of
+            several ranks is never all-reduced, which sends twice as much.
         ignore_unused_parameters, fp16_master_weights_and_gradients,
             bf16_master_weights_and_gradients, bf16_optimizer_states, zenflow_config: refused but
             for their defaults.
@@ -135,12 +131,12 @@ class ZeroOptimizer(ZeroMasters):
         fp16_master_weights_and_gradients: bool = False,
         bf16_master_weights_and_gradients: bool = False,
         bf16_optimizer_states: bool = False,
-        elastic_checkpoint: bool = False,
+        elastic_checkpoint: bool = True,
         check_grad_overflow: bool = True,
         zenflow_config: object = None,
         compat: Compat = CORRECT,
     ) -> None:
-        del optimizer_params, gradient_accumulation_steps, elastic_checkpoint
+        del optimizer_params, gradient_accumulation_steps
         del use_multi_rank_bucket_allreduce, offload_optimizer_config
         refuse_unbuilt(
             ignore_unused_parameters=ignore_unused_parameters,
@@ -188,6 +184,8 @@ class ZeroOptimizer(ZeroMasters):
             compat=compat,
         )
         self.check_grad_overflow = check_grad_overflow
+        self.elastic_checkpoint = elastic_checkpoint
+        self.round_robin_gradients = round_robin_gradients
         self._data_group = dp_process_group
         names = dict(param_names.items())
         self.groups = self._laid_out(names, round_robin_gradients)
