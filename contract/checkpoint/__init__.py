@@ -8,6 +8,7 @@ partitions  state dicts of `BF16Optimizer`, one entry per rank
 elastic     state dicts of `ZeroOptimizer`, by parameter
 deepspeed_zero  shards of DeepSpeed's ZeRO, taken for such
 universal   DeepSpeed's universal checkpoints, for all of them
+universal_write  such checkpoints, written
 """
 
 from twinstep.contract.checkpoint.files import read_checkpoint, write_checkpoint

@@ -17,7 +17,7 @@ from twinstep.parity.proof.peers.live_run import Seen
 from twinstep.parity.proof.peers.record import recorded_zero
 from twinstep.parity.proof.peers.wire import SHARES, Wire
 from twinstep.parity.proof.peers.zero_config import ZeroConfig, drawn
-from twinstep.parity.proof.peers.zero_ledger import LEDGER
+from twinstep.parity.proof.peers.zero_ledger import LEDGER, without_differences
 from twinstep.parity.proof.peers.zero_live import CONFIGURATIONS, STEPS, summed
 from twinstep.parity.proof.peers.zero_ranks import Judged
 from twinstep.parity.proof.peers.zero_run import ours, run
@@ -85,6 +85,12 @@ def test_a_row_explains_its_own_configurations_alone() -> None:
         found = summed([config], [apart])
         assert found.shows[row.name] == 1
         assert not any("masters are apart" in sentence for sentence in found.wrong)
+        sibling = judged(config, wrong={"fast": ["masters are apart"]})
+        found = summed([config], [replace(apart, sibling=sibling)])
+        assert "ZeRO without known differences, fast, masters are apart" in found.wrong
+        plain = without_differences(config)
+        assert plain is not None
+        assert without_differences(plain) is None
         alone = replace(config, world=1)
         assert not row.applies(alone)
         assert "ZeRO, fast, masters are apart" in summed([alone], [apart]).wrong

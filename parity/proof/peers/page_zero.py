@@ -20,7 +20,8 @@ infinite on one rank, or subnormal: `parity peers --zero`. The inner optimizer i
 - With `Compat.deepspeed()` scale, skipped steps, masters of each rank and all weights agree bit
   for bit in {exact} configurations, on both sides. {within} clip, and agree within what a norm in
   fp32 allows. Largest distance over its bound: norms {norm:.2f}, weights {weight:.2f}.
-- In {explained} the differences below show. They stay whatever `Compat` is.
+- In {explained} the differences below show, whatever `Compat` is. The same configurations agree
+  without the options that bring them.
 - Our default differs in {default}, where a scale that moves is divided out
   (`unscale_with_updated_scale`, Z-8).
 

@@ -1,12 +1,14 @@
 """Differences between DeepSpeed's ZeRO and ours under `Compat.deepspeed()`, and where they show.
 
-A row applies to configurations. In all others every bit agrees, but for what a norm decides.
+A row applies to configurations. In all others every bit agrees, but for what a norm decides; and so
+it does in those where a row applies, once the option that brings the difference is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from twinstep.parity.proof.peers.zero_config import ZeroConfig
 
@@ -22,6 +24,7 @@ class ZeroDifference:
         side: whose doing it is, "their bug" or "our choice".
         reason: why we do otherwise.
         applies: true of configurations where it may show.
+        without: options with which it cannot show.
     """
 
     name: str
@@ -30,6 +33,7 @@ class ZeroDifference:
     side: str
     reason: str
     applies: Callable[[ZeroConfig], bool]
+    without: Mapping[str, object]
 
 
 def _divides_early(config: ZeroConfig) -> bool:
@@ -48,6 +52,7 @@ LEDGER = (
         applies=lambda c: (
             c.world > 1 and not c.contiguous and not _divides_early(c) and c.predivides == 3.0
         ),
+        without={"contiguous": True},
     ),
     ZeroDifference(
         name="divided in fp16",
@@ -60,6 +65,7 @@ LEDGER = (
             (c.world > 1 and c.contiguous and _divides_early(c))
             and (c.stage, c.dtype, c.wire) == (2, "fp16", "fp32")
         ),
+        without={"wire": "fp16"},
     ),
     ZeroDifference(
         name="rounded before the sum",
@@ -72,5 +78,13 @@ LEDGER = (
             (c.world > 1 and c.micro_batches > 1 and c.sums == c.dtype)
             and (c.stage, c.wire) == (2, "fp32")
         ),
+        without={"micro_batches": 1},
     ),
 )
+
+
+def without_differences(config: ZeroConfig) -> ZeroConfig | None:
+    """The configuration with other options where rows apply; None where none does."""
+    rows = [row for row in LEDGER if row.applies(config)]
+    options: dict[str, Any] = {key: value for row in rows for key, value in row.without.items()}
+    return replace(config, **options) if rows else None

@@ -3,7 +3,7 @@
 With `Compat.deepspeed()` scale, skipped steps, this rank's masters and all weights agree bit for
 bit after every step, and norms within the bound of a sum of squares in fp32; where the norm decides
 about the weights, those agree within what that allows. A difference beyond that has a row in
-`zero_ledger`, and a row has a configuration that shows it.
+`zero_ledger`, and a row has a configuration that shows it, and that agrees without its option.
 """
 
 from __future__ import annotations
@@ -85,12 +85,10 @@ def summed(configs: Sequence[ZeroConfig], judged: Sequence[Judged]) -> ZeroAgree
 def _add(found: ZeroAgreement, config: ZeroConfig, own: Sequence[Judged]) -> None:
     """Count one configuration, as seen by its ranks."""
     found.kinds[config.kind] = found.kinds.get(config.kind, 0) + 1
-    wrong = [
-        f"ZeRO, {side}, {sentence}"
-        for row in own
-        for side, said in row.wrong.items()
-        for sentence in said
-    ]
+    wrong = _said(own, "ZeRO")
+    siblings = [row.sibling for row in own if row.sibling is not None]
+    # What a row explains goes with its option; what stays is something else.
+    found.wrong += _said(siblings, "ZeRO without known differences")[:1]
     names = [row.name for row in LEDGER if row.applies(config)]
     for name in names:
         found.applies[name] += 1
@@ -109,3 +107,12 @@ def _add(found: ZeroAgreement, config: ZeroConfig, own: Sequence[Judged]) -> Non
     found.worst_weight = max(found.worst_weight, worst)
     found.exact += worst == 0
     found.within += worst > 0
+
+
+def _said(rows: Sequence[Judged], where: str) -> list[str]:
+    return [
+        f"{where}, {side}, {sentence}"
+        for row in rows
+        for side, said in row.wrong.items()
+        for sentence in said
+    ]

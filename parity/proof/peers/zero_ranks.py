@@ -25,6 +25,7 @@ from twinstep.parity.proof.peers.installed import deepspeed, free_port
 from twinstep.parity.proof.peers.live import disagreement, visible
 from twinstep.parity.proof.peers.wire import Wire
 from twinstep.parity.proof.peers.zero_config import ZeroConfig, drawn
+from twinstep.parity.proof.peers.zero_ledger import without_differences
 from twinstep.parity.proof.peers.zero_run import CLASSES, ours, run, theirs
 from twinstep.parity.proof.peers.zero_volume import Volume, measured
 
@@ -44,6 +45,8 @@ class Judged:
         worst_weight: largest distance of two masters of clipped runs, over its bound.
         wrong: by side, what disagrees.
         default_differs: our default does not what `Compat.deepspeed()` does.
+        sibling: the same without the options that bring known differences; None where there are
+            none.
     """
 
     seed: int
@@ -53,6 +56,7 @@ class Judged:
     worst_weight: float = 0.0
     wrong: dict[str, list[str]] = field(default_factory=dict)
     default_differs: bool = False
+    sibling: Judged | None = None
 
 
 def judged(config: ZeroConfig) -> Judged:
@@ -70,7 +74,14 @@ def judged(config: ZeroConfig) -> Judged:
         found.wrong[side] = wrong
     default = run(config, partial(ours, side="reference", compat=Compat()))
     found.default_differs = bool(visible(our_run, default))
+    plain = without_differences(config)
+    found.sibling = None if plain is None else judged(plain)
     return found
+
+
+def _read(row: dict[str, Any]) -> Judged:
+    sibling = row["sibling"]
+    return Judged(**{**row, "sibling": None if sibling is None else _read(sibling)})
 
 
 def on_ranks(seeds: Sequence[int], steps: int) -> tuple[list[list[Judged]], list[Volume]]:
@@ -84,7 +95,7 @@ def on_ranks(seeds: Sequence[int], steps: int) -> tuple[list[list[Judged]], list
     for world in WORLDS:
         chosen = [seed for seed in seeds if drawn(seed, steps).world == world]
         for data in _on_world(world, chosen, steps):
-            found.append([Judged(**row) for row in data["judged"]])
+            found.append([_read(row) for row in data["judged"]])
             volumes = [Volume(**row) for row in data["volumes"]] or volumes
     return found, volumes
 
