@@ -106,7 +106,7 @@ def _write(path: Path, contents: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(contents, dict):
         held = contents.items()
-        contents = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in held}
+        contents = {k: v.to("cpu") if isinstance(v, Tensor) else v for k, v in held}
     with open(path, "xb") as file:
         torch.save(contents, file)
         file.flush()
