@@ -11,13 +11,12 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from twinstep.contract.checkpoint import elastic, universal, universal_write
+from twinstep.contract.checkpoint import elastic, universal
 from twinstep.contract.checkpoint.elastic import Expert
 from twinstep.contract.checkpoint.entries import Loaded
 from twinstep.contract.fragments import FragmentAddress, Partition
 from twinstep.contract.loss_scale import Saved
 from twinstep.contract.moments import StateDict
-from twinstep.contract.parallel import ModelParallelUnit
 from twinstep.contract.whole import WholeTensors
 from twinstep.contract.wrapper import Wrapper
 from twinstep.contract.zero import ZeroOptions
@@ -50,7 +49,6 @@ class Sharded(Wrapper, ABC):
         options: of the reduction.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         expert_groups: by name; their ranks hold different experts.
-        mpu: the model-parallel unit, or None.
         elastic_checkpoint: states of any number of ranks are loaded.
         round_robin_gradients: parameters lie in another order; see `reference.partition`.
     """
@@ -58,7 +56,6 @@ class Sharded(Wrapper, ABC):
     options: ZeroOptions
     clip_grad: float
     expert_groups: dict[str, dist.ProcessGroup]
-    mpu: ModelParallelUnit | None
     elastic_checkpoint: bool
     round_robin_gradients: bool
 
@@ -206,29 +203,6 @@ class Sharded(Wrapper, ABC):
             self.update_lp_params()
         else:
             self.refresh_fp32_params()
-
-    def save_universal_checkpoint(self, folder: Path) -> None:
-        """Write a universal checkpoint, which DeepSpeed and every class here load; all ranks call.
-
-        The first rank writes. Nothing of the loss scale is in it: DeepSpeed's is an object of its
-        own.
-
-        Args:
-            folder: new.
-
-        Raises:
-            ValueError: it is there, or there are experts or a model-parallel unit, whose ranks
-                have parameters of their own. Nothing has been written.
-            OSError, RuntimeError: it cannot be written. Nothing is left of it.
-        """
-        if self.mpu is not None:
-            raise ValueError(
-                "there is a model-parallel unit, but should be none: its ranks have parts of "
-                f"parameters, and a universal checkpoint whole ones [{folder}]"
-            )
-        universal_write.write_partitions(
-            self._partitions(), self.optimizer, folder, self.ranks, clip_grad=self.clip_grad
-        )
 
     def _experts(self) -> list[Expert]:
         """By group, the name of its experts, and this rank among those that hold others."""

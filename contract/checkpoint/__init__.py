@@ -13,5 +13,11 @@ universal_write  such checkpoints, written
 
 from twinstep.contract.checkpoint.files import read_checkpoint, write_checkpoint
 from twinstep.contract.checkpoint.universal import load_universal_checkpoint
+from twinstep.contract.checkpoint.universal_write import save_universal_checkpoint
 
-__all__ = ["load_universal_checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "load_universal_checkpoint",
+    "read_checkpoint",
+    "save_universal_checkpoint",
+    "write_checkpoint",
+]

@@ -11,6 +11,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,42 +21,51 @@ from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint.universal import WEIGHT
 from twinstep.contract.fragments import Partition
 from twinstep.contract.moments import whole_steps
-from twinstep.contract.parallel import Groups
+from twinstep.contract.parallel import Groups, ModelParallelUnit
 from twinstep.contract.whole import WholeTensors
 
 # The layout of the folder is that of this version of DeepSpeed.
 FORMAT = "0.19.8"
 
 
-def write_partitions(
-    groups: Sequence[Partition],
-    optimizer: torch.optim.Optimizer,
-    folder: Path,
-    ranks: Groups,
-    *,
-    clip_grad: float,
-) -> None:
-    """Write a folder with one of each parameter; all ranks must call it.
+class Split(Protocol):
+    """`ZeroOptimizer` or `BF16Optimizer` of either side."""
+
+    ranks: Groups
+    clip_grad: float
+    mpu: ModelParallelUnit | None
+
+    @property
+    def groups(self) -> Sequence[Partition]:
+        """The groups, as laid out on this rank."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer."""
+
+
+def save_universal_checkpoint(optimizer: Split, folder: Path) -> None:
+    """Write a universal checkpoint; all ranks must call it, and the first one writes.
+
+    Nothing of the loss scale is in it: DeepSpeed's is an object of its own.
 
     Args:
-        groups: as laid out.
-        optimizer: the inner one.
+        optimizer: whose masters and state are written.
         folder: new.
-        ranks: groups of all ranks that call it.
-        clip_grad: largest norm.
 
     Raises:
-        ValueError: the folder is there, or parameters are split in other ways, too; or another
-            rank cannot. Nothing has been written.
+        ValueError: the folder is there, there are experts or a model-parallel unit, whose ranks
+            have parameters of their own, or another rank cannot. Nothing has been written.
         OSError, RuntimeError: it cannot be written. Nothing is left of it.
     """
+    groups, ranks = optimizer.groups, optimizer.ranks
     first = all(not ranks_of or dist.get_rank(ranks_of) == 0 for ranks_of in ranks)
     device = groups[0].master.device
-    on_all_ranks(lambda: _check(groups, folder, first), ranks, device)
+    on_all_ranks(lambda: _check(optimizer, folder, first), ranks, device)
     beside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     error: Exception | None = None
     try:
-        for place, contents in _files(groups, optimizer, clip_grad):
+        for place, contents in _files(groups, optimizer.optimizer, optimizer.clip_grad):
             try:
                 if first and error is None:
                     _write(beside / "zero" / place, contents)
@@ -67,13 +77,13 @@ def write_partitions(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _check(groups: Sequence[Partition], folder: Path, first: bool) -> None:
+def _check(optimizer: Split, folder: Path, first: bool) -> None:
     if first and folder.exists():
         raise ValueError(f"{folder} is there, but should be new: no save replaces another")
-    if any(group.expert is not None for group in groups):
+    if optimizer.mpu is not None or any(group.expert is not None for group in optimizer.groups):
         raise ValueError(
-            "parameters are experts', but should be those of all ranks: a universal checkpoint "
-            f"has one of each [{folder}]"
+            "ranks have experts or parts of parameters, but should have all of each: a universal "
+            f"checkpoint has whole ones [{folder}]"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tests.helpers.ranks import on_ranks
 from tests.helpers.sides import SIDES
 from tests.helpers.zero_built import BRAIN, SIDE, Group, built, place, seen, trained
-from twinstep.contract.checkpoint import read_checkpoint, universal_write
+from twinstep.contract.checkpoint import read_checkpoint, save_universal_checkpoint, universal_write
 from twinstep.parity.cases.fixed_inputs import bits
 from twinstep.parity.ranks.errors import RanksFailed
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -29,7 +30,7 @@ def written(side: str, world: int, folder: Path, **options: Any) -> None:
     def run(group: Group) -> None:
         params, optimizer = built(group, SIZES, **{**OPTIONS, **options})
         trained(params, optimizer, range(2))
-        optimizer.save_universal_checkpoint(folder)
+        save_universal_checkpoint(optimizer, folder)
 
     token = SIDE.set(side)
     on_ranks(world, run)
@@ -74,6 +75,27 @@ def test_another_class_takes_it_up(tmp_path: Path) -> None:
             saved: Any = read_checkpoint(tmp_path / "u" / "zero" / name / "fp32.pt")["param"]
             assert bits(param.detach()) == bits(saved.to(BRAIN))
             assert bits(other.get_full_hp_param(name)) == bits(saved)
+    save_universal_checkpoint(other, tmp_path / "again")
+    first, second = tmp_path / "u" / "zero", tmp_path / "again" / "zero"
+    files = sorted(file.relative_to(first) for file in first.rglob("p*/*.pt"))
+    assert len(files) == 12
+    for file in files:
+        one, two = (torch.load(at / file, weights_only=True) for at in (first, second))
+        pair = (one, two) if isinstance(one, torch.Tensor) else (one["param"], two["param"])
+        assert bits(pair[0]) == bits(pair[1])
+
+
+def test_experts_and_parts_of_parameters_are_refused(tmp_path: Path) -> None:
+    unit = SimpleNamespace(
+        get_model_parallel_group=lambda: None,
+        get_model_parallel_rank=lambda: 0,
+        get_model_parallel_world_size=lambda: 1,
+    )
+    _, optimizer = built(None, SIZES, **OPTIONS)
+    optimizer.mpu = unit
+    with pytest.raises(ValueError, match="a universal checkpoint has whole ones"):
+        save_universal_checkpoint(optimizer, tmp_path / "u")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -106,7 +128,7 @@ def test_a_save_that_fails_on_the_first_rank_fails_on_all_and_leaves_nothing(
         trained(params, optimizer, range(2))
         before = seen(params, optimizer)
         with pytest.raises((OSError, ValueError)) as caught:
-            optimizer.save_universal_checkpoint(tmp_path / "u")
+            save_universal_checkpoint(optimizer, tmp_path / "u")
         assert seen(params, optimizer) == before
         return f"{place(group)}: {caught.value}"
 

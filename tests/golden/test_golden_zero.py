@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -367,6 +369,36 @@ def test_a_shard_that_one_rank_alone_finds_broken_changes_no_rank() -> None:
     other, own = on_ranks(2, run)
     assert "has shape (5,), but should have 6 to 8 elements" in own
     assert "another rank (1) cannot" in other
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def code(file: Path) -> None:
+    torch.save({"optimizer_state_dict": file}, file)
+
+
+@pytest.mark.parametrize("spoil", [cut_off, code, Path.unlink])
+def test_a_file_that_one_rank_cannot_read_is_read_by_none(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    made = RUNS[PLAIN]
+    shutil.copytree(FOLDER / made.name, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path / made.shard(1))
+
+    def run(group: Group) -> str:
+        params, optimizer = built("reference", made, group)
+        own = tmp_path / made.shard(place(group))
+        with pytest.raises((ValueError, OSError)) as caught:
+            read_checkpoint(own, optimizer.ranks)
+        assert params[0].unique().tolist() == [7.0]
+        return str(caught.value)
+
+    other, own = on_ranks(2, run)
+    assert "another rank (1) cannot" in other
+    assert made.shard(1) in own
+    assert "\n" not in own
 
 
 def test_other_models_are_refused() -> None:

@@ -26,6 +26,7 @@ import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
 import twinstep.reference.optimizers.fused_adam
+from twinstep.contract.checkpoint import save_universal_checkpoint
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import SCALING, SIZES, gradient
 from twinstep.golden.record_zero import (
@@ -197,7 +198,7 @@ def test_deepspeed_takes_up_a_universal_checkpoint_of_zero(side: str, tmp_path: 
         for step in range(SAVED):
             optimizer.backward(loss_of(params, step, rank.number, 2))
             optimizer.step()
-        optimizer.save_universal_checkpoint(tmp_path / "u")
+        save_universal_checkpoint(optimizer, tmp_path / "u")
 
     World(2).run(save)
     params = weights_of("bf16")
