@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,6 +30,7 @@ from twinstep.parity.proof.peers.zero_ledger import without_differences
 from twinstep.parity.proof.peers.zero_run import CLASSES, ours, run, theirs
 from twinstep.parity.proof.peers.zero_volume import Volume, measured
 
+Row = dict[str, Any]
 WORLDS = (1, 2)
 SECONDS = 900
 
@@ -100,32 +102,41 @@ def on_ranks(seeds: Sequence[int], steps: int) -> tuple[list[list[Judged]], list
     return found, volumes
 
 
-def _on_world(
-    world: int, seeds: Sequence[int], steps: int
-) -> list[Mapping[str, list[dict[str, Any]]]]:
-    port = str(free_port())
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+def _on_world(world: int, seeds: Sequence[int], steps: int) -> list[Mapping[str, list[Row]]]:
+    """Files of all ranks; a rank that fails ends the others, which would wait for it."""
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "twinstep.parity.proof.peers.zero_ranks", str(world)]
         rest = [scratch, ",".join(map(str, seeds)), str(steps)]
-        ranks = [
-            subprocess.Popen(
-                [*command, number, *rest],
-                env={**os.environ, **where, "RANK": number, "LOCAL_RANK": number},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for number in map(str, range(world))
-        ]
+        said = [Path(scratch, f"{number}.txt") for number in range(world)]
+        ranks = []
+        for number, file in enumerate(said):
+            with open(file, "w") as errors:
+                own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                ranks.append(
+                    subprocess.Popen(
+                        [*command, str(number), *rest],
+                        env={**os.environ, **where, **own},
+                        stdout=subprocess.DEVNULL,
+                        stderr=errors,
+                    )
+                )
         try:
-            said = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
+            end = time.monotonic() + SECONDS
+            while None in (codes := [rank.poll() for rank in ranks]):
+                if any(codes) or time.monotonic() > end:
+                    break
+                time.sleep(0.05)
         finally:
             for rank in ranks:
                 rank.kill()
-        for number, rank in enumerate(ranks):
-            if rank.returncode:
-                raise RuntimeError(f"rank {number} of {world} failed: {said[number][-2000:]}")
+                rank.wait()
+        for number, code in enumerate(codes):
+            if code:
+                last = said[number].read_text()[-2000:]
+                raise RuntimeError(f"rank {number} of {world} failed: {last}")
+        if None in codes:
+            raise RuntimeError(f"ranks of {world} did not end within {SECONDS} s")
         return [json.loads(Path(scratch, f"{number}.json").read_text()) for number in range(world)]
 
 
