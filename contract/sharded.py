@@ -45,11 +45,15 @@ class Sharded(Wrapper, ABC):
         options: of the reduction.
         clip_grad: largest norm of the unscaled gradients; 0 or below does not clip.
         expert_groups: by name; their ranks hold different experts.
+        elastic_checkpoint: states of any number of ranks are loaded.
+        round_robin_gradients: parameters lie in another order; see `reference.partition`.
     """
 
     options: ZeroOptions
     clip_grad: float
     expert_groups: dict[str, dist.ProcessGroup]
+    elastic_checkpoint: bool
+    round_robin_gradients: bool
 
     @abstractmethod
     def _partitions(self) -> Sequence[ZeroPartition]:
@@ -153,11 +157,13 @@ class Sharded(Wrapper, ABC):
         load_from_fp32_weights: bool = False,
         checkpoint_folder: Path | None = None,
     ) -> None:
-        """Load states of this class, of either side and any number of ranks; all must call it.
+        """Load states of either side's class, or of DeepSpeed's; all ranks must call it.
 
         Args:
-            state_dict_list: entries of the data-parallel ranks that saved; those that hold nothing
-                of this rank's partitions may be None.
+            state_dict_list: entries of the data-parallel ranks that saved, as many as there are now
+                or, with `elastic_checkpoint`, any number. Those that hold nothing of this rank's
+                partitions may be None. Shards of DeepSpeed's ZeRO stand in the order of ranks; an
+                elastic one has no options of the inner optimizer, which keeps its own.
             load_optimizer_states: False leaves the state of the inner optimizer.
             load_from_fp32_weights: take the saved masters, and write them to the model; otherwise
                 masters come from the model weights, which the caller has loaded.
@@ -177,6 +183,8 @@ class Sharded(Wrapper, ABC):
                 self.ranks,
                 restored=self._restored_scale(),
                 states=states,
+                rigid=not self.elastic_checkpoint,
+                dealt=self.round_robin_gradients,
             )
         else:
             loaded = universal.read_partitions(*given, checkpoint_folder, self.ranks, states=states)

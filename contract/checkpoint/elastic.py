@@ -11,7 +11,8 @@ A row has `name`, `start` and `numel` (a part of the flattened parameter), `whol
 parameter), `fp32` (the master), `state` (by name, what is shaped like the master), `counters` (by
 name, the rest) and, for an expert, `expert` [name, rank and number of ranks in its expert-parallel
 group]. There is no padding, and no order of parameters. A loader takes from all rows what lies on
-its own rank; entries that it does not need may be missing.
+its own rank; entries that it does not need may be missing. Shards of DeepSpeed's ZeRO are taken
+for such entries (`deepspeed_zero`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from twinstep.contract.agreement import on_all_ranks
+from twinstep.contract.checkpoint.deepspeed_zero import Ordered, by_parameter, is_shard
 from twinstep.contract.checkpoint.entries import SAME, Loaded, clip_norm, require_keys
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.errors import in_words
@@ -121,7 +123,7 @@ def _part(tensor: Tensor, fragment: Fragment) -> Tensor:
 
 
 def checked(
-    groups: Sequence[Partition],
+    groups: Sequence[Ordered],
     optimizer: torch.optim.Optimizer,
     experts: Sequence[Expert],
     entries: object,
@@ -129,6 +131,8 @@ def checked(
     *,
     restored: Callable[[Mapping[str, object]], Scale] | None,
     states: bool,
+    rigid: bool,
+    dealt: bool,
 ) -> tuple[Loaded, Scale | None]:
     """Contents that this rank takes from the entries of ranks that saved, and the loss scale.
 
@@ -140,22 +144,24 @@ def checked(
         ranks: groups of all ranks that load.
         restored: checks and returns the state of the loss scale; None if the loss has none.
         states: the state of the inner optimizer is asked for, too.
+        rigid: take entries of as many ranks as there are now, and no others.
+        dealt: order of parameters in shards of DeepSpeed's that do not have it.
 
     Raises:
         ValueError: something does not fit, here or on another rank, or ranks would load states of
             different steps, clip norms or scales.
     """
+    scales: list[float] = []
 
     def read() -> tuple[Loaded, Scale | None]:
-        given = _checked_entries(entries)
-        scaling = None if restored is None else restored(cast(Row, given[0]["loss_scaler"]))
+        given = _checked_entries(_ours(groups, optimizer, entries, rigid, dealt))
+        saved = cast(Saved, given[0]["loss_scaler"])
+        scaling = None if restored is None else restored(saved)
+        scales.append(float(saved.get("cur_scale", 1.0)))
         return _read(groups, optimizer, experts, given, states), scaling
 
     def scale(_: object) -> float | None:
-        given = _checked_entries(entries)
-        return (
-            None if restored is None else float(cast(Saved, given[0]["loss_scaler"])["cur_scale"])
-        )
+        return None if restored is None else scales[-1]
 
     same = {name: partial(_of_loaded, number) for name, number in SAME.items()}
     device = groups[0].flat.device
@@ -168,10 +174,30 @@ def _of_loaded(
     return number(found[0])
 
 
-def _checked_entries(entries: object) -> list[StateDict]:
-    """Entries that are there: of this format, and of one save."""
+def _ours(
+    groups: Sequence[Ordered],
+    optimizer: torch.optim.Optimizer,
+    entries: object,
+    rigid: bool,
+    dealt: bool,
+) -> Sequence[object]:
+    """Entries in this format, as far as they are of a known one."""
     if not isinstance(entries, list | tuple) or all(entry is None for entry in entries):
         raise ValueError(f"states should be a list with one entry per rank, but are not [{WHERE}]")
+    world = max(group.world for group in groups)
+    if rigid and len(entries) != world:
+        raise ValueError(
+            f"{len(entries)} entries were given, but should be {world}, one for each rank, with "
+            f"elastic_checkpoint=False [{WHERE}]"
+        )
+    if not any(is_shard(entry) for entry in entries):
+        return entries
+    found = by_parameter(groups, optimizer, entries, dealt=dealt)
+    return [None if entry is None else {"format": FORMAT, **entry} for entry in found]
+
+
+def _checked_entries(entries: Sequence[object]) -> list[StateDict]:
+    """Entries that are there: of this format, and of one save."""
     given = []
     for index, entry in enumerate(entries):
         if entry is not None:

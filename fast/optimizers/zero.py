@@ -29,11 +29,7 @@ from twinstep.contract.hyper import check_numbers
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.contract.zero import (
-    OffloadConfig,
-    ZeroOptions,
-    refuse_unbuilt,
-)
+from twinstep.contract.zero import OffloadConfig, ZeroOptions, refuse_unbuilt
 from twinstep.fast.optimizers.norms import GIVEN
 from twinstep.fast.optimizers.scalers import zero_loss_scale
 from twinstep.fast.optimizers.zero_buckets import BucketedReduction
@@ -81,9 +77,10 @@ class ZeroOptimizer(ZeroSteps):
             stream of its own.
         offload_optimizer_config: with the device "cpu" masters, state and reduced gradients are in
             the memory of the CPU, which updates them (`zero_offload`).
-        use_multi_rank_bucket_allreduce, elastic_checkpoint, gradient_accumulation_steps,
-            optimizer_params: accepted, without effect: a bucket of several ranks is never
-            all-reduced, which sends twice as much.
+        elastic_checkpoint: load states of any number of ranks; False for as many as there are.
+        use_multi_rank_bucket_allreduce, gradient_accumulation_steps, optimizer_params: accepted,
+            without effect: a bucket of several ranks is never all-reduced, which sends twice as
+            much.
         ignore_unused_parameters, fp16_master_weights_and_gradients,
             bf16_master_weights_and_gradients, bf16_optimizer_states, zenflow_config: refused but
             for their defaults.
@@ -140,13 +137,12 @@ class ZeroOptimizer(ZeroSteps):
         fp16_master_weights_and_gradients: bool = False,
         bf16_master_weights_and_gradients: bool = False,
         bf16_optimizer_states: bool = False,
-        elastic_checkpoint: bool = False,
+        elastic_checkpoint: bool = True,
         check_grad_overflow: bool = True,
         zenflow_config: object = None,
         compat: Compat = CORRECT,
     ) -> None:
-        del optimizer_params, gradient_accumulation_steps, elastic_checkpoint
-        del use_multi_rank_bucket_allreduce
+        del optimizer_params, gradient_accumulation_steps, use_multi_rank_bucket_allreduce
         refuse_unbuilt(
             ignore_unused_parameters=ignore_unused_parameters,
             fp16_master_weights_and_gradients=fp16_master_weights_and_gradients,
@@ -193,6 +189,8 @@ class ZeroOptimizer(ZeroSteps):
             compat=compat,
         )
         self.check_grad_overflow = check_grad_overflow
+        self.elastic_checkpoint = elastic_checkpoint
+        self.round_robin_gradients = round_robin_gradients
         self._data_group = dp_process_group
         names = dict(param_names.items())
         self._offload = offload_of(offload_optimizer_config, device_of(init_optimizer))

@@ -91,9 +91,10 @@ class ZeroOptimizer(ZeroMasters):
         check_grad_overflow: False takes every step of a model that is not fp16.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers; even.
+        elastic_checkpoint: load states of any number of ranks; False for as many as there are.
         contiguous_gradients, reduce_bucket_size, use_multi_rank_bucket_allreduce, overlap_comm,
-            offload_optimizer_config, elastic_checkpoint, gradient_accumulation_steps,
-            optimizer_params: accepted; they have no effect on results, and none here.
+            offload_optimizer_config, gradient_accumulation_steps, optimizer_params: accepted; they
+            have no effect on results, and none here.
         ignore_unused_parameters, fp16_master_weights_and_gradients,
             bf16_master_weights_and_gradients, bf16_optimizer_states, zenflow_config: refused but
             for their defaults.
@@ -146,12 +147,12 @@ class ZeroOptimizer(ZeroMasters):
         fp16_master_weights_and_gradients: bool = False,
         bf16_master_weights_and_gradients: bool = False,
         bf16_optimizer_states: bool = False,
-        elastic_checkpoint: bool = False,
+        elastic_checkpoint: bool = True,
         check_grad_overflow: bool = True,
         zenflow_config: object = None,
         compat: Compat = CORRECT,
     ) -> None:
-        del optimizer_params, gradient_accumulation_steps, elastic_checkpoint
+        del optimizer_params, gradient_accumulation_steps
         del use_multi_rank_bucket_allreduce, overlap_comm
         offloads(offload_optimizer_config)  # without effect here
         refuse_unbuilt(
@@ -200,6 +201,8 @@ class ZeroOptimizer(ZeroMasters):
             compat=compat,
         )
         self.check_grad_overflow = check_grad_overflow
+        self.elastic_checkpoint = elastic_checkpoint
+        self.round_robin_gradients = round_robin_gradients
         self._data_group = dp_process_group
         self._taken = False
         self.groups = self._laid_out(dict(param_names.items()), round_robin_gradients)

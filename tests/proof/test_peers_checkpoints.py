@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,23 @@ import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
 import twinstep.reference.optimizers.fused_adam
+from twinstep.contract.checkpoint import save_universal_checkpoint
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import SCALING, SIZES, gradient
+from twinstep.golden.record_zero import (
+    ENDED,
+    SAVED,
+    Made,
+    config_of,
+    groups_of,
+    loss_of,
+    weights_of,
+)
 from twinstep.parity.cases.fixed_inputs import bits
+from twinstep.parity.proof.peers.installed import deepspeed
+from twinstep.parity.proof.peers.zero_run import CLASSES as ZEROS
+from twinstep.parity.proof.peers.zero_run import Losses
+from twinstep.parity.ranks.world import Rank, World
 
 pytestmark = [
     pytest.mark.usefixtures("replay"),
@@ -166,3 +181,42 @@ def test_deepspeed_continues_a_run_of_ours_bit_for_bit(
     for parts, one in ((params, optimizer), (others, other)):
         trained(kind, parts, one, range(3, 5))
     assert [bits(p.detach()) for p in params] == [bits(p.detach()) for p in others]
+
+
+@pytest.mark.parametrize("side", ["fast", "reference"])
+def test_deepspeed_takes_up_a_universal_checkpoint_of_zero(side: str, tmp_path: Path) -> None:
+    """Ours is written on two ranks; theirs goes on from it on one, with the bits of ours."""
+
+    def made(group: dist.ProcessGroup | None) -> tuple[list[nn.Parameter], Any]:
+        params = weights_of("bf16")
+        names = {param: f"params.{at}" for at, param in enumerate(params)}
+        given: dict[str, Any] = {"param_names": names, "dp_process_group": group, "verbose": False}
+        return params, ZEROS[side](torch.optim.AdamW(groups_of(params)), **given)
+
+    def save(rank: Rank) -> None:
+        params, optimizer = made(rank.group("data"))
+        for step in range(SAVED):
+            optimizer.backward(loss_of(params, step, rank.number, 2))
+            optimizer.step()
+        save_universal_checkpoint(optimizer, tmp_path / "u")
+
+    World(2).run(save)
+    params = weights_of("bf16")
+    model = Losses(params)
+    initialize = deepspeed("deepspeed").initialize
+    inner = torch.optim.AdamW(groups_of(params))
+    run = Made(dtype="bf16", stage=2, elastic=False, world=1)
+    engine, *_ = initialize(model=model, optimizer=inner, config=config_of(run))
+    engine.optimizer.load_state_dict(None, checkpoint_folder=str(tmp_path / "u"))
+    engine.optimizer.update_lp_params()
+    others, other = made(None)
+    other.load_state_dict([], checkpoint_folder=tmp_path / "u")
+    for step in range(SAVED, ENDED):
+        engine.backward(engine(partial(loss_of, params, step, 0, 1)))
+        engine.step()
+        other.backward(loss_of(others, step, 0, 1))
+        other.step()
+        assert [bits(p.detach()) for p in params] == [bits(p.detach()) for p in others]
+    masters = engine.optimizer.single_partition_of_fp32_groups
+    for one, two in zip(masters, other.single_partition_of_fp32_groups, strict=True):
+        assert bits(one.detach()) == bits(two.detach())

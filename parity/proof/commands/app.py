@@ -137,11 +137,16 @@ def peers(
     edges: Annotated[
         bool, typer.Option("--edges", help="Run the ten edges beside DeepSpeed, and nothing else.")
     ] = False,
+    zero: Annotated[
+        bool, typer.Option("--zero", help="Run ZeRO beside DeepSpeed's, and nothing else.")
+    ] = False,
 ) -> None:
     """Judge other projects' optimizers and scalers.
 
     docs/reference/peers.md describes what is judged, and has the results.
     """
-    from twinstep.parity.proof.commands.peers import judge_peers, show_edges
+    from twinstep.parity.proof.commands.peers import judge_peers, show_edges, show_zero
 
-    raise typer.Exit(show_edges(record) if edges else judge_peers(package, record))
+    if edges or zero:
+        raise typer.Exit(show_edges(record) if edges else show_zero(record))
+    raise typer.Exit(judge_peers(package, record))

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from twinstep.parity.proof.peers import zero_live
 from twinstep.parity.proof.peers.edge_list import contradictions, run_all, scenes
 from twinstep.parity.proof.peers.edge_scene import Shown, verdict
 from twinstep.parity.proof.peers.edge_training import STEPS, Trained
@@ -17,8 +18,10 @@ from twinstep.parity.proof.peers.live import CONFIGURATIONS, Agreement, compared
 from twinstep.parity.proof.peers.observe import Observation, observed
 from twinstep.parity.proof.peers.page import FILE, page
 from twinstep.parity.proof.peers.peer import Peer
-from twinstep.parity.proof.peers.record import record, record_edges
+from twinstep.parity.proof.peers.record import record, record_edges, record_zero
 from twinstep.parity.proof.peers.shelves import peers
+from twinstep.parity.proof.peers.zero_ledger import LEDGER
+from twinstep.parity.proof.peers.zero_volume import volume_faults
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 
 
@@ -39,6 +42,7 @@ def judge_peers(package: str | None, write: bool) -> int:
             screen.print(f"not judged: {peer.name}: {peer.missing()}")
     wrong = [*unexplained(seen), *idle(seen), *(agreement.wrong if agreement else [])]
     if beside:
+        wrong += _zero(screen, write)
         wrong += _edges(screen, write)
     if write and agreement is not None:
         record(chosen, seen, agreement)
@@ -68,6 +72,38 @@ def show_edges(write: bool) -> int:
     for sentence in wrong:
         screen.print(sentence, style="red")
     return EXIT_BROKEN if wrong else EXIT_KEPT
+
+
+def show_zero(write: bool) -> int:
+    """Run ZeRO beside DeepSpeed's, print what differs, and compare with the ledger."""
+    screen = _screen()
+    if not is_installed("deepspeed"):
+        screen.print("nothing to run beside: deepspeed is not installed; run make peers")
+        return EXIT_TOO_LITTLE
+    wrong = _zero(screen, write)
+    if write:
+        FILE.write_text(page())
+    for sentence in wrong:
+        screen.print(sentence, style="red")
+    return EXIT_BROKEN if wrong else EXIT_KEPT
+
+
+def _zero(screen: Console, write: bool) -> list[str]:
+    """DeepSpeed's ZeRO and both of our sides over the same random runs; what disagrees."""
+    count = zero_live.CONFIGURATIONS
+    screen.print(f"running DeepSpeed's ZeRO beside ours: {count} configurations, on 1 and 2 ranks")
+    seen = zero_live.agreed()
+    if write:
+        record_zero(seen)
+    table = Table("gradients are", "may show in", "seen in")
+    for row in LEDGER:
+        table.add_row(row.name, str(seen.applies[row.name]), str(seen.shows[row.name]))
+    screen.print(table)
+    screen.print(
+        f"{seen.steps} steps, {seen.skipped} skipped: weights equal in {seen.exact} "
+        f"configurations, within the bound of their norm in {seen.within}"
+    )
+    return [*seen.wrong, *volume_faults(seen.volumes)]
 
 
 def _screen() -> Console:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -24,6 +25,22 @@ CONFIGURATIONS = 60
 # Fields of FusedAdam, whose C++ these runs leave out: both sides step torch's optimizers.
 OF_ADAM = ("shared_step_counter", "moments_in_param_dtype")
 STEPS = 50
+
+
+class Compared(Protocol):
+    """A configuration, as far as a comparison asks for it."""
+
+    @property
+    def seed(self) -> int:
+        """Number of the configuration."""
+
+    @property
+    def kind(self) -> str:
+        """Words for messages."""
+
+    @property
+    def clips(self) -> bool:
+        """True if a norm decides about the weights."""
 
 
 @dataclass
@@ -83,14 +100,14 @@ def attribute(found: Agreement, config: Config, upstream: Sequence[Seen]) -> Non
         if name in OF_ADAM:
             continue
         without = replace(Compat.deepspeed(), **{name: False})
-        differs = _visible(upstream, run(config, partial(ours, compat=without)))
+        differs = visible(upstream, run(config, partial(ours, compat=without)))
         _add(found.visible.setdefault(name, {}), differs)
         showing += [name] if differs else []
-    differs = _visible(upstream, run(config, partial(ours, compat=Compat())))
+    differs = visible(upstream, run(config, partial(ours, compat=Compat())))
     found.default_equal += not differs
     _add(found.default_differs, differs)
     chosen = Compat(**dict.fromkeys(showing, True))
-    left = _visible(upstream, run(config, partial(ours, compat=chosen)))
+    left = visible(upstream, run(config, partial(ours, compat=chosen)))
     found.together += bool(left)
 
 
@@ -118,9 +135,16 @@ def _count(found: Agreement, config: Config, them: Sequence[Seen], us: Sequence[
 
 
 def disagreement(
-    config: Config, them: Sequence[Seen], us: Sequence[Seen]
+    config: Compared, them: Sequence[Seen], us: Sequence[Seen], roundings: int = 0
 ) -> tuple[float, float, list[str]]:
-    """Largest distance of norms and of masters over their bounds, and what is beyond them."""
+    """Largest distance of norms and of masters over their bounds, and what is beyond them.
+
+    Args:
+        config: of both runs.
+        them: by step.
+        us: by step.
+        roundings: of a norm, beside those of a sum of squares.
+    """
     worst_norm = worst_weight = allowed = 0.0
     where = f"configuration {config.seed} ({config.kind})"
     for step, (their, our) in enumerate(zip(them, us, strict=True)):
@@ -129,7 +153,7 @@ def disagreement(
             sentence = f"{at}: scale {their.scale}, skipped {their.skipped}; ours {our.scale}, "
             return worst_norm, worst_weight, [f"{sentence}{our.skipped}"]
         distance = _distance(their.norm, our.norm)
-        limit = norm_bound(their.weights.numel())
+        limit = norm_bound(their.weights.numel() + 2 * roundings)
         worst_norm = max(worst_norm, distance / limit)
         if distance > limit:
             return worst_norm, worst_weight, [f"{at}: norm {their.norm}, ours {our.norm}"]
@@ -155,8 +179,8 @@ def _distance(their: float | None, our: float | None) -> float:
     return abs(their - our) / abs(our) if our else float("inf")
 
 
-def _visible(one: Sequence[Seen], other: Sequence[Seen]) -> list[str]:
-    """What differs between two of our own runs."""
+def visible(one: Sequence[Seen], other: Sequence[Seen]) -> list[str]:
+    """Kinds of difference between two of our own runs."""
     pairs = list(zip(one, other, strict=True))
     found = []
     if any((a.scale, a.skipped) != (b.scale, b.skipped) for a, b in pairs):

@@ -10,6 +10,7 @@ from twinstep.parity.proof.peers.edge_scene import Numbers, Scene, Shown, verdic
 from twinstep.parity.proof.peers.edge_training import EARLY, STEPS, Trained
 from twinstep.parity.proof.peers.findings import FINDINGS, Finding
 from twinstep.parity.proof.peers.observe import Observation
+from twinstep.parity.proof.peers.page_zero import zero_lines
 from twinstep.parity.proof.peers.record import live, recorded, recorded_edges
 from twinstep.parity.proof.peers.shelves import peers
 from twinstep.parity.proof.upstream.differences import DIFFERENCES, Difference
@@ -42,6 +43,7 @@ def page() -> str:
         *map(_finding, FINDINGS),
     ]
     lines += _live()
+    lines += zero_lines()
     lines += _edges()
     lines += ["\n## Subjects\n", "| peer | operation | dtype | laws kept | broken | worst | held |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- |"]
@@ -174,9 +176,8 @@ first {early} steps and of the last {early}.
 | edge | DeepSpeed | ours | `Compat.deepspeed()` | weights with `Compat.deepspeed()` |
 | --- | --- | --- | --- | --- |"""
 NOTES = """
-Ours is the reference, on simulated ranks where theirs has two processes; the fast side of ZeRO
-is not among them. Nothing ran on a GPU. EN-1 has no field of `Compat`: it belongs to the engine,
-and there is none here."""
+Ours is the reference, on simulated ranks where theirs has two processes. Nothing ran on a GPU.
+EN-1 has no field of `Compat`: it belongs to the engine, and there is none here."""
 
 
 def _edges() -> list[str]:

@@ -14,9 +14,12 @@ from twinstep.parity.proof.peers.installed import installed_version
 from twinstep.parity.proof.peers.live import Agreement
 from twinstep.parity.proof.peers.observe import Observation
 from twinstep.parity.proof.peers.peer import Peer
+from twinstep.parity.proof.peers.zero_live import ZeroAgreement
+from twinstep.parity.proof.peers.zero_volume import Volume
 
 FILE = Path(__file__).with_name("observed.json")
 EDGES = Path(__file__).with_name("edges.json")
+ZERO = Path(__file__).with_name("zero.json")
 SCHEMA = 1
 
 
@@ -64,6 +67,23 @@ def record_edges(seen: Sequence[Shown], runs: Sequence[Trained]) -> None:
         "training": [asdict(one) for one in runs],
     }
     _write(EDGES, data)
+
+
+def recorded_zero() -> ZeroAgreement:
+    """Observations of the runs with ZeRO."""
+    data = json.loads(ZERO.read_text())["zero"]
+    return ZeroAgreement(**{**data, "volumes": [Volume(**row) for row in data["volumes"]]})
+
+
+def record_zero(seen: ZeroAgreement) -> None:
+    """Write what the runs with ZeRO showed."""
+    data = {
+        "command": "parity peers --zero --record",
+        "deepspeed": installed_version("deepspeed"),
+        "torch": installed_version("torch"),
+        "zero": asdict(seen),
+    }
+    _write(ZERO, data)
 
 
 def _write(file: Path, data: Mapping[str, object]) -> None:
