@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (*coded, *REFUSED) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
         return problem.exit_code if isinstance(problem, coded) else USAGE
+    finally:
+        if processes.started_by_torchrun():
+            gc.collect()  # see `processes.joined`
 
 
 def parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 import torch.multiprocessing
 
 from twinstep.parity.ranks.errors import RanksFailed
@@ -63,6 +64,12 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
     """This process as a rank, for the length of the `with` block; rank 0 alone prints.
 
     The fast side communicates by NCCL where it runs on a GPU, everything else by gloo.
+
+    A group that is still held after the block, if only by garbage, keeps threads of gloo. One that
+    drops the last reference to a tensor while Python ends aborts the process ("terminate called
+    without an active exception"). Whoever ends after the block lets go of all, and collects. The
+    defaults of `torch.distributed.nn.functional` hold the group of all ranks if it is imported
+    inside, which torch's optimizers do; so this module has imported it.
 
     Args:
         side: that trains.

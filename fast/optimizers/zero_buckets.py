@@ -22,6 +22,7 @@ on a GPU sending has a stream of its own. Nothing waits for the device.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -180,11 +181,12 @@ class BucketedReduction:
 
     def hooks(self) -> list[RemovableHandle]:
         """Hooks of all parameters, at constant cost: inside `opened`, complete buckets are sent."""
+        held = weakref.ref(self)  # the garbage collector does not see what hooks hold
         return [
             param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._arrived, bucket, place)
+                partial(self._arrived, held, number, place)
             )
-            for bucket in self._buckets
+            for number, bucket in enumerate(self._buckets)
             for place, param in enumerate(bucket.params)
         ]
 
@@ -198,10 +200,12 @@ class BucketedReduction:
         finally:
             self._open = False
 
+    @staticmethod
     @torch.no_grad()
-    def _arrived(self, bucket: Bucket, place: int, param: Tensor) -> None:
-        if self._open:
-            bucket.arrived.add(place)
+    def _arrived(held: weakref.ref[BucketedReduction], number: int, place: int, _: Tensor) -> None:
+        self = held()
+        if self is not None and self._open:
+            self._buckets[number].arrived.add(place)
             self.failed = True
             while self._next < len(self._buckets) and self._buckets[self._next].complete:
                 self._send_next()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.helpers.processes import threads
 from tests.helpers.profile import LONG
 from twinstep import scenarios
 from twinstep.parity.ranks.world import Rank, World
@@ -138,6 +139,24 @@ def test_what_is_not_finite_stays() -> None:
     assert str(exact_addend(grad, 1.0, 2)) == str(grad)
 
 
+def set_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a torchrun that has started one rank."""
+    found = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+
+
+@needs_gloo
+@pytest.mark.parametrize(("more", "code"), [(["--steps", "1"], 0), (["--resume", "absent"], 2)])
+def test_a_rank_of_torchrun_leaves_no_thread_of_gloo(
+    more: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up_alone(monkeypatch)
+    command = ["train", "--optimizer", "zero2", "--dtype", "bf16", "--side", "fast", *more]
+    assert scenarios.main(command) == code
+    assert "pt_gloo_runloop" not in threads()
+
+
 def is_stopped() -> None:
     with joined("reference", 30.0):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -146,9 +165,7 @@ def is_stopped() -> None:
 
 @needs_gloo
 def test_a_rank_that_torchrun_stops_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in found.items():
-        monkeypatch.setenv(name, value)
+    set_up_alone(monkeypatch)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(RankLost, match="torchrun stops this rank"):
         is_stopped()
