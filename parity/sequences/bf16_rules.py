@@ -28,6 +28,7 @@ from twinstep.parity.sequences.parts import (
     optimizers_of,
     parameters,
     side_of,
+    train,
 )
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.universal import write_universal
@@ -97,8 +98,7 @@ class BF16Rules(OptimizerRules):
     exempt = {
         **OptimizerRules.exempt,
         **dict.fromkeys(("mpu", "dp_process_group", "expert_groups", "expert_data_groups"), RANKS),
-        "allgather_bucket_size": RANKS,
-        "has_moe_layers": RANKS,
+        **dict.fromkeys(("allgather_bucket_size", "has_moe_layers"), RANKS),
     }
     sparse = True
     refused = {
@@ -299,10 +299,8 @@ class BF16Rules(OptimizerRules):
     )
     def whole(self, world: World, number: int, key: str) -> object:
         """Read a parameter's gradient and its weight or a state by name."""
-        name = f"p{number % len(world.params)}"
-        return optimizer_of(world).get_full_hp_grad(name), optimizer_of(world).get_full_hp_param(
-            name, key or None
-        )
+        name, optimizer = f"p{number % len(world.params)}", optimizer_of(world)
+        return optimizer.get_full_hp_grad(name), optimizer.get_full_hp_param(name, key or None)
 
     @action(
         drives=("set_full_hp_param", "update_lp_params"),
@@ -335,9 +333,7 @@ class BF16Rules(OptimizerRules):
         optimizer_of(world).destroy()
 
     @action(often=2, drives=("load_state_dict",), states=(True, False), masters=(True, False))
-    def load(  # type: ignore[override]
-        self, world: World, states: bool, masters: bool
-    ) -> None:
+    def load(self, world: World, states: bool, masters: bool) -> None:  # type: ignore[override]
         """Load what was saved into the present optimizer."""
         if world.saved is None:
             self.save(world)
@@ -388,11 +384,9 @@ class BF16Rules(OptimizerRules):
         copies = [like(param) for param in world.params]
         groups = [{**self.drawn_hyper(dice), **row} for row in self.copied_groups(world, copies)]
         # What was frozen since keeps its place in the masters.
-        for copied, trained in zip(copies, cast(list[bool], world.more["trained"]), strict=True):
-            copied.requires_grad_(trained)
+        train(copies, cast(list[bool], world.more["trained"]))
         world.optimizer = wrapped(world.cls, groups, world.options)
-        for copied, param in zip(copies, world.params, strict=True):
-            copied.requires_grad_(param.requires_grad)
+        train(copies, [param.requires_grad for param in world.params])
         world.params, world.scheduler = copies, None
 
     def copied_groups(self, world: World, copies: Sequence[Parameter]) -> list[Group]:

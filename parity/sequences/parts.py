@@ -72,6 +72,12 @@ def like(param: Parameter) -> Parameter:
     return copied
 
 
+def train(params: Sequence[Parameter], flags: Sequence[bool]) -> None:
+    """Freeze parameters, or train them."""
+    for param, trained in zip(params, flags, strict=True):
+        param.requires_grad_(trained)
+
+
 def side_of(cls: Callable[..., object]) -> str:
     """The package a class derives from; what it is built of comes from there, or else from ours."""
     homes = [kind.__module__.split(".")[:2] for kind in cast(type, cls).__mro__]
