@@ -102,8 +102,7 @@ def add_train(command: argparse.ArgumentParser) -> None:
     )
     exact = "ZeRO: round gradients so that any number of ranks gives the same bits"
     add("--exact-sums", action="store_true", help=exact)
-    offload = "ZeRO: masters and state on the CPU (accepted, without effect yet)"
-    add("--offload", action="store_true", help=offload)
+    add("--offload", action="store_true", help="ZeRO: pass the offload option on, device cpu")
     add("--seeds", type=at_least(1), default=1, help="runs, one seed after the other")
     add("--ranks", type=at_least(1), help="processes that share the micro-batches (default 1)")
     add("--simulated", action="store_true", help="ranks that take turns in this process")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from tests.contract import test_checkpoints_elastic
 from tests.helpers.zero_built import SIDE, built
@@ -58,8 +60,11 @@ def test_every_test_that_is_another_one_here_is_known() -> None:
 def test_what_is_dropped_is_freed(stage: int) -> None:
     """Hooks of parameters are a way round that the garbage collector does not see."""
     params, optimizer = built(None, inside="FusedAdam", partition_grads=stage == 2)
-    held = [weakref.ref(optimizer), *map(weakref.ref, params)]
-    params[0].sum().backward()
+    held: list[weakref.ref[Any]] = [
+        weakref.ref(optimizer),
+        *(weakref.ref(param) for param in params),
+    ]
+    torch.autograd.backward(params[0].sum())
     optimizer.step()
     del params, optimizer
     gc.collect()
