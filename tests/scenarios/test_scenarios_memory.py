@@ -16,9 +16,9 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "engine", lambda: engine_named("replay"))
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 2), (3, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 2), (3, 2)])
 def test_a_rank_keeps_what_the_formula_says_within_a_hundredth(ranks: int, stage: int) -> None:
-    sizes = Sizes(parameters=100_003, ranks=ranks, stage=stage, bucket=20_000)
+    sizes = Sizes(parameters=60_005, ranks=ranks, stage=stage, bucket=12_000)
     found = measured(sizes)
     assert apart(sizes, found) <= LIMIT
     for one in found:

@@ -55,13 +55,22 @@ def over(count: int, side: str, asked: Plan, **files: Path | int) -> list[Trace]
         return World(count, seed=count, order="ring").run(one)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_that_are_exact_give_the_same_run_on_any_number_of_ranks(dtype: str) -> None:
-    """Two micro-batches, one, or a third of one for each rank; either stage and side."""
+@pytest.mark.parametrize(
+    ("dtype", "two", "four"),
+    [
+        ("fp16", "fast", "reference"),
+        ("bf16", "reference", "fast"),
+        ("fp32", "reference", "reference"),
+    ],
+)
+def test_sums_that_are_exact_give_the_same_run_on_any_number_of_ranks(
+    dtype: str, two: str, four: str
+) -> None:
+    """Sides of two ranks with two micro-batches each, and of four; either stage."""
     alone = train.run("reference", plan("zero1", dtype))
     assert bool(alone.skipped) == (dtype == "fp16")
     assert len(alone.skipped) < len(alone.records)
-    for optimizer, side, count in [("zero2", "fast", 2), ("zero1", "fast", 4)]:
+    for optimizer, side, count in [("zero2", two, 2), ("zero1", four, 4)]:
         for trace in over(count, side, plan(optimizer, dtype)):
             assert first_difference(alone, trace) is None
             assert trace.held_out == alone.held_out
@@ -69,7 +78,7 @@ def test_sums_that_are_exact_give_the_same_run_on_any_number_of_ranks(dtype: str
 
 
 def test_without_exact_sums_the_number_of_ranks_shows() -> None:
-    asked = plan("zero2", "bf16", exact_sums=False)
+    asked = plan("zero2", "bf16", exact_sums=False, steps=2)
     found = [over(count, "reference", asked)[0] for count in (1, 2, 4)]
     for one, other in itertools.combinations(found, 2):
         assert first_difference(one, other) is not None
