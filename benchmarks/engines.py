@@ -51,6 +51,7 @@ def exact_kernels() -> list[Kernel]:
         kernel
         for kernel in kernels()
         if kernel.arithmetic == "exact"
+        and "cuda" in kernel.engines
         and kernel.function.__module__.startswith("twinstep.fast.kernels")
     ]
 

@@ -159,7 +159,7 @@ def agree_on_layouts(groups: Iterable[Partition], ranks: Groups) -> None:
         # As many bits as a float64 holds.
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
         name = f"group {index}: digest of the names, sizes and dtypes of its parameters"
-        device = group.master.device
+        device = group.flat.device
         try:
             on_all_ranks(partial(int, digest), [group.process_group], device, same={name: float})
         except ValueError as error:

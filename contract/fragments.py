@@ -87,6 +87,10 @@ class Partition(Protocol):
         """Their number."""
 
     @property
+    def flat(self) -> Tensor:
+        """The model weights, padding included, on the device that ranks communicate from."""
+
+    @property
     def master(self) -> Tensor:
         """This rank's fp32 weights, 1-D."""
 

@@ -34,10 +34,6 @@ class ZeroPartition(Partition, Protocol):
         """The trained parameters in the order of the group."""
 
     @property
-    def flat(self) -> Tensor:
-        """The model weights, padding included."""
-
-    @property
     def reduced(self) -> Tensor:
         """This rank's partition of the reduced gradients since the last step."""
 

@@ -90,7 +90,7 @@ def whole(group: Partition, index: int, source: Tensor) -> Tensor:
         source: this rank's partition.
     """
     param, name = group.params[index], group.names[index]
-    flat = torch.zeros(param.numel(), dtype=torch.float32, device=source.device)
+    flat = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
     if name in group.fragments:
         at, own = group.fragments[name].in_param, group.fragments[name].in_partition
         flat.narrow(0, at.start, at.numel).copy_(source.narrow(0, own.start, own.numel))

@@ -22,9 +22,29 @@ WHERE = "ZeroOptimizer"
 
 
 class OffloadConfig(Protocol):
-    """Config of an offload, as DeepSpeed has it."""
+    """Config of an offload, as DeepSpeed has it.
+
+    Attributes:
+        device: "none" or "cpu", or an enum with that value.
+        pin_memory: copy to and from a GPU through pinned memory; False if there is none.
+    """
 
     device: object
+
+
+def offloads(config: OffloadConfig | None) -> bool:
+    """True if masters, state and gradients are to be in the memory of the CPU.
+
+    Raises:
+        ValueError: the device is another one.
+    """
+    device = getattr(config, "device", None)
+    name = "none" if device is None else str(getattr(device, "value", device))
+    if name not in ("none", "cpu"):
+        raise ValueError(
+            f"offload_optimizer_config.device is {name}, but should be none or cpu [{WHERE}]"
+        )
+    return name == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

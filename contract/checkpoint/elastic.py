@@ -158,7 +158,7 @@ def checked(
         )
 
     same = {name: partial(_of_loaded, number) for name, number in SAME.items()}
-    device = groups[0].master.device
+    device = groups[0].flat.device
     return on_all_ranks(read, ranks, device, same={**same, "loss scale": scale})
 
 

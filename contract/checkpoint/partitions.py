@@ -86,7 +86,7 @@ def checked(
     return on_all_ranks(
         lambda: _checked(groups, optimizer, entries, states),
         ranks,
-        groups[0].master.device,
+        groups[0].flat.device,
         same=SAME,
     )
 

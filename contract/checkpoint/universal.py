@@ -86,7 +86,7 @@ def read_partitions(
     return on_all_ranks(
         lambda: _read_partitions(groups, optimizer, folder, states),
         ranks,
-        groups[0].master.device,
+        groups[0].flat.device,
         same=SAME,
     )
 

@@ -18,7 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from twinstep.contract.agreement import agree_on_layouts, constructed_by_all, on_all_ranks
+from twinstep.contract.agreement import (
+    agree_on_layouts,
+    constructed_by_all,
+    device_of,
+    on_all_ranks,
+)
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import check_numbers
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
@@ -29,17 +34,16 @@ from twinstep.contract.zero import (
     ZeroOptions,
     refuse_unbuilt,
 )
-from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.optimizers.fused_adam import FusedAdam
-from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import GIVEN
 from twinstep.fast.optimizers.scalers import zero_loss_scale
 from twinstep.fast.optimizers.zero_buckets import BucketedReduction
-from twinstep.fast.optimizers.zero_masters import ALLGATHER, GRADIENTS, STEP, ZeroMasters, trained
+from twinstep.fast.optimizers.zero_masters import ALLGATHER, GRADIENTS, STEP, trained
+from twinstep.fast.optimizers.zero_offload import offload_of, require_updatable
 from twinstep.fast.optimizers.zero_report import NO_GRADIENT, ZeroDriver, no_gradient
+from twinstep.fast.optimizers.zero_steps import ZeroSteps
 
 
-class ZeroOptimizer(ZeroMasters):
+class ZeroOptimizer(ZeroSteps):
     """Masters, state and gradients of fp16, bf16 or fp32 models, split over data-parallel ranks.
 
     Args:
@@ -75,10 +79,11 @@ class ZeroOptimizer(ZeroMasters):
             gradient by itself.
         overlap_comm: send one bucket while the next is filled, from two buffers; on a GPU on a
             stream of its own.
-        use_multi_rank_bucket_allreduce, offload_optimizer_config, elastic_checkpoint,
-            gradient_accumulation_steps, optimizer_params: accepted, without effect: nothing is
-            offloaded, and a bucket of several ranks is never all-reduced, which sends twice as
-            much.
+        offload_optimizer_config: with the device "cpu" masters, state and reduced gradients are in
+            the memory of the CPU, which updates them (`zero_offload`).
+        use_multi_rank_bucket_allreduce, elastic_checkpoint, gradient_accumulation_steps,
+            optimizer_params: accepted, without effect: a bucket of several ranks is never
+            all-reduced, which sends twice as much.
         ignore_unused_parameters, fp16_master_weights_and_gradients,
             bf16_master_weights_and_gradients, bf16_optimizer_states, zenflow_config: refused but
             for their defaults.
@@ -141,7 +146,7 @@ class ZeroOptimizer(ZeroMasters):
         compat: Compat = CORRECT,
     ) -> None:
         del optimizer_params, gradient_accumulation_steps, elastic_checkpoint
-        del use_multi_rank_bucket_allreduce, offload_optimizer_config
+        del use_multi_rank_bucket_allreduce
         refuse_unbuilt(
             ignore_unused_parameters=ignore_unused_parameters,
             fp16_master_weights_and_gradients=fp16_master_weights_and_gradients,
@@ -190,15 +195,25 @@ class ZeroOptimizer(ZeroMasters):
         self.check_grad_overflow = check_grad_overflow
         self._data_group = dp_process_group
         names = dict(param_names.items())
+        self._offload = offload_of(offload_optimizer_config, device_of(init_optimizer))
+        if self._offload is not None:
+            require_updatable(init_optimizer, self._fused())
         self.groups = self._laid_out(names, round_robin_gradients)
         for options, group in zip(self.param_groups, self.groups, strict=True):
             options["params"] = [group.master]
         device = self.groups[0].flat.device
         finish = self._finish(reports_scaled_norm=False)
         finish = finish if check_grad_overflow else replace(finish, norm_kind=GIVEN)
-        self._step: ZeroDriver = ZeroDriver(device, self.loss_scaler, finish, self._everyone())
+        self._step: ZeroDriver = ZeroDriver(
+            device, self.loss_scaler, finish, self._everyone(), offloads=self._offload is not None
+        )
         self._buckets = BucketedReduction(
-            self.groups, self.options, names, overlaps=overlap_comm, device=device
+            self.groups,
+            self.options,
+            names,
+            overlaps=overlap_comm,
+            device=device,
+            offload=self._offload,
         )
         self._reduced = False  # since a call has changed the sums
         self._hooks = self._buckets.hooks() if partition_grads else []
@@ -208,7 +223,7 @@ class ZeroOptimizer(ZeroMasters):
         # Messages of all ranks should meet, in this order.
         numbers["digest of the order of buckets"] = self._buckets.digest
         same = {name: lambda _, number=number: number for name, number in numbers.items()}
-        on_all_ranks(lambda: None, self.ranks, self.groups[0].master.device, same=same)
+        on_all_ranks(lambda: None, self.ranks, self.groups[0].flat.device, same=same)
         agree_on_layouts(self.groups, self.ranks)
 
     def backward(  # type: ignore[override]
@@ -321,6 +336,8 @@ class ZeroOptimizer(ZeroMasters):
         """The reason why this rank cannot step, as far as it is known before the sums are."""
         try:
             self._refuse(closure)
+            if self._offload is not None:
+                require_updatable(self._held(), self._fused())
             check_numbers(self.param_groups, "ZeroOptimizer.step")
             self.sync_hyperparameters()
             if self._reduced and any(param.grad is not None for param in self._params()):
@@ -331,45 +348,6 @@ class ZeroOptimizer(ZeroMasters):
         except Exception as error:
             return error
         return None
-
-    def _step_by_kernels(self, inside: FusedAdam | FusedLamb, refusal: Exception | None) -> None:
-        external = self.external_loss_scale is not None
-        try:
-            if refusal is not None:
-                self._step.tell(refusal)
-            else:
-                groups = [self._group_tensors(index) for index in range(len(self.groups))]
-                self._step.run(
-                    self._reduced_gradients(), groups, inside, external=external, timed=self._timed
-                )
-                self._stepped = True
-        except Exception as error:
-            refusal = error
-        # Other ranks learn on the device that there is no step: they meet in this, too.
-        with self._timed(ALLGATHER):
-            self._gather()
-        if refusal is not None:
-            raise refusal
-
-    def _step_by_torch(self, refusal: Exception | None) -> None:
-        """Unscale with torch, call the inner optimizer, copy to the model; the host waits."""
-        if refusal is not None:
-            self._step.tell(refusal)
-            raise refusal
-        with self._timed(GRADIENTS):
-            external = self.external_loss_scale is not None
-            block = self._step.decide(self._reduced_gradients(), external=external)
-            self._stepped = True
-            skips = self.overflow
-            for group in () if skips else self.groups:
-                group.master.grad = group.reduced.float() * block[INV_SCALE.value]
-        with self._timed(STEP):
-            if not skips:
-                self._held().step()
-                drop_gradients(self.single_partition_of_fp32_groups)
-        with self._timed(ALLGATHER):
-            if not skips:
-                self.update_lp_params()
 
     def _external_scale(self) -> float | None:
         """The scale from outside; upstream divides it out here, unlike in its FP16 optimizers."""

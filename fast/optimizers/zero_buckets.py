@@ -40,6 +40,7 @@ from twinstep.contract.zero import ZeroOptions
 from twinstep.fast.kernels.accumulate import accumulate_
 from twinstep.fast.optimizers.bf16_groups import accumulate_gradients
 from twinstep.fast.optimizers.zero_groups import ZeroGroup
+from twinstep.fast.optimizers.zero_offload import Offload
 
 EXACT = 256  # every whole number up to this is one of bf16, and of fp16
 
@@ -130,7 +131,8 @@ class BucketedReduction:
         options: of the reduction.
         param_names: in the order of the model.
         overlaps: send one bucket while the next one is filled.
-        device: of everything.
+        device: of the model.
+        offload: whoever adds up reduced gradients on the CPU, if they are there.
 
     Attributes:
         taken: a gradient of this rank is in the sums since the last step.
@@ -146,7 +148,9 @@ class BucketedReduction:
         *,
         overlaps: bool,
         device: torch.device,
+        offload: Offload | None = None,
     ) -> None:
+        self._offload = offload
         self.taken = self.failed = False
         self.refusal: Exception | None = None
         self._groups, self._options, self._device = groups, options, device
@@ -177,7 +181,8 @@ class BucketedReduction:
 
     def buffers(self) -> list[Tensor]:
         """Buffers that have been made; they are kept."""
-        return [room for rooms in self._rooms for room in rooms.values()]
+        apart = [] if self._offload is None else self._offload.buffers()
+        return [*apart, *(room for rooms in self._rooms for room in rooms.values())]
 
     def hooks(self) -> list[RemovableHandle]:
         """Hooks of all parameters, at constant cost: inside `opened`, complete buckets are sent."""
@@ -242,6 +247,8 @@ class BucketedReduction:
         if self._filled:
             for group in self._groups:
                 group.accumulator.zero_()
+        if self._offload is not None:
+            self._offload.end_round()
         self._begin_round()
 
     def clear(self) -> None:
@@ -252,7 +259,10 @@ class BucketedReduction:
         self.refusal = None
         for group in self._groups:
             group.accumulator.zero_()
-            group.reduced.zero_()
+            if self._offload is None:
+                group.reduced.zero_()
+        if self._offload is not None:
+            self._offload.clear([group.reduced for group in self._groups])
 
     def _begin_round(self) -> None:
         self._next, self._filled = 0, False
@@ -264,6 +274,8 @@ class BucketedReduction:
             self._land(self._flights.popleft())
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
+        if self._offload is not None:
+            self._offload.settle()
 
     def _send_next(self) -> None:
         """Fill a buffer with the next bucket, and send it."""
@@ -378,7 +390,10 @@ class BucketedReduction:
         if after and options.gradient_average:
             factor = options.gradient_predivide_factor / group.divisor
             received = (received.float() * factor).to(received.dtype)
-        accumulate_([group.reduced[first : first + received.numel()]], [received])
+        if self._offload is not None:
+            self._offload.add(group.reduced, first, received)
+        else:
+            accumulate_([group.reduced[first : first + received.numel()]], [received])
 
 
 def reduce_scatter(received: Tensor, given: Tensor, group: dist.ProcessGroup) -> dist.Work | None:

@@ -42,8 +42,8 @@ class ZeroGroup(PartitionedGroup):
         ordered = sorted(zip(self.order, self.params, strict=True), key=lambda pair: pair[0])
         return [param for _, param in ordered]
 
-    def counted(self, tensor_rank: int, *, counts: bool = True) -> Iterator[Tensor]:
-        """Parts of `reduced` that count in a norm on this rank, or those that do not.
+    def counted(self, grads: Tensor, tensor_rank: int, *, counts: bool) -> Iterator[Tensor]:
+        """Parts of this rank's gradients that count in a norm on this rank, or those that do not.
 
         Neighbours are one part; `counts_in_norm` decides.
         """
@@ -53,10 +53,10 @@ class ZeroGroup(PartitionedGroup):
                 continue
             place = self.fragments[name].in_partition
             if place.start != end:
-                yield self.reduced[begin:end]
+                yield grads[begin:end]
                 begin = place.start
             end = place.start + place.numel
-        yield self.reduced[begin:end]
+        yield grads[begin:end]
 
     def make_sums(self) -> None:
         """Make the accumulator, if it has not been made."""
@@ -88,6 +88,7 @@ def zero_group(
     round_robin: bool,
     data_world: int,
     expert: str | None = None,
+    offloads: bool = False,
 ) -> ZeroGroup:
     """Lay out a group; the parameters become views of a new flat buffer and keep their values.
 
@@ -101,6 +102,7 @@ def zero_group(
         round_robin: deal parameters to the ranks in turn.
         data_world: number of data-parallel ranks; experts have their mean over these, too.
         expert: name of the expert group, or None.
+        offloads: put masters and reduced gradients into the memory of the CPU.
 
     Raises:
         ValueError: dtypes are mixed or unknown, a parameter is elsewhere or has no name.
@@ -119,6 +121,8 @@ def zero_group(
         expert=expert,
         accumulates=False,
     )
+    if offloads:
+        laid_out.master = laid_out.master.detach().cpu().requires_grad_()
     return ZeroGroup(
         **vars(laid_out),
         reduced=torch.zeros_like(laid_out.master, dtype=sums, requires_grad=False),

@@ -32,6 +32,7 @@ from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import saved_scale
 from twinstep.fast.optimizers.zero_buckets import BucketedReduction
 from twinstep.fast.optimizers.zero_groups import ZeroGroup, zero_group
+from twinstep.fast.optimizers.zero_offload import Offload
 from twinstep.fast.optimizers.zero_report import ZeroDriver
 
 GRADIENTS, STEP, ALLGATHER = "optimizer_gradients", "optimizer_step", "optimizer_allgather"
@@ -48,6 +49,7 @@ class ZeroMasters(Sharded, ScaledWrapper):
     _data_group: dist.ProcessGroup | None
     _buckets: BucketedReduction
     _step: ZeroDriver
+    _offload: Offload | None
     _unscaled = "the model"
 
     def _laid_out(self, names: Mapping[Tensor, str], round_robin: bool) -> list[ZeroGroup]:
@@ -76,6 +78,7 @@ class ZeroMasters(Sharded, ScaledWrapper):
                 round_robin=round_robin,
                 data_world=1 if data is None else dist.get_world_size(data),
                 expert=expert,
+                offloads=self._offload is not None,
             )
             for params, expert, where in zip(given, experts, wheres, strict=True)
         ]
@@ -97,7 +100,11 @@ class ZeroMasters(Sharded, ScaledWrapper):
     @torch.no_grad()
     def update_lp_params(self) -> None:
         """Model weights := masters of all ranks."""
-        copy_masters_to_model(self.groups)
+        if self._offload is None:
+            copy_masters_to_model(self.groups)
+        else:
+            for group in self.groups:
+                group.own(group.flat).copy_(group.master)
         self._gather()
 
     def _gather(self) -> None:
@@ -106,7 +113,21 @@ class ZeroMasters(Sharded, ScaledWrapper):
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
         """Masters := model weights, after these were loaded or changed."""
-        copy_model_to_masters(self.groups)
+        if self._offload is None:
+            copy_model_to_masters(self.groups)
+        else:
+            for group in self.groups:
+                group.master.copy_(group.own(group.flat))
+
+    def get_full_hp_grad(self, name: str) -> Tensor:
+        """The reduced gradient of a parameter since the last step; all ranks must call it.
+
+        As it is stored: multiplied by the loss scale and not clipped. Stage 1 has none before
+        `reduce_gradients`.
+        """
+        if self._offload is not None:
+            self._offload.fold()
+        return super().get_full_hp_grad(name)
 
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients, sums of them, buckets, and inner state."""
@@ -137,8 +158,12 @@ class ZeroMasters(Sharded, ScaledWrapper):
     def _reduced_gradients(self) -> Gradients:
         """Reduced gradients of this rank, by whether they count in the norm on this rank."""
         rank = tensor_parallel_rank(self.mpu)
+        grads = [group.reduced for group in self.groups]
+        if self._offload is not None:
+            grads = [self._offload.gradients(reduced) for reduced in grads]
+        pairs = list(zip(self.groups, grads, strict=True))
         counted, rest = (
-            [part for group in self.groups for part in group.counted(rank, counts=counts)]
+            [part for group, own in pairs for part in group.counted(own, rank, counts=counts)]
             for counts in (True, False)
         )
         return self._step.gradients(counted, rest, taken=self._buckets.taken)

@@ -22,6 +22,7 @@ from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
 from twinstep.fast.optimizers.norms import GIVEN, reduce_norm
 from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
 from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.optimizers.zero_offload import enter_squares
 from twinstep.fast.runtime.control import SLOTS
 from twinstep.fast.runtime.dispatch import launch
 
@@ -33,21 +34,28 @@ class ZeroDriver(StepDriver):
     """Steps of partitions; the control block of the scaler is left with facts of all ranks.
 
     Args:
-        device: of everything.
+        device: of the model.
         scaler: whose control block holds the scale.
         finish: the rule of the loss scale; with the norm GIVEN, gradients that are not finite are
             taken like others.
         ranks: the data-parallel ranks, then those that hold one model together.
+        offloads: gradients are in the memory of the CPU.
     """
 
     def __init__(
-        self, device: torch.device, scaler: LossScale, finish: Finish, ranks: Groups
+        self,
+        device: torch.device,
+        scaler: LossScale,
+        finish: Finish,
+        ranks: Groups,
+        *,
+        offloads: bool = False,
     ) -> None:
         super().__init__(device, scaler, finish, 2.0)
         self._ranks = ranks
         self._takes_all = finish.norm_kind == GIVEN
         self._divides_apart = finish.unscale_with_updated_scale
-        self._taken = False
+        self._taken, self._offloads = False, offloads
 
     def gradients(
         self, counted: Sequence[Tensor], uncounted: Sequence[Tensor], *, taken: bool
@@ -128,6 +136,9 @@ class ZeroDriver(StepDriver):
         return refusal
 
     def _enter(self, gradients: Gradients) -> None:
+        if self._offloads:
+            enter_squares(gradients.counted, gradients.uncounted, self._limbs)
+            return
         reduce_norm(gradients.counted, self._limbs, "2", self.cache)
         if gradients.uncounted:
             # They can overflow, no more.

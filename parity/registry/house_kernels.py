@@ -1,8 +1,9 @@
 """Our own kernels, one row each, registered like anybody else's.
 
 Every launcher in `fast/kernels/` (a function whose name ends with `_`) has two rows: `triton.*` for
-what its kernels compute, `fast.*` for what it refuses. All of them claim `exact`, on the GPU and on
-replay. `tests/parity/test_registry.py` names a launcher without a row.
+what its kernels compute, `fast.*` for what it refuses. Those in `fast/kernels/cpu/` have a row
+`cpu.*`, and run on the CPU. All claim `exact`. `tests/parity/test_registry.py` names a launcher
+without a row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Container
 from dataclasses import replace
 from importlib import import_module
 
-from twinstep.parity.operations.operation import LAYOUTS
+from twinstep.parity.operations.operation import LAYOUTS, Operation
 from twinstep.parity.operations.table import HOUSE
 from twinstep.parity.registry.kernels import add_kernel, kernels, register, registrations
 
@@ -35,6 +36,19 @@ FILES = {
     "cast_copy": "cast",
     "mixed_step": "mixed_step",
 }
+# The file in `fast/kernels/cpu/`.
+CPU_FILES = {
+    "adam_step": "adam",
+    "adamw_step": "adam",
+    "global_norm": "reduce",
+    "accumulate": "accumulate",
+}
+# What these claim, where it is not everything: `mixed` has tensors of all pure combinations, and
+# both steps share all but one line.
+CPU_DTYPES = {
+    "adam_step": ("fp32-to-bf16", "mixed"),
+    "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
+}
 
 
 def register_house() -> None:
@@ -49,25 +63,37 @@ def register_house() -> None:
 
 def _register(known: Container[str]) -> None:
     for operation in HOUSE:
-        module = import_module(f"twinstep.fast.kernels.{FILES[operation.name]}")
-        function = getattr(module, f"{operation.name}_")
-        every = tuple(operation.combinations)
         # Checks are no arithmetic: one combination and one layout show them.
-        rows = (
-            ("triton", every, ("capturable",)),
-            ("fast", every[-1:], ("capturable", "strided")),
-        )
-        for prefix, dtypes, claims in rows:
-            name = f"{prefix}.{operation.name}"
-            if name in known:
-                continue
-            row = register(
-                operation.name,
-                name=name,
-                arithmetic="exact",
-                dtypes=dtypes,
-                layouts=LAYOUTS if prefix == "triton" else ("list",),
-                engines=GPU_ENGINES,
-                claims=claims,
-            )
-            row(function)
+        every = tuple(operation.combinations)
+        _row(operation, "triton", every, LAYOUTS, ("capturable",), known)
+        _row(operation, "fast", every[-1:], ("list",), ("capturable", "strided"), known)
+    for operation in HOUSE:
+        if operation.name in CPU_FILES:
+            every = CPU_DTYPES.get(operation.name, tuple(operation.combinations))
+            _row(operation, "cpu", every, LAYOUTS, ("strided",), known)
+
+
+def _row(
+    operation: Operation,
+    prefix: str,
+    dtypes: tuple[str, ...],
+    layouts: tuple[str, ...],
+    claims: tuple[str, ...],
+    known: Container[str],
+) -> None:
+    """Register a launcher, unless its name is known."""
+    name, on_cpu = f"{prefix}.{operation.name}", prefix == "cpu"
+    if name in known:
+        return
+    file = f"cpu.{CPU_FILES[operation.name]}" if on_cpu else FILES[operation.name]
+    module = import_module(f"twinstep.fast.kernels.{file}")
+    row = register(
+        operation.name,
+        name=name,
+        arithmetic="exact",
+        dtypes=dtypes,
+        layouts=layouts,
+        engines=("cpu",) if on_cpu else GPU_ENGINES,
+        claims=claims,
+    )
+    row(getattr(module, f"{operation.name}_"))

@@ -42,10 +42,11 @@ def floor_of(known: Sequence[Kernel], twins: Sequence[Twin]) -> dict[str, dict[s
 
 
 def is_judged(kernel: Kernel, dtype: str, name: str) -> bool:
-    """True if a law is judged on a kernel that runs on replay."""
+    """True if a law is judged on a kernel on replay, or on the CPU if that is its one engine."""
+    engine = "cpu" if kernel.engines == ("cpu",) else "replay"
     law = LAWS[name]
     claimed = not law.claim or law.claim in kernel.claims
-    return claimed and "replay" in law.engines and not law.idle(kernel.operation, dtype)
+    return claimed and engine in law.engines and not law.idle(kernel.operation, dtype)
 
 
 def cells_of(floor: Floor) -> set[Place]:

@@ -81,7 +81,7 @@ class Rules:
             and why.
         passed: arguments of the reference's constructor that `build` passes.
         motifs: runs of actions that random drawing rarely meets, by name.
-        repeated: action that long sequences consist of; empty for none.
+        lasting: a long run, first the action that it mostly consists of; empty for none.
         mean: actions of a sequence on average, without a motif.
         around: the same, around one.
         parts: rules over ranks and those that they were added to, where this class is made of both.
@@ -90,7 +90,7 @@ class Rules:
     exempt: Mapping[str, str] = {}
     passed: Sequence[str] = ()
     motifs: Mapping[str, Motif] = {}
-    repeated: str = ""
+    lasting: Motif = ()
     mean: int = 12
     around: int = 6
     parts: tuple[type[Rules], ...] = ()
@@ -134,14 +134,15 @@ class Rules:
         rows = self.motifs.values()
         return [row for row in rows if all(possible(*_fixed(step)) for step in row)]
 
-    def crowded(self) -> Motif:
-        """A large group that takes two steps, plain but for their gradients; empty without one."""
+    def extended(self, fixed: Mapping[str, Value]) -> Motif:
+        """A build with these values, and two steps plain but for their gradients; or nothing."""
         known = self.actions()
-        if "crowd" not in known["build"].choices or not self.repeated:
+        if not known["build"].allows(fixed) or not self.lasting:
             return ()
-        choices = known[self.repeated].choices.items()
-        plain = {name: row[0] for name, row in choices if name != "seed"}
-        return (("build", {"crowd": True}), *((self.repeated, plain),) * 2)
+        name, _ = _fixed(self.lasting[0])
+        choices = known[name].choices.items()
+        plain = {one: row[0] for one, row in choices if one != "seed"}
+        return (("build", fixed), *((name, plain),) * 2)
 
     def draw(self, dice: Random, mean: int, motif: Motif = ()) -> list[Act]:
         """A sequence: `build`, then about `mean` actions, with a motif somewhere among them."""

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import Action, Step, action
+from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.bf16_motifs import MOTIFS
 from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
 from twinstep.parity.sequences.parts import (
+    EXTENTS,
     GRAPHS,
+    GROUPS,
     RANKS,
     SEEDS,
-    SELDOM,
     Group,
     backward_twice,
     curved,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from twinstep.reference.optimizers.bf16 import BF16Optimizer
 
 NUMBERS = range(12)
-UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 TURNS = ("bf16", "fp32", "fp16")
 ACCUMULATION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Arguments of `build` that are options of the constructor.
@@ -107,20 +108,7 @@ class BF16Rules(OptimizerRules):
         "grad_acc_dtype": (torch.float16, torch.float64),
         "param_names": ({},),
     }
-    motifs = {
-        **OptimizerRules.motifs,
-        "groups of unequal norms": (
-            ("build", {"groups": 2, "clip": 0.05}),
-            ("train", {"regime": "ordinary"}),
-            ("train", {"regime": "ordinary"}),
-        ),
-        "gradients that live": ("backward", "zero_grad", "backward", "step"),
-        "accumulated gradients": ("backward", "backward", "reduce", "step"),
-        "weights loaded between steps": ("train", "load_weights", "train"),
-        "a universal checkpoint": ("train", UNIVERSAL, "train", "train"),
-        "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
-        "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
-    }
+    motifs = MOTIFS
 
     def actions(self) -> dict[str, Action]:
         """Every action but copying."""
@@ -132,11 +120,11 @@ class BF16Rules(OptimizerRules):
 
     @action(
         seed=SEEDS,
-        groups=(1, 1, 2, 3),
+        groups=GROUPS,
         **OPTIONS,
         alike=(False, False, True),
         omitted=(False, False, True),
-        crowd=SELDOM,
+        extent=EXTENTS,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, some frozen, around a fresh optimizer."""
@@ -145,16 +133,15 @@ class BF16Rules(OptimizerRules):
         groups: list[Group] = []
         for number in range(int(values["groups"])):
             own = TURNS[number % 3] if dtype == "mixed" else dtype
-            crowd = bool(values.get("crowd")) and not number
-            row = parameters(dice, own, device, seed + number, False, crowd)
+            extent = str(values["extent"]) * (not number)
+            row = parameters(dice, own, device, seed + number, False, extent)
             hyper = self.drawn_hyper(Dice(seed) if values["alike"] else dice)
             groups.append({"params": row, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params[1:]:
             param.requires_grad_(dice.pick((True, True, True, False)))
         options = self.drawn_options(dice, values)
-        if values["omitted"]:
-            options = left_out(dice, options)
+        options = left_out(dice, options) if values["omitted"] else options
         return World(
             cls=cls,
             options=options,

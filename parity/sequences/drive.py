@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -20,10 +20,15 @@ from twinstep.parity.sequences.over_ranks.laws import broken_law
 from twinstep.parity.sequences.over_ranks.place import DrawnRank
 from twinstep.parity.sequences.over_ranks.rules import OverRanks
 from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.world import Act, OnRank, World, nothing, observe
+from twinstep.parity.sequences.world import Act, OnRank, Value, World, nothing, observe
 
-# One sequence in EVERY takes LONG steps, one in CROWDED has a crowd of parameters.
-EVERY, LONG, CROWDED = 50, 64, 25
+# One sequence in EVERY is long, and some have many parameters, a large one, or many groups.
+EVERY = 50
+EXTENDED: Mapping[int, Mapping[str, Value]] = {
+    **dict.fromkeys((12, 37), {"extent": "crowd"}),
+    **dict.fromkeys((6, 31), {"extent": "large"}),
+    **dict.fromkeys((18, 43), {"groups": 20}),
+}
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 
@@ -172,14 +177,14 @@ def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     """The actions of a sequence; the same in every run.
 
     Three of four have a motif, in turn; another begins with each seed and dtype. Some are long, and
-    some have a crowd of parameters.
+    some have many parameters, a large one, or many groups.
     """
     dice = Random(f"{seed} {dtype} {number}")
-    if number % EVERY == EVERY - 1 and rules.repeated:
-        return rules.draw(dice, rules.around, [rules.repeated] * LONG)
-    crowded = rules.crowded()
-    if number % CROWDED == CROWDED // 2 and crowded:
-        return rules.draw(dice, 1, crowded)
+    if number % EVERY == EVERY - 1 and rules.lasting:
+        return rules.draw(dice, rules.around, rules.lasting)
+    extended = rules.extended(EXTENDED[number % EVERY]) if number % EVERY in EXTENDED else ()
+    if extended:
+        return rules.draw(dice, 1, extended)
     motifs = rules.scripts()
     if not motifs or number % 4 == 0:
         return rules.draw(dice, rules.mean)

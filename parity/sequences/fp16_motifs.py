@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from twinstep.parity.sequences.actions import Motif
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.rules import OptimizerRules, last_of_a_correction
+from twinstep.parity.sequences.motifs import COMMON, last_of_a_correction
 
 # Factors of a loss; the last one overflows in every dtype.
 SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
@@ -14,7 +14,7 @@ OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
 
 MOTIFS: Mapping[str, Motif] = {
     # The optimizer inside reads its rate as it does alone.
-    **{name: row for name, row in OptimizerRules.motifs.items() if name != "a rate that falls"},
+    **{name: row for name, row in COMMON.items() if name != "a rate that falls"},
     **{
         f"an active clip around {recipe}": (
             ("build", {"recipe": recipe}),
@@ -29,6 +29,10 @@ MOTIFS: Mapping[str, Motif] = {
         *(("train", {"size": 1e4}), CLEAN),
     ),
     "a clip norm below zero": (("set_clip", {"limit": -1.0}), ("train", {"size": 1e4})),
+    "a clip norm of before a load": (
+        *(("set_clip", {"limit": 0.5}), "save"),
+        *(("set_clip", {"limit": 1e-3}), "load", CLEAN),
+    ),
     "overflow before a save": (OVERFLOW, "save", "load", CLEAN),
     "overflow before a resume": (OVERFLOW, "resume", CLEAN),
     "a save in a streak of overflows": (
@@ -43,10 +47,11 @@ MOTIFS: Mapping[str, Motif] = {
         ("backward", {"graph": "create", "size": 1.0}),
         "step",
     ),
+    "a scale that is large": (("assign_scale", {"scale": 2.0**100}), CLEAN, CLEAN),
     "scales that are none": (
         *(("assign_scale", {"scale": scale}) for scale in (NAN, INF, -1.0)),
         *(("override", {"scale": scale}) for scale in (NAN, INF, -1.0)),
-        CLEAN,
+        *(("assign_scale", {"scale": 2.0**41}), CLEAN),
     ),
     "a scale from outside over an overflow": (
         ("override", {"scale": 64.0}),

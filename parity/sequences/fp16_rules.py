@@ -16,11 +16,13 @@ from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
 from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
 from twinstep.parity.sequences.fp16_parts import Scaled, Timers
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
+from twinstep.parity.sequences.motifs import STEPS
 from twinstep.parity.sequences.parts import (
+    EXTENTS,
     GRAPHS,
+    GROUPS,
     RANKS,
     SEEDS,
-    SELDOM,
     add_to,
     backward_twice,
     curved,
@@ -29,6 +31,7 @@ from twinstep.parity.sequences.parts import (
     optimizers_of,
     parameters,
     side_of,
+    train,
 )
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import Act, Value, World
@@ -89,7 +92,7 @@ class FP16Rules(OptimizerRules):
     }
     sparse = True
     refused = {**REFUSED, "fused_adam_legacy": (True,)}
-    repeated = "train"
+    lasting = (*("train",) * STEPS, *("set_hyper", ("lower_rate", {"bits": 4}), "train") * 3)
     motifs = MOTIFS
 
     def __init__(self, wide: bool = False) -> None:
@@ -105,11 +108,11 @@ class FP16Rules(OptimizerRules):
 
     @action(
         seed=SEEDS,
-        groups=(1, 1, 2, 3),
+        groups=GROUPS,
         recipe=tuple(RECIPES),
         alike=(False, False, True),
         omitted=(False, False, True),
-        crowd=SELDOM,
+        extent=EXTENTS,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """An optimizer of either side around one of the same side.
@@ -123,8 +126,8 @@ class FP16Rules(OptimizerRules):
         recipe = recipe_named(str(values["recipe"]), seed, self.recipes)
         groups: list[Group] = []
         for number in range(int(values["groups"])):
-            crowd = bool(values.get("crowd")) and not number
-            params = parameters(dice, dtype, device, seed + number, False, crowd)
+            extent = str(values["extent"]) * (not number)
+            params = parameters(dice, dtype, device, seed + number, False, extent)
             hyper = self.inside_hyper(Dice(seed) if values["alike"] else dice, recipe)
             groups.append({"params": params, **hyper})
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
@@ -182,6 +185,7 @@ class FP16Rules(OptimizerRules):
 
     def made(self, world: World, groups: list[Group]) -> object:
         """The optimizer that a world's recipe stands for, of the side that its class is on."""
+        world.more.setdefault("trained", [param.requires_grad for param in world.params])
         recipe, seed = self.recipe_of(world)
         side, dice = side_of(world.cls), Dice(seed)
         compat = import_module("twinstep.contract.compat").Compat
@@ -297,7 +301,7 @@ class FP16Rules(OptimizerRules):
         """Put an external scale in force; 0 ends it."""
         scaled(world).override_loss_scale(scale or None)
 
-    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, -1.0, INF, NAN))
+    @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 2.0**41, 2.0**100, -1.0, INF, NAN))
     def assign_scale(self, world: World, scale: float) -> None:
         """Assign the scaler's scale."""
         scaled(world).loss_scale = scale
@@ -346,19 +350,24 @@ class FP16Rules(OptimizerRules):
         dice = Dice(seed)
         recipe, _ = self.recipe_of(world)
         sizes = [len(group) for group in _groups_of(world)]
-        trained = [param for param in world.params if param.requires_grad]
-        frozen = [param for param in world.params if not param.requires_grad]
-        copies = [like(param) for param in trained]
-        at = 0
+        # What was frozen since keeps its place in the masters.
+        built = cast(list[bool], world.more["trained"])
+        masters = [param for param, flag in zip(world.params, built, strict=True) if flag]
+        others = [param for param, flag in zip(world.params, built, strict=True) if not flag]
+        copies, at = [like(param) for param in masters], 0
+        now = [param.requires_grad for param in (*masters, *others)]
         groups: list[Group] = []
         for size in sizes:
             hyper = self.inside_hyper(dice, recipe)
             groups.append({"params": copies[at : at + size], **hyper})
             at += size
         # Frozen ones may be all that there is, and some group must hold them.
-        groups[-1]["params"] = [*cast(list[Parameter], groups[-1]["params"]), *frozen]
-        world.params, world.scheduler = [*copies, *frozen], None
+        groups[-1]["params"] = [*cast(list[Parameter], groups[-1]["params"]), *others]
+        world.params, world.scheduler = [*copies, *others], None
+        world.more["trained"] = sorted(built, reverse=True)
+        train(world.params, cast(list[bool], world.more["trained"]))
         world.optimizer = self.made(world, groups)
+        train(world.params, now)
         world.torch_optimizer.load_state_dict(self._read(world))
 
     def copy(self, world: World, how: str) -> None:

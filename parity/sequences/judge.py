@@ -47,14 +47,14 @@ class TwinEffort:
         sequences: of actions for each cell, on one rank.
         over_ranks: further ones over ranks, where there are rules for that; None is a fifth.
         seed: of the generator.
-        shrink_runs: limit of sequences tried in shrinking one failure.
+        shrunk_by: limit of actions in the sequences that are tried to shrink one failure.
         repros: folder for repro files; None writes none.
     """
 
     sequences: int = SEQUENCES
     over_ranks: int | None = None
     seed: int = 0
-    shrink_runs: int = 120
+    shrunk_by: int = 1500
     repros: str | None = FOLDER
 
 
@@ -187,7 +187,7 @@ def _explained(
 
     acts, mismatch = drawn_acts, drawn_mismatch
     if not mismatch.fatal:
-        acts, mismatch = shrunk(acts, mismatch, failing, twin.rules, effort.shrink_runs)
+        acts, mismatch = shrunk(acts, mismatch, failing, twin.rules, effort.shrunk_by)
     acts = acts[: mismatch.at + 1]
     first = headline(twin, dtype, engine.name, mismatch, acts[-1])
     again = path = ""

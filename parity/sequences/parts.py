@@ -15,11 +15,15 @@ from twinstep.parity.sequences.fills import DTYPES, Dice, filled
 SEEDS = range(10_000)
 SHAPES = ((3,), (1,), (2, 3), (17,), (0,), (), (130,), (2, 3, 4), (700,), (2, 1, 3, 5), (9, 33))
 # More than 65,536 elements, once in many groups.
-LARGE, RARELY = (257, 257), (0,) * 39 + (1,)
+LARGISH, RARELY = (257, 257), (0,) * 39 + (1,)
+# More than 2^18 elements.
+LARGE = (517, 509)
+# Groups of an instance; seldom more than tables of 8 or 16 hold.
+GROUPS = (*(1, 1, 2, 3) * 50, 20)
 # Parameters of a group; crowds are more than tables of 128, 256 and 512 hold, frozen ones apart.
 SMALL, CROWDS = (*(1, 2, 3) * 6, 12), (160, 330, 600)
-# A first group that is a crowd costs much: the sequences that begin with one are few and short.
-SELDOM = (*(False,) * 199, True)
+# A first group that is a crowd or large costs much: sequences with one are few and short.
+EXTENTS = (*("",) * 398, "crowd", "large")
 Group = dict[str, object]
 # Reason why an argument is passed by no action.
 RANKS = "passed by sequences over ranks"
@@ -42,13 +46,16 @@ def parameters(
     device: str,
     seed: int,
     together: bool,
-    crowd: bool = False,
+    extent: str = "",
 ) -> list[Parameter]:
     """Some parameters, rarely more than three; `mixed` takes fp16, bf16 and fp32 in turn."""
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
-    shapes += [LARGE] * dice.pick(RARELY)
-    shapes = [dice.pick(SHAPES[:3]) for _ in range(dice.pick(CROWDS))] if crowd else shapes
+    shapes += [LARGISH] * dice.pick(RARELY)
+    if extent == "crowd":
+        shapes = [dice.pick(SHAPES[:3]) for _ in range(dice.pick(CROWDS))]
+    elif extent == "large":
+        shapes = [LARGE, *shapes[:1]]
     values = [
         filled(shape, turns[index % len(turns)], "ordinary", seed + index if seed else 0)
         for index, shape in enumerate(shapes)

@@ -23,6 +23,8 @@ LACKING = re.compile(r"AttributeError: .*has no attribute '(\w+)'")
 RAISED = "dict of 1: raised"
 TENSORS = ("tensor", "parameter")
 SHOWN = 6
+# Actions of a failing sequence that are listed.
+LISTED = 40
 
 
 def kind_of(difference: Difference, act: Act, rules: Rules) -> str:
@@ -130,7 +132,10 @@ def failure_text(
     rank = None if mismatch.over is None else mismatch.over.rank
     rows = built(twin, dtype, acts, rank)
     lines += [f"  {'built' if at == 0 else '':8} {row}" for at, row in enumerate(rows)]
-    lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(acts)]
+    listed = [str(act) for act in acts]
+    if len(listed) > LISTED:
+        listed[LISTED // 2 : -LISTED // 2] = [f"... {len(listed) - LISTED} more"]
+    lines += [f"  {'actions' if place == 0 else '':8} {act}" for place, act in enumerate(listed)]
     lines.append(f"  drawn    {drawn}")
     if again:
         lines.append(f"  again    {again}")

@@ -14,14 +14,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
-from twinstep.parity.sequences.actions import Motif, Rules, Step, action
+from twinstep.parity.sequences.actions import Motif, Rules, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
 from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
+from twinstep.parity.sequences.motifs import COMMON, LASTING
 from twinstep.parity.sequences.parts import (
     COUNTS,
+    EXTENTS,
     FADED,
+    GROUPS,
     SEEDS,
-    SELDOM,
     WINDOWS,
     Group,
     left_out,
@@ -30,22 +32,11 @@ from twinstep.parity.sequences.parts import (
 )
 from twinstep.parity.sequences.world import Value, World
 
-# Steps of motifs.
-PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
-TWO_ALIKE = ("build", {"groups": 2, "alike": True})
-OVERFLOW = ("train", {"regime": "planted"})
-CLEAR = ("zero_grad", {"how": "as it is"})
-FREEZE = ("freeze", {"trained": False})
 HOOKS = tuple(
     f"register_{what}_{when}_hook"
     for what in ("step", "state_dict", "load_state_dict")
     for when in ("pre", "post")
 )
-
-
-def last_of_a_correction(step: Step) -> Motif:
-    """A step for each count at which Adam's correction of the bias is nearly over."""
-    return ("train", *(one for count in FADED for one in (("age", {"count": count}), step)))
 
 
 class OptimizerRules(Rules):
@@ -69,59 +60,30 @@ class OptimizerRules(Rules):
     refused: Mapping[str, Sequence[object]] = {"lr": (-1.0, "fast")}
     sparse: bool = False
     tensor_hyper: bool = False
-    repeated = "train"
-    motifs: Mapping[str, Motif] = {
-        "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
-        "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
-        "overflow before a resume": (OVERFLOW, "resume", "train", CLEAR),
-        "a save in a streak of overflows": (
-            *(OVERFLOW, OVERFLOW, "save", OVERFLOW, "load", OVERFLOW, "train"),
-        ),
-        "24 bits of counters full": ("train", ("age", {"count": 2**24 - 2}), *("train",) * 3),
-        "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
-        "31 bits of counters full, gradients for all": (
-            *("initialize_states", ("age", {"count": 2**31 - 2})),
-            *(PLAIN, PLAIN, PLAIN),
-            "resume",
-        ),
-        "the last of a correction": last_of_a_correction(PLAIN),
-        "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
-        "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
-        "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
-        "a frozen parameter without": ("train", FREEZE, "zero_grad", "backward", "step", "step"),
-        "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
-        "a damaged first state": ("load_damaged", "load", "train"),
-        "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),
-        "gradients in a strange layout": ("fill_strangely", "step", "zero_grad", "train"),
-        "a closure after a step": ("train", "step_with_closure", CLEAR, "step"),
-        "a group that comes late": ("train", "add_group", "train", "resume", "train"),
-        "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
-        "a copy": ("train", "copy", "train"),
-        "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),
-        "a refused construction": ("construct_wrongly",) * 4,
-    }
+    lasting = LASTING
+    motifs: Mapping[str, Motif] = COMMON
 
     @action(
         seed=SEEDS,
-        groups=(1, 1, 2, 3),
+        groups=GROUPS,
         together=(False, False, True),
         alike=(False, False, True),
         omitted=(False, False, True),
-        crowd=SELDOM,
+        extent=EXTENTS,
     )
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
         """Groups of parameters, each with hyper-parameters of its own.
 
         With `together` all parameters of a group are views of one buffer; with `alike` groups
         have the same hyper-parameters; with `omitted` some arguments are left to their defaults;
-        with `crowd` the first group is large.
+        the first group has many parameters, or a large one, by `extent`.
         """
         seed = int(values["seed"])
         dice = Dice(seed)
         groups = []
         for number in range(int(values["groups"])):
-            together, crowd = bool(values["together"]), bool(values.get("crowd")) and not number
-            params = parameters(dice, dtype, device, seed + number, together, crowd)
+            together, extent = bool(values["together"]), str(values["extent"]) * (not number)
+            params = parameters(dice, dtype, device, seed + number, together, extent)
             given = {} if values["alike"] else self.drawn_hyper(dice)
             groups.append({"params": params, **given})
         options = {name: dice.pick(row) for name, row in self.options.items()}
@@ -220,17 +182,23 @@ class OptimizerRules(Rules):
         world.updating()
         return world.torch_optimizer.step()  # type: ignore[call-overload, unused-ignore]
 
-    @action(drives=("step",), seed=SEEDS)
-    def step_with_closure(self, world: World, seed: int) -> object:
-        """Update once, with gradients that the closure makes."""
+    @action(drives=("step",), seed=SEEDS, fails=(False, False, True))
+    def step_with_closure(self, world: World, seed: int, fails: bool) -> object:
+        """Update once, with gradients that the closure makes, unless it raises an error."""
 
         def closure() -> float:
             self.fill(world, seed, "ordinary", 0)
             world.events.append(f"closure, gradients {torch.is_grad_enabled()}")
+            if fails:
+                raise RuntimeError("no more data")
             world.updating()
             return 0.5
 
-        return world.torch_optimizer.step(closure)
+        with torch.enable_grad():
+            try:
+                return world.torch_optimizer.step(closure)
+            finally:
+                world.events.append(f"gradients {torch.is_grad_enabled()} behind a step")
 
     @action(often=2, drives=("zero_grad",), how=("as it is", "drop", "zero"))
     def zero_grad(self, world: World, how: str) -> None:
@@ -379,6 +347,13 @@ class OptimizerRules(Rules):
         """Load the state of now with counters as after a long run."""
         self.save(world)
         self.enter(world, aged(self._read(world), count, since))
+
+    @action(count=(3, *FADED))
+    def set_counts(self, world: World, count: int) -> None:
+        """Set the counters of steps in place."""
+        for state in getattr(world.torch_optimizer, "state", {}).values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"].fill_(count)
 
     @action(how=("deepcopy", "pickle"))
     def copy(self, world: World, how: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from twinstep.parity.sequences.actions import Rules, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
 from twinstep.parity.sequences.fills import DTYPES, INF, NAN, REGIMES, Dice, filled
+from twinstep.parity.sequences.motifs import STEPS
 from twinstep.parity.sequences.parts import (
     COUNTS,
     GRAPHS,
@@ -84,7 +85,7 @@ class ScalerRules(Rules):
         "compat": "upstream behaviour of our own classes; others are judged by the default",
     }
     passed = ("scale", *CONSTANTS)
-    repeated = "update"
+    lasting = ("update",) * STEPS
     motifs = {
         "an overflow before a save": (OVERFLOW, "save", LOAD, "update"),
         **{

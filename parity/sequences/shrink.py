@@ -14,7 +14,7 @@ Failing = Callable[[Acts], Mismatch | None]
 
 
 def shrunk(
-    acts: Acts, mismatch: Mismatch, failing: Failing, rules: Rules, runs: int
+    acts: Acts, mismatch: Mismatch, failing: Failing, rules: Rules, limit: int
 ) -> tuple[Acts, Mismatch]:
     """Leave out actions, then bring every argument to its plainest value, as the limit allows.
 
@@ -23,16 +23,16 @@ def shrunk(
         mismatch: how it fails.
         failing: runs a sequence; how it fails, or None.
         rules: whose actions these are.
-        runs: limit of sequences tried; a number, so that every run shrinks alike.
+        limit: of actions in the sequences tried; a number, so that every run shrinks alike.
     """
     acts = list(acts[: mismatch.at + 1])
     progress = True
     while progress:
         progress = False
         for candidate in _smaller(acts, rules):
-            if runs <= 0:
+            if limit <= 0:
                 return acts, mismatch
-            runs -= 1
+            limit -= len(candidate)
             found = failing(candidate)
             if found is not None:
                 acts, mismatch = list(candidate[: found.at + 1]), found
@@ -45,7 +45,7 @@ def _smaller(acts: Acts, rules: Rules) -> Iterator[Acts]:
     """Candidates, the boldest first."""
     length = (len(acts) - 1) // 2
     while length >= 1:
-        for start in range(1, len(acts) - length + 1):
+        for start in range(1, len(acts) - length + 1, max(length // 2, 1)):
             yield [*acts[:start], *acts[start + length :]]
         length //= 2
     declared = rules.actions()

@@ -39,6 +39,7 @@ from twinstep.contract.zero import (
     ZeroOptions,
     check_expert_groups,
     check_names,
+    offloads,
     refuse_unbuilt,
 )
 from twinstep.reference.arithmetic import float64, fp32
@@ -151,7 +152,8 @@ class ZeroOptimizer(ZeroMasters):
         compat: Compat = CORRECT,
     ) -> None:
         del optimizer_params, gradient_accumulation_steps, elastic_checkpoint
-        del use_multi_rank_bucket_allreduce, overlap_comm, offload_optimizer_config
+        del use_multi_rank_bucket_allreduce, overlap_comm
+        offloads(offload_optimizer_config)  # without effect here
         refuse_unbuilt(
             ignore_unused_parameters=ignore_unused_parameters,
             fp16_master_weights_and_gradients=fp16_master_weights_and_gradients,

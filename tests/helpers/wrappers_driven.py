@@ -44,7 +44,7 @@ def check_rejected(
             private=(*right.private, *getattr(cls, "own", ())),
             engines=right.engines,
         )(cls)
-    effort = TwinEffort(sequences=sequences, seed=seed, repros=None, shrink_runs=0)
+    effort = TwinEffort(sequences=sequences, seed=seed, repros=None, shrunk_by=0)
     cell = judge_twin(found[0], dtype, twin_engine(found[0]), effort)
     assert "breaks `sequences`" in cell.failure
     assert "Error" not in cell.failure, f"rejected for the wrong reason: {cell.failure}"

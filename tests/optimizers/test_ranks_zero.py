@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,6 +147,7 @@ def roundings(draw: st.DrawFn, whole: bool) -> dict[str, Any]:
         "gradient_accumulation_dtype": draw(dtypes),
         "communication_data_type": draw(st.sampled_from([None, *DTYPES])),
         "clip_grad": draw(st.sampled_from([0.0, 1.0])),
+        "offload_optimizer_config": draw(st.sampled_from([None, SimpleNamespace(device="cpu")])),
     }
     kinds: dict[str, dict[str, Any]] = {
         "scatter": {},

@@ -149,7 +149,7 @@ def test_a_failing_class_is_told_by_its_kind_of_fault_and_by_what_was_built(tmp_
     file = tmp_path / "classes.py"
     file.write_text(CLASSES)
     for twin in load_file(str(file)).twins:
-        effort = TwinEffort(sequences=40, shrink_runs=60, repros=None)
+        effort = TwinEffort(sequences=40, shrunk_by=750, repros=None)
         cell = judge_twin(twin, "bf16", twin_engine(twin), effort)
         assert cell.kind == twin.name, cell.failure
         assert f"breaks `sequences` ({twin.name}): " in cell.failure

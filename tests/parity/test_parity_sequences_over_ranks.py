@@ -166,7 +166,7 @@ def checked(text: str, folder: Path, over_ranks: int = 31, *, quick: bool = Fals
     file.write_text(text)
     twin = load_file(str(file)).twins[0]
     effort = TwinEffort(sequences=1, over_ranks=over_ranks, repros=str(folder))
-    effort = replace(effort, shrink_runs=0, repros=None) if quick else effort
+    effort = replace(effort, shrunk_by=0, repros=None) if quick else effort
     return judge_twin(twin, "fp16", twin_engine(twin), effort)
 
 

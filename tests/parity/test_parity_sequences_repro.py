@@ -118,7 +118,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]
         user = folder / f"my_{row.reference}.py"
         user.write_text(row.text(mended=False))
         twin = load_file(str(user)).twins[0]
-        effort = TwinEffort(sequences=60, shrink_runs=6, repros=str(folder / row.reference))
+        effort = TwinEffort(sequences=60, shrunk_by=75, repros=str(folder / row.reference))
         # Its own run of the file imports torch anew; test_a_failure_is_shrunk has it.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("twinstep.parity.sequences.judge.shown_again", lambda path: "")

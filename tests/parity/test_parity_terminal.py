@@ -198,7 +198,7 @@ def test_json_on_standard_output_leaves_the_rest_to_standard_error(
 WRONG = (
     (("run", "--engine", "bogus"), "should be among cpu, cuda, interpret, replay"),
     (("run", "--dtype", "fp17"), "did you mean fp16?"),
-    (("run", "--kernel", "adamw"), "did you mean fast.adamw_step?"),
+    (("run", "--kernel", "adamw"), "did you mean cpu.adamw_step?"),
     (("run", "--op", "adamw"), "did you mean adamw_step?"),
     (("run", "--law", "valu"), "did you mean value?"),
     (("run", "--nonsense"), "--nonsense"),
@@ -264,7 +264,7 @@ def test_names_known_without_torch_are_those_of_the_registries() -> None:
     register_house()
     register_our_optimizers()
     operations, ours, dtypes = known_of_ours()
-    known = [kernel for kernel in kernels() if kernel.name.startswith(("triton.", "fast."))]
+    known = [kernel for kernel in kernels() if kernel.name.startswith(("triton.", "fast.", "cpu."))]
     assert ours == {each.name for each in known} | {twin.name for twin in twins()}
     assert operations == {op.name for op in HOUSE} | {twin.reference.__name__ for twin in twins()}
     assert dtypes == {dtype for op in HOUSE for dtype in op.combinations}

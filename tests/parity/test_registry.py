@@ -13,7 +13,7 @@ import torch
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named, operations
 from twinstep.parity.records.errors import UsageError
-from twinstep.parity.registry.house_kernels import FILES, register_house
+from twinstep.parity.registry.house_kernels import CPU_FILES, FILES, register_house
 from twinstep.parity.registry.kernels import (
     Kernel,
     kernels,
@@ -38,12 +38,13 @@ def house() -> Iterator[list[Kernel]]:
 
 
 def launchers() -> Iterator[tuple[str, Callable[..., object]]]:
-    for file in sorted(KERNELS.glob("[!_]*.py")):
-        module = import_module(f"twinstep.fast.kernels.{file.stem}")
+    for file in sorted(KERNELS.rglob("[!_]*.py")):
+        inside = ".".join(file.relative_to(KERNELS).with_suffix("").parts)
+        module = import_module(f"twinstep.fast.kernels.{inside}")
         for name, value in vars(module).items():
             here = inspect.isfunction(value) and value.__module__ == module.__name__
             if here and name.endswith("_") and not name.startswith("_"):
-                yield f"{file.stem}.{name}", value
+                yield f"{inside}.{name}", value
 
 
 def test_every_launcher_has_a_row(house: list[Kernel]) -> None:
@@ -63,7 +64,9 @@ def test_every_operation_has_a_kernel_of_ours_that_claims_every_dtype(house: lis
 
 def test_a_repro_file_finds_our_own_kernels(house: list[Kernel]) -> None:
     for kernel in house:
-        assert kernel.file.resolve() == KERNELS / f"{FILES[kernel.operation.name]}.py"
+        on_cpu = kernel.engines == ("cpu",)
+        folder, files = (KERNELS / "cpu", CPU_FILES) if on_cpu else (KERNELS, FILES)
+        assert kernel.file.resolve() == folder / f"{files[kernel.operation.name]}.py"
 
 
 def test_names_are_unique(house: list[Kernel]) -> None:

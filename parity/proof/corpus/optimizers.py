@@ -84,7 +84,7 @@ def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
         sequences: as many as a run has on one rank; a fault over ranks gets those over ranks alone.
     """
     twin = twin_of(row)
-    effort = TwinEffort(sequences=sequences, shrink_runs=0, repros=None)
+    effort = TwinEffort(sequences=sequences, shrunk_by=0, repros=None)
     if row.over_ranks:
         effort = replace(effort, sequences=1, over_ranks=sequences // EACH)
     return judge_twin(twin, dtype, twin_engine(twin), effort).failure

@@ -24,6 +24,14 @@ Closure = Callable[[], float]
 WRONG_BY_SITUATION: list[Optimizer] = []
 # By number of the group. Not among the attributes, which are compared.
 RATES: WeakKeyDictionary[FusedAdam, dict[int, float]] = WeakKeyDictionary()
+CAPTURED: WeakKeyDictionary[FusedAdam, dict[int, tuple[int, ParamGroup]]] = WeakKeyDictionary()
+
+
+def unhooked(base: type[torch.optim.Optimizer]) -> Callable[..., object]:
+    """A base's step without the hooks that torch puts around it once there is an instance."""
+    step = base.step
+    hooked = getattr(step, "hooked", False)
+    return cast("Callable[..., object]", step.__wrapped__ if hooked else step)  # type: ignore[attr-defined]
 
 
 @put(WRONG_BY_SITUATION)
@@ -107,7 +115,7 @@ class SparseIsDense(FusedAdam):
             for param in group["params"]:
                 if param.grad is not None and param.grad.is_sparse:
                     param.grad = param.grad.to_dense()
-        return super().step(closure) if closure is not None else super().step()
+        return cast("float | None", unhooked(FusedAdam)(self, closure))
 
 
 @put(WRONG_BY_SITUATION)
@@ -211,6 +219,61 @@ class SmallChangesOfTheRate(FusedAdam):
 
 
 @put(WRONG_BY_SITUATION)
+class CapturedAfterAHundred(FusedAdam):
+    """Keeps the hyper-parameters of its hundredth step, as a captured graph does."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        at = next(n for n, given in enumerate(self.param_groups) if given is group)
+        count, kept = CAPTURED.setdefault(self, {}).get(at, (1, group))
+        kept = cast(ParamGroup, {**group}) if count == 100 else kept
+        CAPTURED[self][at] = count + 1, kept
+        super()._step_group(kept if count >= 100 else group, params)
+
+
+@put(WRONG_BY_SITUATION)
+class SixteenRates(FusedAdam):
+    """Has a table of sixteen learning rates, which the next groups overwrite."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        at = next(n for n, given in enumerate(self.param_groups) if given is group)
+        last = max(n for n in range(at % 16, len(self.param_groups), 16))
+        super()._step_group({**group, "lr": self.param_groups[last]["lr"]}, params)
+
+
+@put(WRONG_BY_SITUATION)
+class GradModeStaysOff(FusedAdam):
+    """Leaves gradients disabled where the closure raises an error."""
+
+    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        loss = cast("float | None", unhooked(FusedAdam)(self, closure))
+        torch.set_grad_enabled(before)
+        return loss
+
+
+@put(WRONG_BY_SITUATION)
+class LargeLosesItsEnd(FusedAdam):
+    """Leaves the elements of a parameter past two chunks of 65,536."""
+
+    def _step_param(self, param: Tensor, group: ParamGroup, t: int) -> None:
+        before = param.detach().clone()
+        super()._step_param(param, group, t)
+        if param.numel() > 131_072:
+            param.view(-1)[131_072:] = before.view(-1)[131_072:]
+
+
+@put(WRONG_BY_SITUATION, reference="FP16Optimizer")
+class CeilingOfTheScale(FP16Optimizer):
+    """Cuts the scale to 2^40 after a step."""
+
+    def step(self, closure: Closure | None = None) -> None:  # type: ignore[override]
+        unhooked(FP16Optimizer)(self, closure)
+        if self.loss_scale > 2.0**40:
+            self.loss_scale = 2.0**40
+
+
+@put(WRONG_BY_SITUATION)
 class TableDropsOne(FusedAdam):
     """Drops the parameter that finds its table of 110 full."""
 
@@ -246,7 +309,7 @@ class ThirdGroupNotChecked(FP16Optimizer):
         for param in (param for group in self.fp16_groups[2:] for param in group):
             if param.grad is not None and not bool(param.grad.isfinite().all()):
                 param.grad = None
-        super().step(closure)
+        unhooked(FP16Optimizer)(self, closure)
 
 
 @put(WRONG_BY_SITUATION, reference="StaticLossScale")

@@ -227,6 +227,8 @@ def _lacking(error: BaseException) -> str:
     text = (str(error).splitlines() or [""])[0]
     if isinstance(error, ModuleNotFoundError):
         return f"needs the module {error.name}, which is not installed"
+    if text.startswith("there is no C++ compiler"):
+        return "needs a C++ compiler, and there is none here"
     # Triton keeps what it compiles below HOME.
     if isinstance(error, OSError) and (error.errno in UNWRITABLE or "/triton/" in _last(error)):
         return f"cannot write {error.filename or 'a file'}: {error.strerror}"

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import Motif, Step, action
+from twinstep.parity.sequences.actions import Motif, action
+from twinstep.parity.sequences.bf16_motifs import UNIVERSAL
 from twinstep.parity.sequences.bf16_rules import (
     OPTIONS,
     TURNS,
@@ -42,7 +43,6 @@ GROUPS = (
     "allgather_bucket_size",
 )
 OVERFLOW, CLEAN = ("train", {"regime": "planted"}), ("train", {"regime": "ordinary"})
-UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 MOTIFS: dict[str, Motif] = {
     **{
         f"overflows over {ranks}": (("build", {"ranks": ranks}), *(OVERFLOW, CLEAN) * 2)

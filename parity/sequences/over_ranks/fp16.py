@@ -76,7 +76,7 @@ MOTIFS: Mapping[str, Motif] = {
 class FP16OverRanks(OverRanks, FP16Rules):
     """The same actions on all ranks, with gradients that have been added up over copies."""
 
-    motifs = MOTIFS
+    motifs, lasting = MOTIFS, ()
 
     def actions(self) -> dict[str, Action]:
         """Every action; LAMB over flat buffers would have a trust ratio of what a rank holds."""

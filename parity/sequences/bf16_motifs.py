@@ -1,0 +1,30 @@
+"""Runs of actions that the BF16 wrapper needs and random drawing rarely meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twinstep.parity.sequences.actions import Motif, Step
+from twinstep.parity.sequences.motifs import COMMON
+
+UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
+MOTIFS: Mapping[str, Motif] = {
+    **COMMON,
+    "groups of unequal norms": (
+        ("build", {"groups": 2, "clip": 0.05}),
+        ("train", {"regime": "ordinary"}),
+        ("train", {"regime": "ordinary"}),
+    ),
+    "gradients that live": ("backward", "zero_grad", "backward", "step"),
+    "accumulated gradients": ("backward", "backward", "reduce", "step"),
+    "weights loaded between steps": ("train", "load_weights", "train"),
+    "a state by name": (
+        "train",
+        ("whole", {"number": 0}),
+        ("set_whole", {"number": 0}),
+        "whole",
+    ),
+    "a universal checkpoint": ("train", UNIVERSAL, "train", "train"),
+    "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
+    "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
+}

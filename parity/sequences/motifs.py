@@ -1,0 +1,59 @@
+"""Runs of actions on any optimizer that random drawing rarely meets, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from twinstep.parity.sequences.actions import Motif, Step
+from twinstep.parity.sequences.parts import FADED
+
+PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
+TWO_ALIKE = ("build", {"groups": 2, "alike": True})
+OVERFLOW = ("train", {"regime": "planted"})
+CLEAR = ("zero_grad", {"how": "as it is"})
+FREEZE = ("freeze", {"trained": False})
+# Steps of a long run. What has become infinite or NaN would hide all that follows.
+STEPS = 104
+LASTING: Motif = (
+    *(("train", {"regime": "ordinary"}),) * STEPS,
+    *("set_hyper", ("lower_rate", {"bits": 4}), ("train", {"regime": "ordinary"})) * 3,
+)
+
+
+def last_of_a_correction(step: Step) -> Motif:
+    """A step for each count at which Adam's correction of the bias is nearly over."""
+    return ("train", *(one for count in FADED for one in (("age", {"count": count}), step)))
+
+
+COMMON: Mapping[str, Motif] = {
+    "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
+    "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
+    "overflow before a resume": (OVERFLOW, "resume", "train", CLEAR),
+    "a save in a streak of overflows": (
+        *(OVERFLOW, OVERFLOW, "save", OVERFLOW, "load", OVERFLOW, "train"),
+    ),
+    "24 bits of counters full": ("train", ("age", {"count": 2**24 - 2}), *("train",) * 3),
+    "31 bits of counters full": ("train", ("age", {"count": 2**31 - 2}), *("train",) * 3),
+    "31 bits of counters full, gradients for all": (
+        *("initialize_states", ("age", {"count": 2**31 - 2})),
+        *(PLAIN, PLAIN, PLAIN),
+        "resume",
+    ),
+    "the last of a correction": last_of_a_correction(PLAIN),
+    "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
+    "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
+    "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
+    "a frozen parameter without": ("train", FREEZE, "zero_grad", "backward", "step", "step"),
+    "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
+    "a damaged first state": ("load_damaged", "load", "train"),
+    "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),
+    "gradients in a strange layout": ("fill_strangely", "step", "zero_grad", "train"),
+    "a closure after a step": ("train", "step_with_closure", CLEAR, "step"),
+    "a closure that fails": (("step_with_closure", {"fails": True}), "train"),
+    "counters set in place": ("train", ("set_counts", {"count": 3}), "train"),
+    "a group that comes late": ("train", "add_group", "train", "resume", "train"),
+    "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
+    "a copy": ("train", "copy", "train"),
+    "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),
+    "a refused construction": ("construct_wrongly",) * 4,
+}

@@ -1,0 +1,193 @@
+"""Kernels of the CPU: one set of bits for all instruction sets and threads, and one build."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from twinstep.fast.kernels.cpu import library
+from twinstep.fast.kernels.cpu.accumulate import accumulate_
+from twinstep.fast.kernels.cpu.adam import adam_step_, adamw_step_
+from twinstep.fast.kernels.cpu.reduce import add_squares, global_norm_
+from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
+from twinstep.parity.cases.fixed_inputs import anything
+from twinstep.parity.runner.calls.invoke import unable
+
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+SIZES = (70_001, 0, 1, 4096, 33)  # two threads, several chunks, a tail of every width
+CPU = torch.device("cpu")
+SETS = list(library.INSTRUCTION_SETS)
+HERE = SETS[: SETS.index(library.instruction_set()) + 1]
+
+
+def drawn(dtype: torch.dtype, key: int) -> list[Tensor]:
+    """Tensors of any bit patterns."""
+    return [anything(size, key + at, dtype) for at, size in enumerate(SIZES)]
+
+
+def number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def results() -> list[Tensor]:
+    """All that the kernels write, for inputs of every bit pattern, as integers; NaN as one."""
+    found: list[Tensor] = []
+    for step, grad, low in ((adam_step_, HALF, BRAIN), (adamw_step_, BRAIN, HALF)):
+        params, means = drawn(SINGLE, 1), drawn(SINGLE, 20)
+        squares = [value.abs() for value in drawn(SINGLE, 40)]
+        copies = [torch.empty(size, dtype=low) for size in SIZES]
+        steps = [torch.tensor(at) for at in range(len(SIZES))]
+        numbers: dict[str, Any] = {"lr": number(0.01), "beta1": number(0.9), "beta2": number(0.999)}
+        numbers |= {"eps": number(1e-8), "weight_decay": number(0.1)}
+        numbers |= {"factor": number(2.0**-7, SINGLE), "found_inf": number(0.0, SINGLE)}
+        lists = (params, drawn(grad, 60), means, squares, copies, steps)
+        step(*lists, **numbers, bias_correction=True)
+        found += [*params, *means, *squares, *copies]
+    for dtype in (HALF, BRAIN, SINGLE):
+        sums = drawn(dtype, 80)
+        accumulate_(sums, drawn(SINGLE, 100))
+        limbs = new_limbs(CPU)
+        add_squares([value.nan_to_num() for value in drawn(dtype, 120)], limbs)
+        found += [*sums, limbs]
+    return [
+        value.nan_to_num(nan=1.5).view(torch.int16 if value.itemsize == 2 else torch.int32)
+        if value.is_floating_point()
+        else value
+        for value in found
+    ]
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the kernels those of another build."""
+
+    def built(*flags: str) -> None:
+        loaded = ctypes.CDLL(str(library.built(flags)))
+        monkeypatch.setattr(library, "library", lambda: loaded)
+
+    return built
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize("name", HERE)
+def test_every_instruction_set_has_the_bits_of_one_thread_and_no_vectors(
+    name: str, use: Callable[..., None]
+) -> None:
+    use(*library.INSTRUCTION_SETS[name])
+    found = results()
+    torch.set_num_threads(1)
+    use("-O1", "-fno-tree-vectorize")
+    for one, other in zip(found, results(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif("AVX2" not in HERE, reason="the CPU has no fused multiply-add")
+def test_these_inputs_show_a_fused_multiply_add(use: Callable[..., None]) -> None:
+    found = results()
+    use("-mfma", "-ffp-contract=fast")
+    assert not all(torch.equal(one, other) for one, other in zip(found, results(), strict=True))
+
+
+@pytest.mark.usefixtures("replay")
+@pytest.mark.parametrize("dtype", [HALF, BRAIN, SINGLE])
+def test_limbs_are_those_of_the_gpu_kernel(dtype: torch.dtype) -> None:
+    """Word by word: tiles, windows, and what is counted as not finite."""
+    every = drawn(dtype, 7)
+    finite = [value.nan_to_num(posinf=3.0, neginf=-3.0) for value in every]
+    for grads in (every, finite, [finite[0] * 0]):
+        ours, theirs = new_limbs(CPU), new_limbs(CPU)
+        add_squares(grads, ours)
+        reduce_gradients(grads, theirs)
+        assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+def test_every_16_bit_number_is_read_as_it_is(dtype: torch.dtype) -> None:
+    every = torch.arange(2**16).to(torch.int16).view(dtype)
+    sums = torch.zeros(2**16)
+    accumulate_([sums], [every])
+    wanted = every.float() + 0.0
+    assert torch.equal(sums.nan_to_num(nan=1.5), wanted.nan_to_num(nan=1.5))
+    assert torch.equal(sums.signbit()[~sums.isnan()], wanted.signbit()[~sums.isnan()])
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+def test_every_tie_between_16_bit_numbers_goes_to_even(dtype: torch.dtype) -> None:
+    every = torch.arange(2**16).to(torch.int16).view(dtype)
+    low = every.float().nan_to_num(posinf=0.0, neginf=0.0)
+    high = torch.nextafter(every, torch.full_like(every, torch.inf)).float()
+    middle = low + (high - low) / 2
+    near = torch.cat([middle, torch.nextafter(middle, high), torch.nextafter(middle, low)])
+    near = near[near.isfinite()]
+    sums = torch.zeros(near.numel(), dtype=dtype)
+    accumulate_([sums], [near])
+    assert torch.equal(sums.view(torch.int16), (near + 0.0).to(dtype).view(torch.int16))
+
+
+def test_subnormals_live_where_the_caller_flushes_them() -> None:
+    sums, tiny = torch.full((70_000,), 2.0**-127), torch.full((70_000,), 2.0**-149)
+    norm, found_inf = torch.zeros(()), torch.zeros(())
+    assert torch.set_flush_denormal(True)
+    try:
+        accumulate_([sums], [tiny])
+        global_norm_([tiny], norm=norm, found_inf=found_inf)
+        flushes = (torch.full((64,), 2.0**-126) * 0.5 == 0).all()
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushes  # still, afterwards
+    assert (sums.view(torch.int32) == 2**22 + 1).all()
+    assert norm.item() == pytest.approx(2.0**-149 * 70_000**0.5, rel=0.01, abs=0.0)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "says"),
+    [
+        ("no-such-compiler", r"^there is no C\+\+ compiler \(no-such-compiler\), but CPU kernels"),
+        ("false", r"^\S+false ended with 1, but should compile the CPU kernels: "),
+    ],
+)
+def test_without_a_compiler_that_works_there_is_one_sentence(
+    compiler: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=says) as caught:
+        library.built(())
+    assert "\n" not in str(caught.value)
+    # The judge then cannot judge; a compiler that fails is a defect.
+    assert unable(caught.value).startswith("the kernel needs a C++ compiler") == ("no-" in compiler)
+    assert not list((tmp_path / "twinstep").glob("*.so"))
+
+
+def test_builders_at_once_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = tmp_path / "c++"
+    slow.write_text(f'#!/bin/sh\necho x >>{tmp_path}/builds\nsleep 0.3\nexec c++ "$@" -O0\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(3) as pool:
+        (target,) = {*pool.map(library.built, [()] * 3)}
+    assert (tmp_path / "builds").read_text() == "x\n"
+    assert ctypes.CDLL(str(target)).twinstep_accumulate
+    assert sorted(path.suffix for path in target.parent.iterdir()) == [".lock", ".so"]
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    there = [torch.zeros(2, device="meta")]
+    with pytest.raises(RuntimeError, match="tensors are on meta, but should be on the CPU"):
+        accumulate_(there, there)
