@@ -222,20 +222,26 @@ def DeepSpeedZeroOptimizer(
     communication_data_type: torch.dtype | None = None,
     postscale_gradients: bool = True,
     gradient_predivide_factor: float = 1.0,
+    gradient_average: bool = True,
     gradient_accumulation_steps: int = 1,
     ignore_unused_parameters: bool = True,
     partition_grads: bool = True,
     round_robin_gradients: bool = False,
+    parameter_alignment: bool = False,
     has_moe_layers: bool = False,
     fp16_master_weights_and_gradients: bool = False,
     bf16_master_weights_and_gradients: bool = False,
     bf16_optimizer_states: bool = False,
     elastic_checkpoint: bool = False,
     check_grad_overflow: bool = True,
+    compute_grad_norm: bool = True,
     *,
-    gradient_average: bool = True,
     compat: Compat = CORRECT,
 ) -> ZeroOptimizer:
-    """A `fast.ZeroOptimizer`; gradients are sent in the dtype of the model unless told."""
+    """A `fast.ZeroOptimizer`; gradients are sent in the dtype of the model unless told.
+
+    `parameter_alignment` has no effect, and the norm is always computed.
+    """
     given: dict[str, Any] = dict(locals())
+    del given["parameter_alignment"], given["compute_grad_norm"]
     return ZeroOptimizer(**given)

@@ -1,8 +1,9 @@
-"""The scenario commands: `lockstep`, `train`, `precision`, `compare` and `picture`."""
+"""The scenario commands: `lockstep`, `train`, `precision`, `memory`, `compare` and `picture`."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -13,10 +14,10 @@ from pathlib import Path
 from rich.console import Console
 
 from twinstep.parity.records.errors import UsageError
-from twinstep.scenarios import lockstep, pictures, precision, processes, train
+from twinstep.scenarios import lockstep, memory, pictures, precision, processes, train
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
-from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, Plan
+from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, UNSHARDED, Plan
 from twinstep.scenarios.progress import Lines, reporter
 from twinstep.scenarios.ranks import Ranks
 from twinstep.scenarios.text import TextMissing
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (*coded, *REFUSED) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
         return problem.exit_code if isinstance(problem, coded) else USAGE
+    finally:
+        if processes.started_by_torchrun():
+            gc.collect()  # see `processes.joined`
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     add_lockstep(commands.add_parser("lockstep", help="put every step through both sides"))
     add_train(commands.add_parser("train", help="train with one side and record traces"))
     add_precision(commands.add_parser("precision", help="fp16 and bf16 against fp32"))
+    sizes = commands.add_parser("memory", help="bytes of a rank of ZeRO, by formula and counted")
+    memory.add_memory(sizes, at_least(1))
     both = commands.add_parser("compare", help="find the first difference of two records")
     both.add_argument("left", type=Path, help="a file that train --out wrote")
     both.add_argument("right", type=Path, help="another one")
@@ -80,7 +86,7 @@ def add_lockstep(command: argparse.ArgumentParser) -> None:
     add("--layout", choices=[*lockstep.LAYOUTS, "both"], default="both")
     add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
     add_run(command, steps=16, window=4, rule="dynamic")
-    command.set_defaults(optimizer="mixed_step", broken="none")
+    command.set_defaults(optimizer="mixed_step", broken="none", exact_sums=False, offload=False)
 
 
 def add_train(command: argparse.ArgumentParser) -> None:
@@ -94,14 +100,19 @@ def add_train(command: argparse.ArgumentParser) -> None:
         default="adam",
         help="what takes the step: the operation, or the optimizer classes (default adam)",
     )
+    exact = "ZeRO: round gradients so that any number of ranks gives the same bits"
+    add("--exact-sums", action="store_true", help=exact)
+    add("--offload", action="store_true", help="ZeRO: pass the offload option on, device cpu")
     add("--seeds", type=at_least(1), default=1, help="runs, one seed after the other")
     add("--ranks", type=at_least(1), help="processes that share the micro-batches (default 1)")
+    add("--simulated", action="store_true", help="ranks that take turns in this process")
     shared = "micro-batches per step, over all ranks (default one for each)"
     add("--accumulate", type=at_least(1), help=shared)
     add("--timeout", type=at_least(1), default=600, help="seconds until a rank is given up")
     add("--broken", choices=list(BROKEN), default="none", help="on purpose")
     add("--stop", type=at_least(1), help="stop after this step of the plan")
-    add("--save", type=new_file, metavar="FILE", help="write a checkpoint")
+    add("--save", type=new_file, metavar="FILE", help="write a checkpoint after the last step")
+    add("--save-every", type=at_least(1), metavar="N", help="and after every N steps")
     add("--resume", type=Path, metavar="FILE", help="go on from a checkpoint")
     add("--out", type=new_file, metavar="FILE", help="write traces as JSON lines")
     add_run(command, steps=300, window=20, rule="wrapper")
@@ -122,7 +133,7 @@ def add_precision(command: argparse.ArgumentParser) -> None:
     """Options of `precision`."""
     add, steps = command.add_argument, precision.STEPS
     add("--side", choices=SIDES, default="fast")
-    add("--optimizer", choices=OPTIMIZERS[1:], default="adam")
+    add("--optimizer", choices=UNSHARDED, default="adam")
     add("--steps", type=at_least(1), default=steps, help=f"default {steps}")
     add("--seeds", type=at_least(2), default=precision.SEEDS, help="at least 2")
     add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
@@ -176,6 +187,8 @@ def plan_of(chosen: argparse.Namespace, dtype: str, seed: int) -> Plan:
             rule=chosen.rule,
             scale_window=chosen.window,
             broken=chosen.broken,
+            exact_sums=chosen.exact_sums,
+            offload=chosen.offload,
         )
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
@@ -216,9 +229,13 @@ def train_command(chosen: argparse.Namespace) -> int:
     """Train with one side, on as many ranks as were asked for or as torchrun has started."""
     if chosen.seeds > 1 and (chosen.stop or chosen.save or chosen.resume):
         raise UsageError("--stop, --save and --resume go with one seed [--seeds]")
+    if chosen.save_every and not chosen.save:
+        raise UsageError("--save-every goes with --save [--save-every]")
     started = processes.started_by_torchrun()
     ranks = chosen.ranks or started or 1
     chosen.accumulate = chosen.accumulate or ranks
+    if started and chosen.simulated:
+        raise UsageError(f"--simulated, but torchrun has started {started} ranks [--simulated]")
     if started not in (0, ranks):
         raise UsageError(f"ranks={ranks}, but torchrun has started {started} [--ranks]")
     if chosen.accumulate % ranks:
@@ -231,6 +248,9 @@ def train_command(chosen: argparse.Namespace) -> int:
     if started:
         with processes.joined(chosen.side, chosen.timeout) as joined:
             train_plans(chosen, plans, joined)
+    elif chosen.simulated:
+        with train.one_thread():
+            processes.simulate(ranks, chosen.timeout, partial(train_plans, chosen, plans))
     elif ranks > 1:
         train_rank = partial(train_or_refuse, chosen, plans)
         processes.launch(ranks, chosen.side, chosen.timeout, train_rank)
@@ -251,16 +271,20 @@ def train_plans(chosen: argparse.Namespace, plans: Sequence[Plan], ranks: Ranks)
     """Run the plans, print the steps; rank 0 writes what was asked for."""
     found: list[Trace] = []
     screen = console()
-    files = {"resume": chosen.resume, "stop": chosen.stop, "save": chosen.save}
+    files = {"resume": chosen.resume, "stop": chosen.stop}
+    files |= {"save": chosen.save, "every": chosen.save_every}
+    if ranks.number:
+        for plan in plans:
+            train.run(chosen.side, plan, ranks=ranks, **files)
+        return
     with reporter(screen) as told:
         for plan in plans:
             start = time.perf_counter()
             told.begin(label_of(plan, chosen.side), plan.steps)
             found.append(train.run(chosen.side, plan, told.step, ranks=ranks, **files))
             screen.print(summary(found[-1], start), soft_wrap=True)
-    if ranks.number == 0:
-        record(found, chosen.out)
-        draw(found, chosen.picture)
+    record(found, chosen.out)
+    draw(found, chosen.picture)
 
 
 def precision_command(chosen: argparse.Namespace) -> int:
@@ -320,6 +344,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "lockstep": lockstep_command,
     "train": train_command,
     "precision": precision_command,
+    "memory": memory.memory_command,
     "compare": compare_command,
     "picture": picture_command,
 }

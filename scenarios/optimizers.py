@@ -6,12 +6,14 @@
 | bf16 | BF16Optimizer(FusedAdam) | FP16UnfusedOptimizer(FusedLamb), without loss scaling |
 | fp32 | FusedAdam, torch clips | FusedLamb, torch clips |
 
-The fp32 rows are the baseline: nothing of ours stands between the loop and the optimizer.
+The fp32 rows are the baseline: nothing of ours stands between the loop and the optimizer. "zero1"
+and "zero2" are ZeroOptimizer(FusedAdam) in every dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -26,14 +28,17 @@ from twinstep.fast.optimizers.fp16_unfused import (
 from twinstep.fast.optimizers.fused_adam import FusedAdam as FastFusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb as FastFusedLamb
 from twinstep.fast.optimizers.scalers import DynamicLossScale as FastDynamicLossScale
+from twinstep.fast.optimizers.zero import ZeroOptimizer as FastZeroOptimizer
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.optimizers.scalers import DynamicLossScale
-from twinstep.scenarios.plan import DTYPES, Plan
+from twinstep.reference.optimizers.zero import ZeroOptimizer
+from twinstep.scenarios.plan import DTYPES, ZERO, Plan
 
+BUCKET = 2**16  # elements; several buckets go while backward runs
 Saved = Mapping[str, object]
 Build = Callable[..., torch.optim.Optimizer]
 
@@ -46,12 +51,19 @@ class Classes(NamedTuple):
     fp16: Build
     unfused: Build
     bf16: Build
+    zero: Build
     scaler: Callable[..., object]
 
 
 CLASSES = {
     "reference": Classes(
-        FusedAdam, FusedLamb, FP16Optimizer, FP16UnfusedOptimizer, BF16Optimizer, DynamicLossScale
+        FusedAdam,
+        FusedLamb,
+        FP16Optimizer,
+        FP16UnfusedOptimizer,
+        BF16Optimizer,
+        ZeroOptimizer,
+        DynamicLossScale,
     ),
     "fast": Classes(
         FastFusedAdam,
@@ -59,9 +71,12 @@ CLASSES = {
         FastFP16Optimizer,
         FastFP16UnfusedOptimizer,
         FastBF16Optimizer,
+        FastZeroOptimizer,
         FastDynamicLossScale,
     ),
 }
+ZERO_CLASSES = (ZeroOptimizer, FastZeroOptimizer)
+SHARDED = (BF16Optimizer, FastBF16Optimizer, *ZERO_CLASSES)
 
 
 class Wrapper(Protocol):
@@ -124,14 +139,14 @@ def optimizer_of(
         plan: of a run with an optimizer class.
         names: of the weights.
         weights: leaves that require gradients, in the plan's dtype; written by steps.
-        group: ranks over which BF16Optimizer splits masters and moments.
+        group: ranks over which BF16Optimizer and ZeroOptimizer split masters and moments.
 
     Returns:
         The optimizer for learning-rate schedules and checkpoints, and what takes the steps: the
         same object, but where torch clips.
     """
     classes = CLASSES[side]
-    build = classes.adam if plan.optimizer == "adam" else classes.lamb
+    build = classes.lamb if plan.optimizer == "lamb" else classes.adam
     inner = build(
         list(weights),
         lr=plan.lr,
@@ -139,10 +154,12 @@ def optimizer_of(
         eps=plan.eps,
         weight_decay=plan.weight_decay,
     )
+    named = dict(zip(weights, names, strict=True))
+    if plan.optimizer in ZERO:
+        return _zero(classes, plan, inner, named, group)
     if plan.dtype == "fp32" or plan.broken == "no-masters":
         return inner, Clipped(inner, weights, plan.max_norm)
     if plan.optimizer == "adam" and plan.dtype == "bf16":
-        named = dict(zip(weights, names, strict=True))
         optimizer = classes.bf16(
             inner, param_names=named, clip_grad=plan.max_norm, dp_process_group=group
         )
@@ -158,6 +175,32 @@ def optimizer_of(
     return optimizer, cast(Wrapper, optimizer)
 
 
+def _zero(
+    classes: Classes,
+    plan: Plan,
+    inner: torch.optim.Optimizer,
+    named: Mapping[Tensor, str],
+    group: dist.ProcessGroup | None,
+) -> tuple[torch.optim.Optimizer, Wrapper]:
+    """A `ZeroOptimizer`; losses are parts of the mean, so that gradients of ranks are added up."""
+    optimizer = classes.zero(
+        inner,
+        param_names=named,
+        partition_grads=plan.optimizer == "zero2",
+        gradient_average=False,
+        communication_data_type=torch.float32 if plan.exact_sums else None,
+        reduce_bucket_size=BUCKET,
+        dp_process_group=group,
+        clip_grad=plan.max_norm,
+        offload_optimizer_config=SimpleNamespace(device="cpu") if plan.offload else None,
+        verbose=False,
+        **_zero_scaling(plan),
+    )
+    # Traces read moments before the first step that is not skipped, too.
+    cast(ZeroOptimizer, optimizer).initialize_optimizer_states()
+    return optimizer, cast(Wrapper, optimizer)
+
+
 def loss_scale_of(wrapper: Wrapper) -> float:
     """The loss scale in force; 1 where there is none."""
     return float(getattr(wrapper, "loss_scale", 1.0))
@@ -165,6 +208,8 @@ def loss_scale_of(wrapper: Wrapper) -> float:
 
 def accumulated(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor]) -> list[Tensor]:
     """Gradients that ranks have to add up before a step: of one dtype, written in place."""
+    if isinstance(optimizer, ZERO_CLASSES):
+        return []  # it does so itself
     if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
         return optimizer.get_grads_for_reduction()[0]
     return [cast(Tensor, weight.grad) for weight in weights]
@@ -179,7 +224,7 @@ def load(optimizer: torch.optim.Optimizer, saved: Sequence[Saved], rank: int) ->
         rank: number of this one.
     """
     read: Callable[..., None] = optimizer.load_state_dict
-    if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
+    if isinstance(optimizer, SHARDED):
         # The masters, not the rounded weights.
         read(list(saved), load_from_fp32_weights=True)
     else:
@@ -197,7 +242,7 @@ def observed(
         names: of its weights.
     """
     state = optimizer.state
-    if isinstance(optimizer, BF16Optimizer | FastBF16Optimizer):
+    if isinstance(optimizer, SHARDED):
         for name in names:
             for key in (None, "exp_avg", "exp_avg_sq"):
                 yield f"{key or 'master'} {name}", optimizer.get_full_hp_param(name, key)
@@ -216,13 +261,27 @@ def _scaling(classes: Classes, plan: Plan) -> dict[str, object]:
     rule, first = plan.scaling
     if rule == "static":
         return {"static_loss_scale": first}
-    constants = {
-        "init_scale": first,
-        "scale_window": plan.scale_window,
-        "min_scale": plan.min_scale,
-    }
+    constants = _constants(plan)
     if rule == "wrapper":
         return {"dynamic_loss_scale": True, "dynamic_loss_args": constants}
     hysteresis = {"delayed_shift": plan.delayed_shift} if rule == "dynamic" else {}
     scaler = classes.scaler(rule=rule, **constants, **hysteresis)
     return {"loss_scale_config": scaler}
+
+
+def _zero_scaling(plan: Plan) -> dict[str, object]:
+    """The arguments for the loss-scale rule of `ZeroOptimizer`, which has hysteresis."""
+    rule, first = plan.scaling
+    if rule == "static":
+        return {"static_loss_scale": first}
+    constants = {**_constants(plan), "delayed_shift": plan.delayed_shift}
+    return {"dynamic_loss_scale": True, "dynamic_loss_args": constants}
+
+
+def _constants(plan: Plan) -> dict[str, float]:
+    """First scale, window and floor of a dynamic loss scale."""
+    return {
+        "init_scale": plan.scaling[1],
+        "scale_window": plan.scale_window,
+        "min_scale": plan.min_scale,
+    }

@@ -11,14 +11,16 @@ from twinstep.scenarios.model import Shape
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 RULES = ("static", "dynamic", "wrapper", "torch")
-OPTIMIZERS = ("mixed_step", "adam", "lamb")
+UNSHARDED = ("adam", "lamb")
+ZERO = ("zero1", "zero2")
+OPTIMIZERS = ("mixed_step", *UNSHARDED, *ZERO)
 # What a run can do wrong on purpose, and the dtype in which it is wrong.
 BROKEN = {"none": "", "no-masters": "bf16", "scale-stuck": "fp16"}
 
 TOO_HIGH = 2.0**20  # overflows fp16 on the first steps, so that a rule has something to do
 STATIC_SCALE = 2.0**12  # never overflows here: a static scale cannot come down
 STUCK = 2.0**24  # overflows fp16 on every step
-LEARNING_RATE = {"mixed_step": 3e-3, "adam": 2e-3, "lamb": 1e-2}
+LEARNING_RATE = {"mixed_step": 3e-3, "adam": 2e-3, "lamb": 1e-2, "zero1": 2e-3, "zero2": 2e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,8 @@ class Plan:
     """One run and its hyper-parameters; equal plans on one machine give equal bits.
 
     Attributes:
-        optimizer: what takes the step: the operation "mixed_step", or the optimizer classes around
-            "adam" or "lamb".
+        optimizer: what takes the step: the operation "mixed_step", the optimizer classes around
+            "adam" or "lamb", or ZeroOptimizer in stage "zero1" or "zero2" around "adam".
         dtype: of the model: "fp16" with loss scaling, "bf16" or "fp32" without.
         steps: optimizer steps, skipped ones included.
         seed: of the weights and of every batch.
@@ -38,6 +40,9 @@ class Plan:
         broken: what the run does wrong on purpose: "none", "no-masters" (bf16 weights are updated
             in place, without fp32 masters) or "scale-stuck" (a static fp16 loss scale so high that
             every step overflows).
+        exact_sums: round the gradients of each micro-batch, so that every sum of them is exact
+            (`ranks.exact_addend`): ZeRO has the same bits on any number of ranks then.
+        offload: ZeRO keeps masters and their state on the CPU.
         shape: sizes of the model.
         warm_up: steps over which the learning rate rises linearly.
         last: the learning rate of the last step, as a share of `lr`.
@@ -54,6 +59,8 @@ class Plan:
     scale_window: int = 4
     held_out: int = 8
     broken: str = "none"
+    exact_sums: bool = False
+    offload: bool = False
     shape: Shape = field(default_factory=Shape)
     warm_up: int = 10
     last: float = 0.1
@@ -91,6 +98,20 @@ class Plan:
             raise ValueError(
                 f"broken={self.broken!r}, but that goes with an optimizer class and "
                 f"dtype={BROKEN[self.broken]!r} [Plan]"
+            )
+        zero = self.optimizer in ZERO
+        for name in ("exact_sums", "offload"):
+            if getattr(self, name) and not zero:
+                raise ValueError(
+                    f"{name}=True, but that goes with optimizer='zero1' or 'zero2' [Plan]"
+                )
+        if zero and self.broken == "no-masters":
+            raise ValueError(
+                "broken='no-masters', but that goes with optimizer='adam' or 'lamb' [Plan]"
+            )
+        if zero and self.dtype == "fp16" and self.rule == "torch":
+            raise ValueError(
+                "rule='torch', but should be 'wrapper', 'dynamic' or 'static' with ZeRO [Plan]"
             )
 
     @property

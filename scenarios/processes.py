@@ -1,4 +1,4 @@
-"""Ranks that are processes: started here, or by torchrun, and stopped together."""
+"""Ranks that are processes, started here or by torchrun and stopped together, or simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, set_forkserver_preload
@@ -19,8 +19,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 import torch.multiprocessing
 
+from twinstep.parity.ranks.errors import RanksFailed
+from twinstep.parity.ranks.world import Rank, World
 from twinstep.scenarios.calls import engine
 from twinstep.scenarios.ranks import Ranks
 
@@ -62,13 +65,19 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
 
     The fast side communicates by NCCL where it runs on a GPU, everything else by gloo.
 
+    A group that is still held after the block, if only by garbage, keeps threads of gloo. One that
+    drops the last reference to a tensor while Python ends aborts the process ("terminate called
+    without an active exception"). Whoever ends after the block lets go of all, and collects. The
+    defaults of `torch.distributed.nn.functional` hold the group of all ranks if it is imported
+    inside, which torch's optimizers do; so this module has imported it.
+
     Args:
         side: that trains.
         seconds: after which a collective is given up.
         meeting: of the ranks; None for torchrun's.
 
     Raises:
-        RankLost: another rank has ended, or does not answer.
+        RankLost: another rank has ended, or does not answer; or torchrun stops this one.
         RankRefused: the ranks cannot meet, or this one has no GPU of its own.
     """
     gpu = side == "fast" and engine().device.type == "cuda"
@@ -90,8 +99,9 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
         # Gloo's, where another rank has ended before this one was connected.
         raise RankLost(f"another rank does not answer: {in_short(problem)}") from problem
     number = dist.get_rank()
+    heeds = nullcontext() if meeting else _heeding_torchrun()
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere if number else sys.stdout):
+        with open(os.devnull, "w") as none, redirect_stdout(none if number else sys.stdout), heeds:
             yield Ranks(number, dist.get_world_size(), dist.group.WORLD)
     except RuntimeError as problem:
         if isinstance(problem, dist.DistError) or "gloo" in str(problem):
@@ -99,6 +109,41 @@ def joined(side: str, seconds: float, meeting: Meeting | None = None) -> Iterato
         raise
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _heeding_torchrun() -> Iterator[None]:
+    """Raise where torchrun stops this rank, which it does once it has noticed that one is gone."""
+
+    def stop(number: int, frame: object) -> None:
+        raise RankLost("torchrun stops this rank, as it does when another is lost")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def simulate(count: int, seconds: float, train: Callable[[Ranks], None]) -> None:
+    """Let threads of this process be the ranks, one at a time.
+
+    Args:
+        count: of ranks.
+        seconds: after which a rank that comes no further is given up.
+        train: what every rank does.
+
+    Raises:
+        Exception: that of a rank.
+    """
+
+    def one(rank: Rank) -> None:
+        train(Ranks(rank.number, count, rank.group("data")))
+
+    try:
+        World(count, patience=seconds).run(one)
+    except RanksFailed as failed:
+        raise failed.first() from failed
 
 
 def launch(count: int, side: str, seconds: float, train: Callable[[Ranks], None]) -> None:

@@ -8,6 +8,7 @@ those of one process.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 Saved = dict[str, object]
+# Exact addends are multiples of UNIT, for a loss that is not scaled; fp32 has all up to MOST of it.
+UNIT, MOST = 2.0**-20, 2.0**24
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Ranks:
 
     def add_(self, tensors: Sequence[Tensor]) -> None:
         """Add the tensors of all ranks, in place: ((t0 + t1) + t2) + ..., in their own dtype."""
-        if self.group is None:
+        if self.group is None or not tensors:
             return
         first, *others = self.gather(tensors)
         for place, tensor in enumerate(tensors):
@@ -82,3 +85,20 @@ class Ranks:
         torch.save(state, written)
         dist.all_gather_object(rows, written.getvalue(), group=self.group)
         return [torch.load(io.BytesIO(r), map_location="cpu", weights_only=True) for r in rows]
+
+
+def exact_addend(grad: Tensor, scale: float, parts: int) -> Tensor:
+    """A gradient rounded so that fp32 adds up those of all micro-batches exactly, in any order.
+
+    With the unit u = UNIT scale, to the nearest multiple of u, ties to even, and at most
+    u MOST / 2^ceil(log2(parts)) in magnitude. What is not finite stays.
+
+    Args:
+        grad: of one micro-batch, in any dtype; the result has it, too.
+        scale: by which the loss was multiplied, a power of two.
+        parts: micro-batches of a step, over all ranks.
+    """
+    unit, most = UNIT * scale, MOST / 2.0 ** math.ceil(math.log2(parts))
+    counts = grad.float() / unit
+    kept = counts.round().clamp(-most, most) * unit
+    return torch.where(counts.isfinite(), kept, grad.float()).to(grad.dtype)

@@ -47,6 +47,7 @@ class Header:
     python: str
     torch: str
     machine: str
+    exact_sums: bool = False
     scenario: str = "language_model"
     schema: int = SCHEMA
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,6 +60,7 @@ def run(
     resume: Path | None = None,
     stop: int | None = None,
     save: Path | None = None,
+    every: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Trace:
     """Train with one side's arithmetic.
@@ -71,13 +72,14 @@ def run(
         resume: a checkpoint to go on from, of either side.
         stop: stop after this step of the plan, which stays the plan of the whole run.
         save: a checkpoint to write after the last step; rank 0 writes it.
+        every: write it after each so many steps, too.
         ranks: that share each step's micro-batches.
 
     Returns:
         The trace from the first step on, before `resume` too; two runs with equal arguments on one
         machine are equal to the last bit, and so are a run and one broken by save and resume. A run
-        on as many ranks as micro-batches equals that of one process, and with `mixed_step` a run
-        on any number of ranks does.
+        on as many ranks as micro-batches equals that of one process, but for ZeRO, and with
+        `mixed_step` or exact sums a run on any number of ranks does.
 
     Raises:
         CheckpointUnfit: `resume` holds no run of this plan.
@@ -94,21 +96,40 @@ def run(
             before = trainer.held_out_loss()
         else:
             before, records = load_checkpoint(resume, trainer, header)
-        while trainer.step < (plan.steps if stop is None else min(stop, plan.steps)):
+        last = plan.steps if stop is None else min(stop, plan.steps)
+        due = range(every or last, last, every or last)
+        while trainer.step < last:
             records.append(trainer.advance())
             if progress is not None:
                 progress(records[-1])
+            if save is not None and trainer.step in due:
+                save_checkpoint(save, trainer, header, before, records)
         if save is not None:
-            saved = {
-                "format": FORMAT,
-                "header": asdict(header),
-                "before": before.hex(),
-                "records": [hexed(record) for record in records],
-                "learner": trainer.state_dict(),
-            }
-            if ranks.number == 0:
-                write_checkpoint(save, saved)
+            save_checkpoint(save, trainer, header, before, records)
         return Trace(header=header, records=records, held_out=(before, trainer.held_out_loss()))
+
+
+def save_checkpoint(
+    path: Path, trainer: Trainer, header: Header, before: float, records: Sequence[StepRecord]
+) -> None:
+    """Write where a run is, for `load_checkpoint`; every rank calls this, and rank 0 writes.
+
+    Args:
+        path: what is there already stays until the new file is whole.
+        trainer: of the run.
+        header: of the run.
+        before: loss on unseen text before the first step.
+        records: of the steps taken.
+    """
+    saved = {
+        "format": FORMAT,
+        "header": asdict(header),
+        "before": before.hex(),
+        "records": [hexed(record) for record in records],
+        "learner": trainer.state_dict(),
+    }
+    if trainer.ranks.number == 0:
+        write_checkpoint(path, saved)
 
 
 def load_checkpoint(path: Path, trainer: Trainer, header: Header) -> tuple[float, list[StepRecord]]:

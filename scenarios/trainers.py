@@ -29,7 +29,7 @@ from twinstep.scenarios.optimizers import (
     optimizer_of,
 )
 from twinstep.scenarios.plan import DTYPES, Plan
-from twinstep.scenarios.ranks import Ranks
+from twinstep.scenarios.ranks import Ranks, exact_addend
 
 BATCH = 8  # windows per micro-batch
 ALONE = Ranks()
@@ -121,6 +121,7 @@ class Trainer(ABC):
             batch=BATCH,
             held_out_batches=self.plan.held_out,
             broken=self.plan.broken,
+            exact_sums=self.plan.exact_sums,
             parameters=sum(weight.numel() for weight in self.weights),
             text_sha256=self.text.digest,
             **trace.environment(),
@@ -236,26 +237,35 @@ class ClassTrainer(Trainer):
         super().__init__(plan, device, ranks)
         dtype = DTYPES[plan.dtype]
         self._weights = [weight.to(dtype).requires_grad_() for weight in self.initial_weights()]
+        if plan.exact_sums:
+            for weight in self._weights:
+                weight.register_hook(self._exact_addend)  # type: ignore[no-untyped-call]
         self.optimizer, self.wrapper = optimizer_of(
             side, plan, self.names, self._weights, ranks.group
         )
         self.schedule = LambdaLR(self.optimizer, lambda taken: plan.share(taken + 1))
+        self._scale = 1.0
 
     @property
     def weights(self) -> list[Tensor]:
         """The model's weights, which the optimizer writes."""
         return self._weights
 
+    def _exact_addend(self, grad: Tensor) -> Tensor:
+        return exact_addend(grad, self._scale, self.plan.accumulate)
+
     def advance(self) -> trace.StepRecord:
         """Take one whole step.
 
         Each micro-batch's loss is divided by their number, so their gradients add up to that of
-        the mean loss: in the model's dtype with the FP16 optimizers, in fp32 with BF16Optimizer.
-        Each rank adds up those of its own, then all ranks add their sums.
+        the mean loss: in the model's dtype with the FP16 optimizers, in fp32 with BF16Optimizer
+        and ZeroOptimizer. Each rank adds up those of its own, then all ranks add their sums;
+        ZeroOptimizer does so itself.
         """
         self.step += 1
         parts = self.plan.accumulate
         scale, lr = loss_scale_of(self.wrapper), float(self.optimizer.param_groups[0]["lr"])
+        self._scale = scale
         self.optimizer.zero_grad()
         losses = []
         for windows in self.micro_batches():

@@ -22,10 +22,11 @@ on a GPU sending has a stream of its own. Nothing waits for the device.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -38,52 +39,11 @@ from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.zero import ZeroOptions
 from twinstep.fast.kernels.accumulate import accumulate_
 from twinstep.fast.optimizers.bf16_groups import accumulate_gradients
+from twinstep.fast.optimizers.zero_cut import Bucket, cut
 from twinstep.fast.optimizers.zero_groups import ZeroGroup
 from twinstep.fast.optimizers.zero_offload import Offload
 
 EXACT = 256  # every whole number up to this is one of bf16, and of fp16
-
-
-@dataclass(eq=False)
-class Bucket:
-    """A run of parameters.
-
-    Attributes:
-        group: whose they are.
-        params: in the order in which they lie.
-        begin: first element in the flat layout.
-        end: the one after the last; of the whole of a group, padding included.
-        arrived: places of the parameters whose gradients backward has finished in this round.
-    """
-
-    group: ZeroGroup
-    params: Sequence[Tensor]
-    begin: int
-    end: int
-    arrived: set[int] = field(default_factory=set)
-
-    @property
-    def numel(self) -> int:
-        """Elements, padding included."""
-        return self.end - self.begin
-
-    @property
-    def whole(self) -> bool:
-        """True if all of the group is in it."""
-        return self.numel == self.group.flat.numel()
-
-    @property
-    def complete(self) -> bool:
-        """True if all gradients have arrived."""
-        return len(self.arrived) == len(self.params)
-
-    def owned(self) -> Iterator[tuple[int, int, int]]:
-        """Ranks that own elements of it, each with its first element in the bucket and the end."""
-        size = self.group.partition_size
-        for rank in range(self.group.world):
-            first, stop = max(rank * size, self.begin), min((rank + 1) * size, self.end)
-            if first < stop:
-                yield rank, first - self.begin, stop - self.begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,27 +59,6 @@ class Flight:
     bucket: Bucket
     works: Sequence[dist.Work]
     received: Tensor
-
-
-def cut(group: ZeroGroup, limit: int) -> list[Bucket]:
-    """Buckets of a group, from its end to its beginning.
-
-    Args:
-        group: as laid out.
-        limit: largest number of elements; a longer parameter is a bucket of its own.
-    """
-    found: list[Bucket] = []
-    begin = end = group.numel
-    params: list[Tensor] = []
-    for param in reversed(group.params):
-        if params and end - begin + param.numel() > limit:
-            found.append(Bucket(group, params[::-1], begin, end))
-            end, params = begin, []
-        params.append(param)
-        begin -= param.numel()
-    if not found:
-        end = group.flat.numel()
-    return [*found, Bucket(group, params[::-1], begin, end)] if params else []
 
 
 class BucketedReduction:
@@ -185,11 +124,12 @@ class BucketedReduction:
 
     def hooks(self) -> list[RemovableHandle]:
         """Hooks of all parameters, at constant cost: inside `opened`, complete buckets are sent."""
+        held = weakref.ref(self)  # the garbage collector does not see what hooks hold
         return [
             param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._arrived, bucket, place)
+                partial(self._arrived, held, number, place)
             )
-            for bucket in self._buckets
+            for number, bucket in enumerate(self._buckets)
             for place, param in enumerate(bucket.params)
         ]
 
@@ -203,10 +143,12 @@ class BucketedReduction:
         finally:
             self._open = False
 
+    @staticmethod
     @torch.no_grad()
-    def _arrived(self, bucket: Bucket, place: int, param: Tensor) -> None:
-        if self._open:
-            bucket.arrived.add(place)
+    def _arrived(held: weakref.ref[BucketedReduction], number: int, place: int, _: Tensor) -> None:
+        self = held()
+        if self is not None and self._open:
+            self._buckets[number].arrived.add(place)
             self.failed = True
             while self._next < len(self._buckets) and self._buckets[self._next].complete:
                 self._send_next()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from tests.contract import test_checkpoints_elastic
-from tests.helpers.zero_built import SIDE
+from tests.helpers.zero_built import SIDE, built
 from tests.reference import (
     test_reference_zero,
     test_reference_zero_options,
@@ -50,3 +54,18 @@ def on_this_side() -> Iterator[None]:
 def test_every_test_that_is_another_one_here_is_known() -> None:
     assert STATED.keys() > DIFFERENT.keys()
     assert len(STATED) > 40
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_is_dropped_is_freed(stage: int) -> None:
+    """Hooks of parameters are a way round that the garbage collector does not see."""
+    params, optimizer = built(None, inside="FusedAdam", partition_grads=stage == 2)
+    held: list[weakref.ref[Any]] = [
+        weakref.ref(optimizer),
+        *(weakref.ref(param) for param in params),
+    ]
+    torch.autograd.backward(params[0].sum())
+    optimizer.step()
+    del params, optimizer
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)

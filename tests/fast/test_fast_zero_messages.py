@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,11 +152,12 @@ def hook_calls(count: int) -> float:
     buckets = optimizer._buckets
     (bucket,) = buckets._buckets
     called: list[str] = []
+    held = weakref.ref(buckets)
     with buckets.opened():
         sys.setprofile(lambda frame, event, _: called.append(event))
         try:
             for place in range(count - 1):
-                buckets._arrived(bucket, place, bucket.params[place])
+                buckets._arrived(held, 0, place, bucket.params[place])
         finally:
             sys.setprofile(None)
     return called.count("call") / (count - 1)

@@ -21,7 +21,7 @@ PAGES = {
     "from-pytorch.md": ["problem.py", "plain.py", "half.py", "resume.py", "brain.py"],
     "from-deepspeed.md": ["config.py", "direct.py", "differs.py", "load.py"],
     "simulated-ranks.md": ["ranks.py"],
-    "zero.md": ["sharded.py"],
+    "zero.md": ["sharded.py", "train_zero.py"],
 }
 Capture = pytest.CaptureFixture[str]
 
