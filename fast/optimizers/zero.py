@@ -204,12 +204,10 @@ class ZeroOptimizer(ZeroMasters):
         self._hooks = self._buckets.hooks() if partition_grads else []
 
     def _agree(self) -> None:
-        numbers: dict[str, float] = {**self.options.alike(), "clip_grad": self.clip_grad}
-        # Messages of all ranks should meet, in this order.
-        numbers["digest of the order of buckets"] = self._buckets.digest
+        numbers = {**self.options.alike(), "clip_grad": self.clip_grad}
         same = {name: lambda _, number=number: number for name, number in numbers.items()}
         on_all_ranks(lambda: None, self.ranks, self.groups[0].master.device, same=same)
-        agree_on_layouts(self.groups, self.ranks)
+        agree_on_layouts(self.groups, self.ranks, self._buckets.shared)
 
     def backward(  # type: ignore[override]
         self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False
@@ -303,6 +301,7 @@ class ZeroOptimizer(ZeroMasters):
             self.reduce_gradients()
         refusal = refusal or self._buckets.refusal
         if alone and refusal is None and not self._buckets.taken:
+            self._reduced = False
             raise no_gradient()
         try:
             inside = self._fused()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 from torch.nn import Parameter
@@ -11,7 +11,7 @@ from twinstep.contract.parallel import RANK_GETTERS
 from twinstep.parity.sequences.fills import DTYPES, Dice, filled
 from twinstep.parity.sequences.fp16_rules import mark
 from twinstep.parity.sequences.over_ranks.place import EXPERT, OWN_EXPERT, REPLICAS, DrawnRank
-from twinstep.parity.sequences.parts import SHAPES
+from twinstep.parity.sequences.parts import SHAPES, Group
 
 # Groups that a wrapper is given besides those that its world needs: of experts, or of copies alone.
 GIVEN = ("", "experts", "copies")
@@ -75,6 +75,40 @@ def parameters_over(
         param.data = filled(shape, own, "ordinary", values).to(device)
         found.append(param)
     return found
+
+
+def groups_over(
+    dice: Dice,
+    dtypes: Sequence[str],
+    device: str,
+    seed: int,
+    place: DrawnRank,
+    experts: bool,
+    *,
+    hyper: Callable[[Dice], Group],
+    tiny: bool = False,
+) -> list[Group]:
+    """Groups of shared parameters, then of experts if there are any, which are marked.
+
+    Args:
+        dice: draws.
+        dtypes: of each group.
+        device: of the parameters.
+        seed: of their values.
+        place: this rank.
+        experts: there are some; the last group is theirs.
+        hyper: hyper-parameters of a group.
+        tiny: see `parameters_over`.
+    """
+    groups, last = list[Group](), len(dtypes) - 1
+    for number, dtype in enumerate(dtypes):
+        name = dice.pick(("", *names_of_experts(place))) if experts and number else ""
+        if experts and number == last:
+            name = dice.pick(names_of_experts(place))
+        row = parameters_over(dice, dtype, device, seed + 10 * number, place, (name,), tiny=tiny)
+        marks = {"moe": True, "name": name} if name else {}
+        groups.append({"params": row, **hyper(dice), **marks})
+    return groups
 
 
 def unit_of(place: DrawnRank, getter: str) -> SimpleNamespace:
