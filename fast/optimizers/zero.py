@@ -218,7 +218,7 @@ class ZeroOptimizer(ZeroMasters):
 
         Raises:
             Exception: that of the graph; with other ranks, `step` raises it once more.
-            RuntimeError: as `reduce_gradients` does.
+            RuntimeError: as `reduce_gradients` does; buckets before that gradient are reduced.
         """
         if not self.partition_gradients:
             super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)

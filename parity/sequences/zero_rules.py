@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 # Options that a run may go on with as others.
-MOVABLE = ("partition_grads", "round_robin_gradients", "reduce_bucket_size", "overlap_comm")
+MOVABLE = ("partition_grads", "round_robin_gradients", "reduce_bucket_size", "clip_grad")
 PLAIN_TRAIN: dict[str, Value] = {"regime": "ordinary", "missing": 0}
 KINDS = ("model_weights", "master_weights", "gradients", "optimizer_state")
 
@@ -59,6 +59,8 @@ class ZeroRules(BF16Rules):
     """
 
     least = 4
+    # A backward of ours meets one after it has taken others, where the reference takes none.
+    sparse = False
     hyper = dict[str, Sequence[object]](ADAM)
     passed = PASSED  # type: ignore[assignment]
     exempt = {
@@ -79,7 +81,7 @@ class ZeroRules(BF16Rules):
         "steps without a gradient": (("zero_grad", {"how": "drop"}), "step", "fill", "step"),
         "refused steps": ("train", "refuse", "refuse", "train"),
         "a scale from outside": (("override", {"scale": 64.0}), "train", "train"),
-        "hooks that are gone": ("train", "destroy", "train"),
+        "hooks that are gone": ("train", "set_lr", "destroy", "train"),
     }
 
     def actions(self) -> dict[str, Any]:
@@ -251,6 +253,10 @@ class ZeroRules(BF16Rules):
         """Backward through the optimizer, on top of gradients that are there."""
         loss = self.loss_of(world, seed, regime, missing, graph)
         world.more["reduced"] = zero_of(world).partition_gradients
+        self.run_backward(world, loss, graph)
+
+    def run_backward(self, world: World, loss: Tensor, graph: str) -> None:
+        """Run backward; a second time if the graph is retained."""
         backward_twice(zero_of(world).backward, loss, graph)
 
     @action(

@@ -98,9 +98,9 @@ class CountsFromMinusOne(Bucketed):
 class ReducesWhatBackwardMakes(ZeroOptimizer):
     """Takes what a backward makes, and forgets what the parameters had before."""
 
-    def backward(
+    def backward(  # type: ignore[override]
         self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:  # type: ignore[override]
+    ) -> None:
         for param in self._params():
             param.grad = None
         super().backward(loss, retain_graph, create_graph)
@@ -127,7 +127,7 @@ class SendsInOrderOfArrival(Bucketed):
         super().__init__(init_optimizer, **options)
         self._arrived: list[Tensor] = []
         self._hooks = [
-            param.register_post_accumulate_grad_hook(self._arrived.append)  # type: ignore[no-untyped-call]
+            param.register_post_accumulate_grad_hook(self._arrived.append)
             for param in self._params()
         ]
 

@@ -47,6 +47,7 @@ def parameters_over(
     experts: Sequence[str],
     *,
     tiny: bool = False,
+    counts: Sequence[int] = COUNTS,
 ) -> list[Parameter]:
     """Parameters of a group: pieces that this rank holds; `mixed` takes each dtype in turn.
 
@@ -60,11 +61,12 @@ def parameters_over(
         place: this rank.
         experts: names to draw from, "" for a parameter that is no expert's.
         tiny: of three elements at most, so that some ranks get padding alone.
+        counts: numbers of parameters to draw from.
     """
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = SMALL_SHAPES[:2] if tiny else SMALL_SHAPES
     found: list[Parameter] = []
-    for index in range(dice.pick(COUNTS)):
+    for index in range(dice.pick(counts)):
         own, marks = turns[index % len(turns)], marks_of(dice, dice.pick(experts))
         first, step = dice.pick(range(len(shapes))), dice.pick((0, 0, 0, 1))
         param = Parameter(filled((1,), own, "ordinary", 0))
@@ -87,6 +89,7 @@ def groups_over(
     *,
     hyper: Callable[[Dice], Group],
     tiny: bool = False,
+    counts: Sequence[int] = COUNTS,
 ) -> list[Group]:
     """Groups of shared parameters, then of experts if there are any, which are marked.
 
@@ -99,13 +102,16 @@ def groups_over(
         experts: there are some; the last group is theirs.
         hyper: hyper-parameters of a group.
         tiny: see `parameters_over`.
+        counts: see there.
     """
     groups, last = list[Group](), len(dtypes) - 1
     for number, dtype in enumerate(dtypes):
         name = dice.pick(("", *names_of_experts(place))) if experts and number else ""
         if experts and number == last:
             name = dice.pick(names_of_experts(place))
-        row = parameters_over(dice, dtype, device, seed + 10 * number, place, (name,), tiny=tiny)
+        row = parameters_over(
+            dice, dtype, device, seed + 10 * number, place, (name,), tiny=tiny, counts=counts
+        )
         marks = {"moe": True, "name": name} if name else {}
         groups.append({"params": row, **hyper(dice), **marks})
     return groups

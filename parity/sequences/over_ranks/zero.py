@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
+from torch import Tensor
+
 from twinstep.parity.sequences.actions import Motif, Step, action
 from twinstep.parity.sequences.bf16_rules import NUMBERS, TURNS
 from twinstep.parity.sequences.fills import Dice
@@ -35,6 +37,8 @@ ZERO_WORLDS = (
 )
 # Orders in which all elements of a message are added up alike, however buckets are cut.
 ALIKE = ("ranks", "tree", "halving")
+# Parameters of a group; a round robin needs some.
+MANY = (2, 1, 3, 5)
 # What ranks should have alike: a value that another rank has not.
 OTHERS: Mapping[str, object] = {
     "partition_grads": None,
@@ -50,70 +54,62 @@ FREEZE: Step = ("freeze", {"trained": False})
 UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 
 
+SOME: Step = ("train", {"regime": "ordinary", "missing": 3})
+# Gradients that are there before a backward, some of frozen parameters.
+EARLY: Motif = (("by_hand", {"then": "nothing"}), FREEZE, FREEZE, "backward", "step")
+# Sums that are forgotten, and weights that somebody loads.
+LATE: Motif = (("by_hand", {"then": "take"}), "zero_grad", "load_weights", CLEAN)
+
+
 def built(ranks: str, stage: int, **fixed: Value) -> Step:
-    """A construction."""
-    return ("build", {"ranks": ranks, "stage": stage, **fixed})
-
-
-def through_files(ranks: str, stage: int, **fixed: Value) -> Motif:
-    """Steps, a checkpoint, and the run that goes on from it, also over other numbers of ranks."""
-    begins = built(ranks, stage, given="", inside="adamw", groups=2, **fixed)
-    return (begins, MICROS, "save", CLEAN, "load", "recut", CLEAN, "recut", "resume", CLEAN)
+    """A construction with a scale that moves; in stage 1 with sums that the wire rounds."""
+    rounds: dict[str, Value] = {"sums": "fp32", "wire": ""} if stage == 1 else {}
+    drawn: dict[str, Value] = {"ranks": ranks, "stage": stage, "scale": "dynamic"}
+    return ("build", {**drawn, **rounds, **fixed})
 
 
 MOTIFS: dict[str, Motif] = {
     **{
         f"overflows over {ranks}, stage {stage}": (
-            *(built(ranks, stage), OVERFLOW, MICROS, OVERFLOW, CLEAN),
+            *(built(ranks, stage, mean=mean), OVERFLOW, MICROS, SOME, OVERFLOW),
+            *LATE,
         )
-        for ranks, stage in (("data 2", 2), ("data 3", 1), ("expert 2", 2), ("data 2, tensor 2", 1))
+        for ranks, stage, mean in (
+            *(("data 2", 2, "after"), ("data 3", 1, "scatter")),
+            *(("data 2, expert 2", 2, "scatter"), ("data 2, tensor 2", 1, "after")),
+        )
     },
     **{
         f"small buckets over {ranks}, stage {stage}": (
             built(ranks, stage, bucket=bucket, mean=mean, groups=2, tiny=False),
-            *(MICROS, ("by_hand", {"then": "reduce"}), "step", CLEAN),
+            *(MICROS, *EARLY, CLEAN),
         )
         for ranks, stage, bucket, mean in (
             *(("data 2", 2, 9, "scatter"), ("data 3", 1, 40, "after"), ("data 4", 2, 1, "before")),
-            *(
-                ("expert 2", 2, 40, "scatter"),
-                ("data 7", 2, 9, "reduce"),
-                ("data 2", 2, 40, "after"),
-            ),
-            ("data 2, expert 2", 2, 40, "scatter"),
+            *(("expert 2", 1, 40, "scatter"), ("data 2, expert 2", 2, 40, "scatter")),
+            *(("data 2, tensor 2", 2, 40, "after"), ("data 7", 2, 9, "reduce")),
         )
     },
     **{
-        f"a norm over {ranks}": (built(ranks, stage, clip=0.05, groups=2), CLEAN, MICROS, CLEAN)
-        for ranks, stage in (("data 2, tensor 2", 2), ("data 2, expert 2", 1), ("data 3", 2))
+        f"a norm over {ranks}": (built(ranks, stage, clip=0.05, groups=2), CLEAN, MICROS, *LATE)
+        for ranks, stage in (("tensor 2", 2), ("data 2, tensor 2", 1), ("data 2, expert 2", 1))
     },
     **{
-        f"a checkpoint over {ranks}, stage {stage}": through_files(ranks, stage, robin=robin)
-        for ranks, stage, robin in (
-            *(("data 2", 2, True), ("data 3", 1, False), ("data 4", 1, True)),
-            *(("data 2", 1, False), ("data 3", 2, True)),
+        f"a checkpoint over {ranks}, stage {stage}": (
+            built(ranks, stage, mean=mean, given="", inside="adamw", groups=2),
+            *(MICROS, "save", CLEAN, "load", ("recut", {"size": 1}), CLEAN),
+            *(("recut", {"size": 8}), CLEAN, "resume", CLEAN),
+        )
+        for ranks, stage, mean in (
+            *(("data 2", 2, "scatter"), ("data 3", 1, "scatter"), ("data 4", 1, "after")),
+            *(("data 2, tensor 2", 2, "reduce"), ("data 2", 1, "after")),
         )
     },
-    "experts go on over other ranks": (
-        *(built("data 2, expert 2", 2), CLEAN, "recut", CLEAN, "resume", "recut", CLEAN),
+    "a universal checkpoint": (
+        *(built("data 3", 1), CLEAN, UNIVERSAL, CLEAN, ("set_whole", {"publish": True})),
+        *("whole", "save", CLEAN),
     ),
-    "a universal checkpoint": (built("data 3", 1), CLEAN, UNIVERSAL, CLEAN, "save", CLEAN),
-    "padding alone": (built("data 4", 2, tiny=True, groups=1), MICROS, "resume", CLEAN),
-    **{
-        f"gradients that are there before, stage {stage}": (
-            *(built("data 2", stage), CLEAN, ("by_hand", {"then": "nothing"}), FREEZE, FREEZE),
-            *("backward", "step", ("fill", PLAIN_TRAIN), "backward", "step"),
-        )
-        for stage in (1, 2)
-    },
-    "sums that are forgotten": (
-        *(built("data 2", 1), "backward", "zero_grad", CLEAN),
-        *(("by_hand", {"then": "take"}), "zero_grad", CLEAN),
-    ),
-    "weights loaded between steps": (built("data 3", 2), CLEAN, "load_weights", CLEAN),
-    "a weight written on all ranks": (
-        *(built("data 2", 1), CLEAN, ("set_whole", {"publish": True}), "whole", CLEAN),
-    ),
+    "padding alone": (built("data 4", 2, tiny=True, groups=1), MICROS, SOME, "resume", CLEAN),
     "one rank is refused": (
         *("construct_otherwise", "construct_wrongly", CLEAN, "refuse"),
         *(CLEAN, "load_damaged", "construct_renamed", CLEAN),
@@ -152,6 +148,7 @@ class ZeroOverRanks(BF16OverRanks, ZeroRules):
             experts,
             hyper=self.drawn_hyper,
             tiny=bool(values["tiny"]),
+            counts=MANY,
         )
         drawn = {**values, "dtype": dtype}
         if experts:
@@ -214,6 +211,12 @@ class ZeroOverRanks(BF16OverRanks, ZeroRules):
     def step(self, world: World) -> object:
         """Update once."""
         return ZeroRules.step(self, world)
+
+    def run_backward(self, world: World, loss: Tensor, graph: str) -> None:
+        """Run backward, which waits for other ranks: filters of warnings would not be put back."""
+        twice = graph == "retain"
+        for retained in (True, False) if twice else (False,):
+            zero_of(world).backward(loss, retain_graph=retained)
 
     def stepped(self, world: World, step: Callable[[], object]) -> object:
         """Update once; where that is refused, all ranks go on without these gradients."""
