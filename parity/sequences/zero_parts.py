@@ -34,6 +34,11 @@ OPTIONS: dict[str, Any] = {
     "clip": (0.0, 0.7, 0.05, 30.0, -1.0),
     "inside": (*("adamw",) * 5, "adam", "lamb", "sgd"),
 }
+# Options that neither side has.
+OFF = (
+    *("fp16_master_weights_and_gradients", "bf16_master_weights_and_gradients"),
+    "bf16_optimizer_states",
+)
 # Arguments of the constructor that `build` passes.
 PASSED = (
     *("init_optimizer", "param_names", "timers", "optimizer_params", "static_loss_scale"),
@@ -103,6 +108,9 @@ def drawn_options(dice: Dice, values: Mapping[str, Value]) -> dict[str, object]:
         "compat": dice.pick(
             ((), (), ("unscale_with_updated_scale",), ("growth_counts_this_step",))
         ),
+        **dict.fromkeys(OFF, False),
+        "ignore_unused_parameters": True,
+        "zenflow_config": None,
         **MEANS[mean],
         **drawn_scale(dice, str(values["scale"])),
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import Rules, action
+from twinstep.parity.sequences.actions import Action, Rules, action
 from twinstep.parity.sequences.bf16_rules import NUMBERS, TURNS, BF16Rules
 from twinstep.parity.sequences.fills import REGIMES, Dice, filled
 from twinstep.parity.sequences.fp16_parts import Timers
@@ -84,7 +84,7 @@ class ZeroRules(BF16Rules):
         "hooks that are gone": ("train", "set_lr", "destroy", "train"),
     }
 
-    def actions(self) -> dict[str, Any]:
+    def actions(self) -> dict[str, Action]:
         """Every action but those on accumulators, which here are each side's own."""
         gone = ("update_hp_grads", "clear", "grads_for_norm")
         return {name: row for name, row in super().actions().items() if name not in gone}
@@ -286,7 +286,7 @@ class ZeroRules(BF16Rules):
     def by_hand(self, world: World, seed: int, missing: int, then: str) -> None:
         """Backward past the optimizer, of a loss that is scaled by hand."""
         loss = self.loss_of(world, seed, "ordinary", missing, "")
-        torch.autograd.backward(loss * zero_of(world).loss_scale)
+        backward_twice(torch.autograd.backward, loss * zero_of(world).loss_scale, "")
         if then == "reduce":
             self.reduce(world)
         elif then == "take":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.contract.checkpoint.elastic import FORMAT
+from twinstep.contract.checkpoint.entries import Loaded
+from twinstep.contract.moments import StateDict
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_zero import HALF, ZERO
 from twinstep.reference.arithmetic import float64
@@ -19,7 +22,6 @@ from twinstep.reference.optimizers.zero import ZeroOptimizer
 from twinstep.reference.optimizers.zero_groups import ZeroGroup
 from twinstep.reference.unscale import worst_of
 
-Entries = Sequence[Any]
 WRONG_ZERO_STEPS: list[Optimizer] = []
 
 
@@ -33,16 +35,22 @@ def saved_over(entries: object) -> int:
 class Loading(ZeroOptimizer):
     """Base of classes that get masters wrong when another number of ranks has saved them."""
 
-    def load_state_dict(self, state_dict_list: Entries, *given: Any, **named: Any) -> None:  # type: ignore[override]
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict_list: Sequence[StateDict | None],
+        load_optimizer_states: bool = True,
+        load_from_fp32_weights: bool = False,
+        checkpoint_folder: Path | None = None,
+    ) -> None:
         """Load, then do it."""
-        super().load_state_dict(state_dict_list, *given, **named)
+        states, masters = load_optimizer_states, load_from_fp32_weights
+        super().load_state_dict(state_dict_list, states, masters, checkpoint_folder)
         count = saved_over(state_dict_list)
-        masters = given[1] if len(given) > 1 else named.get("load_from_fp32_weights", False)
         if count and masters:
-            self.misplace(count, state_dict_list)
+            self.misplace(count)
             self.update_lp_params()
 
-    def misplace(self, count: int, entries: Entries) -> None:
+    def misplace(self, count: int) -> None:
         """Get masters wrong, where this many ranks have saved them."""
 
 
@@ -50,7 +58,7 @@ class Loading(ZeroOptimizer):
 class IndexesWithPadding(Loading):
     """Reads later groups from where they would begin if earlier ones had their padding."""
 
-    def misplace(self, count: int, entries: Entries) -> None:
+    def misplace(self, count: int) -> None:
         shift = 0
         for group in self.groups:
             group.master.detach().copy_(group.master.detach().roll(shift))
@@ -62,7 +70,7 @@ class IndexesWithPadding(Loading):
 class SubPartitions(Loading):
     """Reads partitions of stage 1, of other ranks, as halves that lie in turn."""
 
-    def misplace(self, count: int, entries: Entries) -> None:
+    def misplace(self, count: int) -> None:
         for group in self.groups:
             if count != group.world and not self.partition_gradients:
                 halves = group.master.detach().view(2, -1)
@@ -73,7 +81,7 @@ class SubPartitions(Loading):
 class ForgetsTheOrderOnLoad(Loading):
     """Lays loaded masters out as if there were no round robin."""
 
-    def misplace(self, count: int, entries: Entries) -> None:
+    def misplace(self, count: int) -> None:
         for group in self.groups:
             if group.order != sorted(group.order):
                 master = group.master.detach()
@@ -87,7 +95,7 @@ class ForgetsTheOrderOnLoad(Loading):
 class CutsOthersParts(Loading):
     """Cuts masters as the ranks that saved them did, where these were others."""
 
-    def misplace(self, count: int, entries: Entries) -> None:
+    def misplace(self, count: int) -> None:
         for group in self.groups:
             if count != group.world and group.partition_size > 2:
                 group.master.detach().copy_(group.master.detach().roll(2))
@@ -97,10 +105,8 @@ class CutsOthersParts(Loading):
 class LoadsNoClipNorm(ZeroOptimizer):
     """Keeps its own limit of the norm when it loads."""
 
-    def load_state_dict(self, *given: Any, **named: Any) -> None:
-        before = self.clip_grad
-        super().load_state_dict(*given, **named)
-        self.clip_grad = before
+    def _enter_loaded(self, loaded: Loaded, scaling: object) -> None:
+        super()._enter_loaded(replace(loaded, clip_grad=None), scaling)
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)
@@ -165,25 +171,30 @@ class CountingExpertsTwice(ZeroGroup):
             yield from super().counted(tensor_rank)
 
 
-def counting(group: type[ZeroGroup]) -> type:
-    """A class whose groups are of another kind."""
+class Counting(ZeroOptimizer):
+    """Base of classes whose groups are of another kind."""
 
-    def construct(self: Any, init_optimizer: torch.optim.Optimizer, **options: Any) -> None:
-        ZeroOptimizer.__init__(self, init_optimizer, **options)
-        for each in self.groups:
-            each.__class__ = group
+    kind: type[ZeroGroup]
 
-    return type("Counting", (ZeroOptimizer,), {"__init__": construct})
+    def _laid_out(self, names: Mapping[Tensor, str], round_robin: bool) -> list[ZeroGroup]:
+        groups = super()._laid_out(names, round_robin)
+        for group in groups:
+            group.__class__ = self.kind
+        return groups
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)
-class CountsCopiesAgain(counting(CountingAll)):  # type: ignore[misc]
+class CountsCopiesAgain(Counting):
     """Counts in the norm, on every tensor-parallel rank, what all of them hold."""
 
+    kind = CountingAll
+
 
 @put(WRONG_ZERO_STEPS, **ZERO)
-class CountsExpertsAgain(counting(CountingExpertsTwice)):  # type: ignore[misc]
+class CountsExpertsAgain(Counting):
     """Counts experts twice in the norm."""
+
+    kind = CountingExpertsTwice
 
 
 @put(WRONG_ZERO_STEPS, **{**HALF, "private": ("_found",)})
@@ -210,10 +221,10 @@ class DividesByTheNextScale(ZeroOptimizer):
 class StepsWithItsOwnGradients(ZeroOptimizer):
     """Takes no step without a gradient of its own, whatever other ranks have."""
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         if not self._taken and all(param.grad is None for param in self._params()):
             raise RuntimeError("there is no gradient")
-        return super().step(closure)
+        super().step(closure)  # type: ignore[call-overload]
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)

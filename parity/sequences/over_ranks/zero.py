@@ -56,9 +56,12 @@ UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 
 SOME: Step = ("train", {"regime": "ordinary", "missing": 3})
 # Gradients that are there before a backward, some of frozen parameters.
-EARLY: Motif = (("by_hand", {"then": "nothing"}), FREEZE, FREEZE, "backward", "step")
+EARLY: Motif = (("by_hand", {"then": "nothing"}), "forget", FREEZE, FREEZE, "backward", "step")
 # Sums that are forgotten, and weights that somebody loads.
-LATE: Motif = (("by_hand", {"then": "take"}), "zero_grad", "load_weights", CLEAN)
+LATE: Motif = (
+    *(("by_hand", {"then": "take"}), "zero_grad", "load_weights", CLEAN),
+    *("fill", "forget", "step"),
+)
 
 
 def built(ranks: str, stage: int, **fixed: Value) -> Step:
