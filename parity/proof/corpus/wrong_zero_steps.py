@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.contract.checkpoint.elastic import FORMAT
-from twinstep.contract.checkpoint.entries import Loaded
 from twinstep.contract.moments import StateDict
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_zero import HALF, ZERO
@@ -102,11 +100,11 @@ class CutsOthersParts(Loading):
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)
-class LoadsNoClipNorm(ZeroOptimizer):
-    """Keeps its own limit of the norm when it loads."""
+class LoadsNoClipNorm(Loading):
+    """Forgets the limit of the norm when it loads."""
 
-    def _enter_loaded(self, loaded: Loaded, scaling: object) -> None:
-        super()._enter_loaded(replace(loaded, clip_grad=None), scaling)
+    def misplace(self, count: int) -> None:
+        self.clip_grad = 0.0
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)
