@@ -139,7 +139,11 @@ def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def agree_on_layouts(groups: Iterable[Partition], ranks: Groups) -> None:
+def agree_on_layouts(
+    groups: Iterable[Partition],
+    ranks: Groups,
+    buckets: Callable[[Partition], object] | None = None,
+) -> None:
     """Require the same layout of all ranks that split a group.
 
     Ranks with other parameters, or in another order, would gather each other's weights.
@@ -147,6 +151,7 @@ def agree_on_layouts(groups: Iterable[Partition], ranks: Groups) -> None:
     Args:
         groups: laid out.
         ranks: groups of all ranks that construct.
+        buckets: those in which the ranks of a group meet, in order, where there are some.
 
     Raises:
         ValueError: ranks of a group have other names, sizes or dtypes; on every rank.
@@ -155,10 +160,12 @@ def agree_on_layouts(groups: Iterable[Partition], ranks: Groups) -> None:
     device = torch.device("cpu")
     for index, group in enumerate(groups):
         sizes = [param.numel() for param in group.params]
-        text = repr((group.names, sizes, [param.dtype for param in group.params]))
+        facts = [group.names, sizes, [param.dtype for param in group.params]]
+        text = repr(facts if buckets is None else [*facts, buckets(group)])
         # As many bits as a float64 holds.
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
         name = f"group {index}: digest of the names, sizes and dtypes of its parameters"
+        name += "" if buckets is None else ", and of their buckets"
         device = group.flat.device
         try:
             on_all_ranks(partial(int, digest), [group.process_group], device, same={name: float})

@@ -31,7 +31,13 @@ from twinstep.fast.runtime.tables import only_slot, tensor_tables
 def accumulate_tile(accumulators, grads, at, mask):
     """Accumulate one tile."""
     a = tl.load(accumulators + at, mask=mask).to(tl.float32)
-    g = tl.load(grads + at, mask=mask).to(tl.float32)
+    g = tl.load(grads + at, mask=mask)
+    if (g.dtype == tl.bfloat16) & (accumulators.dtype.element_ty == tl.float16):
+        # LLVM takes a sum of both that is rounded to fp16 for one of fp16 numbers: it would round
+        # the gradient first, to infinity from 65520 on.
+        g = (g.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        g = g.to(tl.float32)
     tl.store(accumulators + at, (a + g).to(accumulators.dtype.element_ty), mask=mask)
 
 

@@ -217,12 +217,10 @@ class ZeroOptimizer(ZeroSteps):
         self._hooks = self._buckets.hooks() if partition_grads else []
 
     def _agree(self) -> None:
-        numbers: dict[str, float] = {**self.options.alike(), "clip_grad": self.clip_grad}
-        # Messages of all ranks should meet, in this order.
-        numbers["digest of the order of buckets"] = self._buckets.digest
+        numbers = {**self.options.alike(), "clip_grad": self.clip_grad}
         same = {name: lambda _, number=number: number for name, number in numbers.items()}
         on_all_ranks(lambda: None, self.ranks, self.groups[0].flat.device, same=same)
-        agree_on_layouts(self.groups, self.ranks)
+        agree_on_layouts(self.groups, self.ranks, self._buckets.shared)
 
     def backward(  # type: ignore[override]
         self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False
@@ -233,7 +231,7 @@ class ZeroOptimizer(ZeroSteps):
 
         Raises:
             Exception: that of the graph; with other ranks, `step` raises it once more.
-            RuntimeError: as `reduce_gradients` does.
+            RuntimeError: as `reduce_gradients` does; buckets before that gradient are reduced.
         """
         if not self.partition_gradients:
             super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
@@ -316,6 +314,7 @@ class ZeroOptimizer(ZeroSteps):
             self.reduce_gradients()
         refusal = refusal or self._buckets.refusal
         if alone and refusal is None and not self._buckets.taken:
+            self._reduced = False
             raise no_gradient()
         try:
             inside = self._fused()

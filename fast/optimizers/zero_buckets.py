@@ -21,7 +21,6 @@ on a GPU sending has a stream of its own. Nothing waits for the device.
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from twinstep.contract.fragments import Partition
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.zero import ZeroOptions
 from twinstep.fast.kernels.accumulate import accumulate_
@@ -110,12 +110,14 @@ class BucketedReduction:
         self._next = self._number = 0
         self._open = self._filled = False
 
-    @property
-    def digest(self) -> float:
-        """Digest of the buckets in the order in which they are sent; ranks should have one."""
-        sent = [(self._groups.index(b.group), b.begin, b.end) for b in self._buckets]
-        # As many bits as a float64 holds.
-        return int.from_bytes(hashlib.sha256(repr(sent).encode()).digest()[:6], "big")
+    def shared(self, partition: Partition) -> list[tuple[int, int, int]]:
+        """Buckets in which all ranks of a group meet, in the order in which they are sent.
+
+        Other ranks may have other experts, or other parts of the model.
+        """
+        ranks = ranks_of(partition.process_group)
+        sent = [each for each in self._buckets if ranks <= ranks_of(each.group.process_group)]
+        return [(self._groups.index(each.group), each.begin, each.end) for each in sent]
 
     def buffers(self) -> list[Tensor]:
         """Buffers that have been made; they are kept."""
@@ -332,6 +334,11 @@ class BucketedReduction:
             self._offload.add(group.reduced, first, received)
         else:
             accumulate_([group.reduced[first : first + received.numel()]], [received])
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> set[int]:
+    """Numbers of the ranks of a group; none where there is no group."""
+    return set() if group is None else set(dist.get_process_group_ranks(group))
 
 
 def reduce_scatter(received: Tensor, given: Tensor, group: dist.ProcessGroup) -> dist.Work | None:

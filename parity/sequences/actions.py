@@ -84,6 +84,7 @@ class Rules:
         lasting: a long run, first the action that it mostly consists of; empty for none.
         mean: actions of a sequence on average, without a motif.
         around: the same, around one.
+        least: sequences over ranks that a run has at least.
         parts: rules over ranks and those that they were added to, where this class is made of both.
     """
 
@@ -93,6 +94,7 @@ class Rules:
     lasting: Motif = ()
     mean: int = 12
     around: int = 6
+    least: int = 0
     parts: tuple[type[Rules], ...] = ()
 
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:

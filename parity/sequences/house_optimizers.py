@@ -14,10 +14,11 @@ def register_our_optimizers() -> None:
     from twinstep.fast.optimizers.fused_adam import FusedAdam
     from twinstep.fast.optimizers.fused_lamb import FusedLamb
     from twinstep.fast.optimizers.scalers import DynamicLossScale, StaticLossScale
+    from twinstep.fast.optimizers.zero import ZeroOptimizer
 
     if any(twin.name == "fast.FusedAdam" for twin in twins()):
         return
-    wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer)
+    wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
     for cls in (FusedAdam, FusedLamb, *wrappers, DynamicLossScale, StaticLossScale):
         register_optimizer(
             f"fast.{cls.__name__}",

@@ -45,7 +45,8 @@ class TwinEffort:
 
     Attributes:
         sequences: of actions for each cell, on one rank.
-        over_ranks: further ones over ranks, where there are rules for that; None is a fifth.
+        over_ranks: further ones over ranks, where there are rules for that; None is a fifth, and
+            no fewer than the rules want.
         seed: of the generator.
         shrunk_by: limit of actions in the sequences that are tried to shrink one failure.
         repros: folder for repro files; None writes none.
@@ -159,7 +160,9 @@ def one_thread() -> Iterator[None]:
 def _turns(twin: Twin, effort: TwinEffort) -> Iterator[tuple[Twin, int]]:
     """The pair and the number of each sequence; those over ranks among the others."""
     ranked, over = twin.over_ranks(), 0
-    asked = effort.sequences // EACH if effort.over_ranks is None else effort.over_ranks
+    asked = effort.over_ranks
+    if asked is None:
+        asked = max(effort.sequences // EACH, 0 if ranked is None else ranked.rules.least)
     for number in range(effort.sequences):
         while ranked is not None and over * effort.sequences < asked * (number + 1):
             yield ranked, over

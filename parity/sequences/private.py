@@ -23,6 +23,7 @@ PRIVATE = {
     ),
     "FP16Optimizer": SCALED,
     "FP16UnfusedOptimizer": SCALED,
+    "ZeroOptimizer": (*SCALED, "_buckets", "_hooks", "_offload", "_reduced", "_taken"),
     "DynamicLossScale": SCALERS,
     "StaticLossScale": SCALERS,
 }

@@ -18,15 +18,18 @@ from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
 from twinstep.parity.sequences.lamb_rules import LambRules
 from twinstep.parity.sequences.over_ranks.bf16 import BF16OverRanks
 from twinstep.parity.sequences.over_ranks.fp16 import FP16OverRanks
+from twinstep.parity.sequences.over_ranks.zero import ZeroOverRanks
 from twinstep.parity.sequences.private import kept_by
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
+from twinstep.parity.sequences.zero_rules import ZeroRules
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
+from twinstep.reference.optimizers.zero import ZeroOptimizer
 
 ARITHMETICS = ("bounded", "exact")
 DTYPES = ("fp16", "bf16", "fp32", "mixed")
@@ -38,6 +41,7 @@ REFERENCES: Mapping[str, type] = {
     "BF16Optimizer": BF16Optimizer,
     "FP16Optimizer": FP16Optimizer,
     "FP16UnfusedOptimizer": FP16UnfusedOptimizer,
+    "ZeroOptimizer": ZeroOptimizer,
     "DynamicLossScale": DynamicLossScale,
     "StaticLossScale": StaticLossScale,
 }
@@ -47,11 +51,13 @@ RULES: Mapping[type, Rules] = {
     BF16Optimizer: BF16Rules(),
     FP16Optimizer: FP16Rules(),
     FP16UnfusedOptimizer: FP16UnfusedRules(),
+    ZeroOptimizer: ZeroRules(),
     DynamicLossScale: ScalerRules(),
     StaticLossScale: ScalerRules(),
 }
-# Rules over ranks, by the rules that they add to.
+# Rules over ranks, by the rules that they add to; those that derive from others come first.
 OVER_RANKS: Mapping[type[Rules], type[Rules]] = {
+    ZeroRules: ZeroOverRanks,
     BF16Rules: BF16OverRanks,
     FP16Rules: FP16OverRanks,
 }

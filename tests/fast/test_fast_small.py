@@ -58,7 +58,7 @@ def test_cast_equals_the_reference(sizes: list[int], dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
-@pytest.mark.parametrize("into", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("into", [torch.float32, torch.bfloat16, torch.float16])
 def test_accumulate_equals_the_reference(
     sizes: list[int], into: torch.dtype, dtype: torch.dtype
 ) -> None:
@@ -67,6 +67,18 @@ def test_accumulate_equals_the_reference(
     (want,) = buffers.accumulate(accumulators, grads)
     accumulate_(accumulators, grads)
     assert_all_same(accumulators, want)
+
+
+def test_a_gradient_beyond_fp16_is_not_rounded_before_it_is_added(dtype: torch.dtype) -> None:
+    """LLVM narrows an fp32 sum of bf16 and fp16 that is rounded to fp16, if it sees one."""
+    accumulators = [torch.tensor([-60000.0, -math.inf], dtype=torch.float16)] * 2
+    grads = [torch.tensor([70144.0, 3e38]).to(dtype)] * 2
+    (want,) = buffers.accumulate(accumulators, grads)
+    accumulators = [accumulator.clone() for accumulator in accumulators]
+    accumulate_(accumulators, grads)
+    assert_all_same(accumulators, want)
+    accumulate_(accumulators[:1], grads[:1])
+    assert_all_same(accumulators[:1], buffers.accumulate(want[:1], grads[:1])[0])
 
 
 @pytest.mark.parametrize("sizes", [*LAYOUTS, [0], []])

@@ -39,7 +39,12 @@ from twinstep.reference.optimizers.fused_adam import FusedAdam
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("row", WRONG_CLASSES, ids=lambda row: row.name)
+# Of those after ZeroOptimizer that replant no bug of others, one in four; the long profile has all.
+FEWER = [row for row in WRONG_CLASSES if row.reference == "ZeroOptimizer" and not row.bugs]
+SOME = [row for row in WRONG_CLASSES if LONG or row not in FEWER or FEWER.index(row) % 4 == 0]
+
+
+@pytest.mark.parametrize("row", SOME, ids=lambda row: row.name)
 def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
     for dtype in row.dtypes:
         failure = judged_optimizer(row, dtype, SEQUENCES)
@@ -49,7 +54,10 @@ def test_wrong_optimizer_is_rejected_on_every_dtype(row: Optimizer) -> None:
         assert not raised, f"rejected for the wrong reason: {failure}"
 
 
-@pytest.mark.parametrize("row", WRONG_CLASSES[:: 1 if LONG else 6], ids=lambda row: row.name)
+POWER = WRONG_CLASSES if LONG else [row for row in WRONG_CLASSES[::6] if row not in FEWER]
+
+
+@pytest.mark.parametrize("row", POWER, ids=lambda row: row.name)
 def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer) -> None:
     """Four notices end the measurement: within 130 sequences they are probability enough.
 

@@ -39,7 +39,8 @@ SEQUENCES = settings().max_examples if LONG else 8
 # For twins whose other dtypes are judged already, and those with little inside.
 FEW = min(240, SEQUENCES)
 OVER_RANKS = 200 if LONG else 2
-OPTIMIZERS = ("FusedAdam", "FusedLamb", "BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer")
+WRAPPERS = ("BF16Optimizer", "FP16Optimizer", "FP16UnfusedOptimizer", "ZeroOptimizer")
+OPTIMIZERS = ("FusedAdam", "FusedLamb", *WRAPPERS)
 SCALERS = ("DynamicLossScale", "StaticLossScale")
 SEED = SystemRandom().randrange(2**31) if LONG else 1
 

@@ -35,7 +35,7 @@ from twinstep.parity.sequences.parts import RANKS
 from twinstep.parity.sequences.registry import REFERENCES, RULES, Twin, ranked, register_optimizer
 from twinstep.parity.sequences.world import Act
 
-WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
+WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer", "ZeroOptimizer")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "adding-an-optimizer.md"
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from twinstep.parity.proof.corpus.bucketed_zero import PRIVATE, Bucketed
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_over_ranks import BF16, FP16, Prepare, asked, talking
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -56,3 +57,14 @@ class BroadcastsWeights(BF16Optimizer):
             assert work is not None
             work.wait()
             part.copy_(sent)
+
+
+@put(
+    HARMLESS_OVER_RANKS,
+    reference="ZeroOptimizer",
+    dtypes=("mixed",),
+    private=PRIVATE,
+    over_ranks=True,
+)
+class ReducesBuckets(Bucketed):
+    """Reduces gradients bucket by bucket, each to its owner, where the reference reduces all."""

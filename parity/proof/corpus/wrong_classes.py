@@ -6,5 +6,10 @@ from twinstep.parity.proof.corpus.wrong_by_situation import WRONG_BY_SITUATION
 from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
 from twinstep.parity.proof.corpus.wrong_over_ranks import WRONG_OVER_RANKS
 from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
+from twinstep.parity.proof.corpus.wrong_zero import WRONG_ZERO
+from twinstep.parity.proof.corpus.wrong_zero_steps import WRONG_ZERO_STEPS
 
-WRONG_CLASSES = (*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_WRAPPERS, *WRONG_OVER_RANKS)
+WRONG_CLASSES = (
+    *(*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_WRAPPERS),
+    *(*WRONG_OVER_RANKS, *WRONG_ZERO, *WRONG_ZERO_STEPS),
+)

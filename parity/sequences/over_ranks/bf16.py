@@ -28,13 +28,12 @@ from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.over_ranks.model import (
     GIVEN,
     group_arguments,
+    groups_over,
     has_experts,
-    names_of_experts,
-    parameters_over,
 )
 from twinstep.parity.sequences.over_ranks.place import EXPERT, REPLICAS, DrawnRank
 from twinstep.parity.sequences.over_ranks.rules import DRAWN, ONE_OF, OverRanks, chosen, place_of
-from twinstep.parity.sequences.parts import SEEDS, Group, like
+from twinstep.parity.sequences.parts import SEEDS, like
 from twinstep.parity.sequences.universal import write_universal
 from twinstep.parity.sequences.world import Value, World
 
@@ -112,17 +111,18 @@ class BF16OverRanks(OverRanks, BF16Rules):
         seed, rank.shares = int(values["seed"]), True
         dice = Dice(seed)
         given = str(values["given"])
-        experts, tiny = has_experts(rank, given), bool(values["tiny"])
-        groups, marked = list[Group](), list[Group]()
-        # The first group is of shared parameters, the last of experts if there are any.
-        for number in range(int(values["groups"]) + experts):
-            name = dice.pick(("", *names_of_experts(rank))) if experts and number else ""
-            if experts and number == int(values["groups"]):
-                name = dice.pick(names_of_experts(rank))
-            own = TURNS[number % 3] if dtype == "mixed" else dtype
-            row = parameters_over(dice, own, device, seed + 10 * number, rank, (name,), tiny=tiny)
-            marked.append({"moe": True, "name": name} if name else {})
-            groups.append({"params": row, **self.drawn_hyper(dice), **marked[-1]})
+        experts, count = has_experts(rank, given), int(values["groups"])
+        turns = TURNS if dtype == "mixed" else (dtype,)
+        groups = groups_over(
+            dice,
+            [turns[number % len(turns)] for number in range(count + experts)],
+            device,
+            seed,
+            rank,
+            experts,
+            hyper=self.drawn_hyper,
+            tiny=bool(values["tiny"]),
+        )
         params = [param for group in groups for param in cast(list[Parameter], group["params"])]
         for param in params[1:]:
             param.requires_grad_(dice.pick((True, True, True, False)))
@@ -141,7 +141,9 @@ class BF16OverRanks(OverRanks, BF16Rules):
             more={
                 "dtype": dtype,
                 "groups": [len(cast(list[Tensor], group["params"])) for group in groups],
-                "marked": marked,
+                "marked": [
+                    {key: row[key] for key in ("moe", "name") if key in row} for row in groups
+                ],
                 "trained": [param.requires_grad for param in params],
             },
             rank=rank,
@@ -163,6 +165,7 @@ class BF16OverRanks(OverRanks, BF16Rules):
         groups = self.copied_groups(world, copies)
         wrapped(world.cls, groups, {**given, "param_names": names})
 
+    @action(often=5, drives=("step",))
     def step(self, world: World) -> object:
         """Reduce gradients over ranks, then update once."""
         self.reduced(world)

@@ -47,6 +47,7 @@ class Seen:
         broken: error of a collective that ranks do not meet in, after which nothing is done.
         own: whether the action raised an error that is not about other ranks.
         pieces: by path of a parameter, number of the piece that the rank holds.
+        apart: number of the part of the world that the rank is in, where it has been cut.
     """
 
     leaves: Observation
@@ -57,6 +58,7 @@ class Seen:
     broken: str = ""
     own: bool = False
     pieces: Mapping[str, int] = field(default_factory=dict)
+    apart: int = 0
 
 
 @dataclass(kw_only=True)
@@ -145,6 +147,7 @@ def _one_action(
         broken=broken,
         own=error is not None and not isinstance(error, CollectiveError),
         pieces=pieces,
+        apart=place.apart,
     )
 
 

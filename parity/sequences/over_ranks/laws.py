@@ -16,8 +16,9 @@ from twinstep.parity.sequences.world import Act, Value
 
 AGREED = "more.readings"
 RENAMED = "construct_renamed"
+OTHERWISE = "construct_otherwise"
 # Actions in which something may be wrong on one rank alone.
-BY_ONE = ("construct_wrongly", RENAMED, "load_damaged", "load_universal")
+BY_ONE = ("construct_wrongly", RENAMED, OTHERWISE, "refuse", "load_damaged", "load_universal")
 
 
 def broken_law(acts: Sequence[Act], run: WorldRun) -> str:
@@ -66,22 +67,27 @@ def _refused_by_some(act: Act, rows: Sequence[Seen], names: Sequence[str]) -> st
 
 
 def _not_refused(act: Act, rows: Sequence[Seen], split: bool) -> str:
-    """Ranks that share masters refuse parameters of other names."""
-    if act.name != RENAMED or act.values["on"] == ALL or not split:
+    """Ranks that share masters refuse parameters of other names, and other options."""
+    what = {RENAMED: "names of parameters", OTHERWISE: "options"}.get(act.name)
+    if what is None or act.values["on"] == ALL or not split:
         return ""
     lenient = [number for number, row in enumerate(rows) if not row.raised]
-    return f"rank {lenient[0]} takes other names of parameters on one rank" if lenient else ""
+    return f"rank {lenient[0]} takes other {what} on one rank" if lenient else ""
 
 
 def _of_copies(rows: Sequence[Seen], names: Sequence[str], apart: Sequence[int]) -> str:
-    """Ranks agree on readings, and those that hold the same piece of a parameter on its bits."""
-    first: dict[tuple[str, int, int], int] = {}
+    """Ranks agree on readings, and those that hold the same piece of a parameter on its bits.
+
+    Each part of a world that has been cut does so by itself.
+    """
+    first: dict[tuple[str, int, int, int], int] = {}
     for number, row in enumerate(rows):
         for path, leaf in row.leaves.items():
             if not (path.startswith(AGREED) or path in row.pieces):
                 continue
             weight = path in row.pieces
-            key = (path, row.pieces[path], apart[number]) if weight else (path, 0, 0)
+            held = (row.pieces[path], apart[number]) if weight else (0, 0)
+            key = (path, *held, row.apart)
             other = first.setdefault(key, number)
             there = rows[other].leaves.get(path)
             alike = there is not None and there.says.split(",")[0] == leaf.says.split(",")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 
 from torch.nn import Parameter
@@ -11,7 +11,7 @@ from twinstep.contract.parallel import RANK_GETTERS
 from twinstep.parity.sequences.fills import DTYPES, Dice, filled
 from twinstep.parity.sequences.fp16_rules import mark
 from twinstep.parity.sequences.over_ranks.place import EXPERT, OWN_EXPERT, REPLICAS, DrawnRank
-from twinstep.parity.sequences.parts import SHAPES
+from twinstep.parity.sequences.parts import SHAPES, Group
 
 # Groups that a wrapper is given besides those that its world needs: of experts, or of copies alone.
 GIVEN = ("", "experts", "copies")
@@ -47,6 +47,7 @@ def parameters_over(
     experts: Sequence[str],
     *,
     tiny: bool = False,
+    counts: Sequence[int] = COUNTS,
 ) -> list[Parameter]:
     """Parameters of a group: pieces that this rank holds; `mixed` takes each dtype in turn.
 
@@ -60,11 +61,12 @@ def parameters_over(
         place: this rank.
         experts: names to draw from, "" for a parameter that is no expert's.
         tiny: of three elements at most, so that some ranks get padding alone.
+        counts: numbers of parameters to draw from.
     """
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = SMALL_SHAPES[:2] if tiny else SMALL_SHAPES
     found: list[Parameter] = []
-    for index in range(dice.pick(COUNTS)):
+    for index in range(dice.pick(counts)):
         own, marks = turns[index % len(turns)], marks_of(dice, dice.pick(experts))
         first, step = dice.pick(range(len(shapes))), dice.pick((0, 0, 0, 1))
         param = Parameter(filled((1,), own, "ordinary", 0))
@@ -75,6 +77,44 @@ def parameters_over(
         param.data = filled(shape, own, "ordinary", values).to(device)
         found.append(param)
     return found
+
+
+def groups_over(
+    dice: Dice,
+    dtypes: Sequence[str],
+    device: str,
+    seed: int,
+    place: DrawnRank,
+    experts: bool,
+    *,
+    hyper: Callable[[Dice], Group],
+    tiny: bool = False,
+    counts: Sequence[int] = COUNTS,
+) -> list[Group]:
+    """Groups of shared parameters, then of experts if there are any, which are marked.
+
+    Args:
+        dice: draws.
+        dtypes: of each group.
+        device: of the parameters.
+        seed: of their values.
+        place: this rank.
+        experts: there are some; the last group is theirs.
+        hyper: hyper-parameters of a group.
+        tiny: see `parameters_over`.
+        counts: see there.
+    """
+    groups, last = list[Group](), len(dtypes) - 1
+    for number, dtype in enumerate(dtypes):
+        name = dice.pick(("", *names_of_experts(place))) if experts and number else ""
+        if experts and number == last:
+            name = dice.pick(names_of_experts(place))
+        row = parameters_over(
+            dice, dtype, device, seed + 10 * number, place, (name,), tiny=tiny, counts=counts
+        )
+        marks = {"moe": True, "name": name} if name else {}
+        groups.append({"params": row, **hyper(dice), **marks})
+    return groups
 
 
 def unit_of(place: DrawnRank, getter: str) -> SimpleNamespace:

@@ -54,12 +54,14 @@ class DrawnRank:
         rank: the simulated rank.
         shares: gradients are this rank's alone until it reduces them.
         alone: an overflow may be on one rank alone, since all others hear of it.
+        apart: number of the part of the world, once it has been cut along the data axis.
     """
 
     def __init__(self, rank: Rank, ranks: str, board: dict[int, object]) -> None:
         self.rank, self.number, self.at = rank, rank.number, rank.place
         self.places, self.sizes = places_of(ranks)
-        self.shares = self.alone = False
+        self.shares, self.alone, self.apart = False, False, 0
+        self._parts: dict[str, dist.ProcessGroup] = {}
         self._board, self._all = board, rank.new_group(range(len(self.places)), name=MEETING)
 
     def __str__(self) -> str:
@@ -68,6 +70,21 @@ class DrawnRank:
     def group(self, *axes: str) -> dist.ProcessGroup:
         """The group of the ranks that differ from this one along these axes alone."""
         return self.rank.group(*axes)
+
+    def cut(self, size: int, *axes: str) -> dist.ProcessGroup:
+        """The part of such a group that remains where so many data-parallel ranks are together."""
+        name = f"{' and '.join(axes)} by {size}"
+        if name not in self._parts:
+            ranks = [
+                number
+                for number, at in enumerate(self.places)
+                if at["data"] // size == self.at["data"] // size
+                and all(axis in axes or at[axis] == self.at[axis] for axis in AXES)
+            ]
+            part = self.rank.new_group(ranks, name=name)
+            assert part is not None
+            self._parts[name] = part
+        return self._parts[name]
 
     def meet(self) -> None:
         """Wait for all ranks."""
