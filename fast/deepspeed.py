@@ -5,6 +5,7 @@ keywords of that class. `FusedAdam` takes the first nine arguments of apex's `Fu
 Behaviour is correct by default; `compat=Compat.deepspeed()` brings that of 0.19.8 back.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ from twinstep.contract.zero import OffloadConfig
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
-from twinstep.fast.optimizers.scalers import LossScale
+from twinstep.fast.optimizers.scalers import LossScale, zero_loss_scale
 from twinstep.fast.optimizers.zero import ZeroOptimizer
 
 
@@ -245,3 +246,51 @@ def DeepSpeedZeroOptimizer(
     given: dict[str, Any] = dict(locals())
     del given["parameter_alignment"], given["compute_grad_norm"]
     return ZeroOptimizer(**given)
+
+
+def CreateLossScaler(
+    dtype: torch.dtype,
+    static_loss_scale: float,
+    dynamic_scaling: bool,
+    dynamic_loss_args: Mapping[str, float] | None,
+) -> LossScale:
+    """The scaler of a model's dtype: dynamic or static for fp16, a scale of 1 for others.
+
+    Raises:
+        ValueError: the scale moves and has no arguments, or one of another name.
+    """
+    dynamic = dtype == torch.half and dynamic_scaling
+    if dynamic and dynamic_loss_args is None:
+        raise ValueError(
+            "dynamic_loss_args=None, but should be a dict with dynamic_scaling [CreateLossScaler]"
+        )
+    scale = static_loss_scale if dtype == torch.half else 1.0
+    return zero_loss_scale(scale, dynamic, dynamic_loss_args, CORRECT)
+
+
+def split_half_float_double(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Dense tensors by dtype: fp16, fp32, fp64, bf16; no list for a dtype without any."""
+    given = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    dtypes = (torch.half, torch.float, torch.double, torch.bfloat16)
+    lists = ([tensor for tensor in given if tensor.dtype is dtype] for dtype in dtypes)
+    return [found for found in lists if found]
+
+
+def get_alignment_padding(tensor_list: Iterable[Tensor], alignment: int) -> int:
+    """Elements that tensors end to end lack to a multiple of `alignment`."""
+    return -sum(tensor.numel() for tensor in tensor_list) % alignment
+
+
+def isclose(a: float, b: float, rtol: float = 1e-9, atol: float = 0.0) -> bool:
+    """|a - b| <= max(rtol max(|a|, |b|), atol); false for NaN, true for equal infinities."""
+    return math.isclose(a, b, rel_tol=rtol, abs_tol=atol)
+
+
+def lcm(x: int, y: int) -> int:
+    """Least common multiple."""
+    return math.lcm(x, y)
+
+
+def print_rank_msg(msg: object) -> None:
+    """Print with the number of this rank, on all of them."""
+    print(f"rank {dist.get_rank() if dist.is_initialized() else 0} - {msg}")

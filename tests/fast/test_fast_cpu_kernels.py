@@ -191,3 +191,14 @@ def test_tensors_elsewhere_are_refused() -> None:
     there = [torch.zeros(2, device="meta")]
     with pytest.raises(RuntimeError, match="tensors are on meta, but should be on the CPU"):
         accumulate_(there, there)
+
+
+def test_what_is_not_contiguous_is_refused() -> None:
+    steps = [torch.tensor(0)]
+    lists: Any = ([torch.zeros(2, 4).t()], *([torch.zeros(4, 2)] for _ in range(3)), [], steps)
+    names = ("lr", "beta1", "beta2", "eps", "weight_decay")
+    controls: dict[str, Any] = dict.fromkeys(names, number(0.5))
+    controls |= {"factor": number(1.0, SINGLE), "found_inf": number(0.0, SINGLE)}
+    with pytest.raises(ValueError, match="contiguous"):
+        adam_step_(*lists, **controls, bias_correction=True)
+    assert steps == [0]

@@ -80,3 +80,28 @@ OURS = ["FP16_Optimizer", "FP16_UnfusedOptimizer", "BF16_Optimizer", "DeepSpeedZ
 def test_further_arguments_are_keywords(ours: str) -> None:
     kinds = inspect.signature(getattr(twinstep.fast.deepspeed, ours)).parameters
     assert kinds["compat"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_helpers_of_deepspeeds_zero_do_what_they_are_named_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    theirs = twinstep.fast.deepspeed
+    one, two = torch.ones(3, dtype=BRAIN), torch.ones(4)
+    kept = theirs.split_half_float_double([one, two, one, two.to_sparse(), torch.ones(1).int()])
+    assert [[id(tensor) for tensor in row] for row in kept] == [[id(two)], [id(one), id(one)]]
+    assert [theirs.get_alignment_padding([one, two], by) for by in (7, 8, 4)] == [0, 1, 1]
+    assert theirs.lcm(4, 6) == 12
+    assert theirs.isclose(1.0, 1.0 + 1e-10)
+    assert not theirs.isclose(1.0, 1.0 + 1e-8)
+    theirs.print_rank_msg("ready")
+    assert capsys.readouterr().out == "rank 0 - ready\n"
+
+
+def test_a_scaler_is_made_for_a_dtype() -> None:
+    make = twinstep.fast.deepspeed.CreateLossScaler
+    assert [make(dtype, 8.0, False, None).loss_scale for dtype in (HALF, BRAIN)] == [8.0, 1.0]
+    moving = make(HALF, 8.0, True, {"init_scale": 64.0, "scale_window": 5})
+    assert (moving.dynamic, moving.loss_scale) == (True, 64.0)
+    assert not make(BRAIN, 8.0, True, {"init_scale": 64.0}).dynamic
+    with pytest.raises(ValueError, match="dynamic_loss_args=None, but should be a dict"):
+        make(HALF, 8.0, True, None)

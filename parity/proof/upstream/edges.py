@@ -3,8 +3,8 @@
 An edge is a place where DeepSpeed's behaviour surprises. Its id is a prefix and a number: LS loss
 scaling, OV overflow detection, NM norms and clipping, ME mixture of experts, FA FusedAdam, LB
 FusedLamb, FP, UF, BF and Z the mixed-precision optimizers, TF fragments of flat buffers, CK
-checkpoints, EN the engine around them. Every id has a row, and every row has a test, or names which
-component is not built yet. The rows are in `edges.toml`.
+checkpoints, CA Adam on the CPU, EN the engine around them. Every id has a row, and every row has a
+test, or names which component is not built yet. The rows are in `edges.toml`.
 
 `python -m twinstep.parity.proof.upstream.edges` writes docs/reference/edges.md.
 """
@@ -23,7 +23,7 @@ from twinstep.contract.compat import Compat
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "edges.md"
 COUNTS = {"LS": 16, "OV": 8, "NM": 13, "ME": 4, "FA": 9, "LB": 6, "FP": 13, "UF": 9, "BF": 16}
-COUNTS |= {"Z": 29, "TF": 9, "CK": 16, "EN": 6}
+COUNTS |= {"Z": 29, "TF": 9, "CK": 16, "CA": 5, "EN": 6}
 TITLES = {
     "LS": "Loss scaling",
     "OV": "Overflow detection",
@@ -37,6 +37,7 @@ TITLES = {
     "Z": "ZeroOptimizer",
     "TF": "Fragments",
     "CK": "Checkpoints",
+    "CA": "Adam on the CPU",
     "EN": "Engine",
 }
 INTRODUCTION = """\
