@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers.ranks import on_ranks
 from tests.helpers.zero_built import SIDE, Group, built, fill, seen
-from twinstep.fast.optimizers import zero_offload
+from twinstep.fast.kernels.cpu.accumulate import accumulate_
+from twinstep.fast.optimizers import zero_offload, zero_report
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.zero import ZeroOptimizer
-from twinstep.fast.optimizers.zero_offload import Offload
+from twinstep.fast.optimizers.zero_offload import Offload, enter_squares
 from twinstep.parity.cases.fixed_inputs import moderate
 from twinstep.replay import launches
 
@@ -32,24 +34,35 @@ def on_this_side() -> Iterator[None]:
 
 
 class Event:
-    """An event of a device whose copies are made at once."""
+    """An event of a device whose last copy arrives when it is waited for."""
 
     def record(self, stream: object) -> None:
         """Nothing to do."""
 
+    def follows(self, place: Tensor) -> None:
+        """Take back what has been copied to a place."""
+        self.place, self.sent = place, place.clone()
+        place.fill_(torch.nan)
+
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Let it arrive."""
+        self.place.copy_(self.sent)
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is on a device whose memory is not that of the CPU, as far as offload knows."""
-    construct = Offload.__init__
+    construct, bring = Offload.__init__, Offload._bring
 
     def constructed(self: Offload, device: torch.device, *, pins: bool) -> None:
         construct(self, torch.device("cuda"), pins=False)
 
+    def brought(self: Any, sums: Tensor | None, place: Tensor, received: Tensor) -> None:
+        bring(self, sums, place, received)
+        self._coming[-1][2].follows(place)
+
     monkeypatch.setattr(Offload, "__init__", constructed)
+    monkeypatch.setattr(Offload, "_bring", brought)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
 
@@ -121,32 +134,85 @@ def test_an_optimizer_that_would_launch_kernels_is_refused() -> None:
     assert not optimizer.state
 
 
+def trained(
+    group: Group, offload: object, *, overlap_comm: bool, micros: int
+) -> tuple[list[Any], int]:
+    """All that can be seen of three steps on two groups, and the number of buffers of copies."""
+    given: dict[str, Any] = {"inside": "FusedAdam", "split": 1, "dtype": torch.bfloat16}
+    given |= {"reduce_bucket_size": 4, "overlap_comm": overlap_comm, "clip_grad": 0.5}
+    params, optimizer = built(group, (4, 3, 5), offload_optimizer_config=offload, **given)
+    found = []
+    for step in range(3):
+        for micro in range(micros):
+            for slot, param in enumerate(params):
+                param.grad = moderate(param.numel(), 10 * step + 4 * micro + slot, param.dtype)
+            optimizer.reduce_gradients()
+        optimizer.step()
+        found.append(seen(params, optimizer))
+    optimizer.refresh_fp32_params()
+    optimizer.update_lp_params()
+    whole: Any = optimizer
+    buffers = 0 if offload is None else len(whole._offload.buffers())
+    return [*found, seen(params, optimizer)], buffers
+
+
 @pytest.mark.usefixtures("apart")
 @pytest.mark.parametrize("overlap_comm", [False, True])
 @pytest.mark.parametrize(("micros", "buffers"), [(1, 0), (2, zero_offload.ROOMS)])
 def test_a_device_apart_changes_no_bit(overlap_comm: bool, micros: int, buffers: int) -> None:
-    def run(group: Group, offload: object) -> list[Any]:
-        given: dict[str, Any] = {"inside": "FusedAdam", "split": 1, "dtype": torch.bfloat16}
-        given |= {"reduce_bucket_size": 4, "overlap_comm": overlap_comm}
-        params, optimizer = built(group, (4, 3, 5), offload_optimizer_config=offload, **given)
-        found = []
-        for step in range(3):
-            for micro in range(micros):
-                for slot, param in enumerate(params):
-                    param.grad = moderate(param.numel(), 10 * step + 4 * micro + slot, param.dtype)
-                optimizer.reduce_gradients()
-            optimizer.step()
-            found.append(seen(params, optimizer))
-        optimizer.refresh_fp32_params()
-        optimizer.update_lp_params()
-        if offload is not None:
-            whole: Any = optimizer
-            # Beside them what is held, and weights on their way, of two groups.
-            assert len(whole._offload.buffers()) == buffers + 4
-        return [*found, seen(params, optimizer)]
-
+    run = partial(trained, overlap_comm=overlap_comm, micros=micros)
     offloaded, plain = (on_ranks(2, partial(run, offload=config)) for config in (OFFLOAD, None))
-    assert offloaded == plain
+    assert [found for found, _ in offloaded] == [found for found, _ in plain]
+    # Beside them what is held, and weights on their way, of two groups.
+    assert [made for _, made in offloaded] == [buffers + 4] * 2
+
+
+def not_sent_back(self: Offload, lists: Any, weights: Tensor, *given: Any, **named: Any) -> None:
+    """G08: weights stay where they were updated."""
+    before = weights.clone()
+    UPDATE(self, lists, weights, *given, **named)
+    weights.copy_(before)
+
+
+def one_room(self: Offload, key: object, numel: int, dtype: torch.dtype) -> Tensor:
+    """G34: groups share a buffer."""
+    return ROOM(self, "all", numel, dtype)
+
+
+def not_awaited(self: Any) -> None:
+    """G23: what is on its way is read."""
+    sums, place, _ = self._coming.popleft()
+    if sums is not None:
+        accumulate_([sums], [place])
+
+
+def norm_elsewhere(counted: Any, uncounted: Any, limbs: Tensor) -> None:
+    """E16: the norm is formed of limbs on another device than those that decide."""
+    enter_squares(counted, uncounted, limbs.clone())
+
+
+UPDATE, ROOM = Offload.update, Offload._room
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(
+    ("home", "name", "wrong"),
+    [
+        (Offload, "update", not_sent_back),
+        (Offload, "_room", one_room),
+        (Offload, "_take_first", not_awaited),
+        (zero_report, "enter_squares", norm_elsewhere),
+    ],
+    ids=["not sent back", "one room", "not awaited", "norm elsewhere"],
+)
+def test_a_mistake_about_copies_is_noticed(
+    home: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E16, G08, G23 and G34 of docs/reference/bugs.md."""
+    run = partial(trained, overlap_comm=False, micros=2)
+    right = on_ranks(2, partial(run, offload=OFFLOAD))
+    monkeypatch.setattr(home, name, wrong)
+    assert on_ranks(2, partial(run, offload=OFFLOAD)) != right
 
 
 @pytest.mark.usefixtures("apart")
