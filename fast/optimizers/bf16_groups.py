@@ -10,6 +10,7 @@ W ranks share the group; this rank is number r among them. Everything is counted
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,17 +226,18 @@ def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]
     """Accumulate each gradient when backward has it, and drop it: it cannot count twice."""
     return [
         param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            partial(_accumulate_now, group, index)
+            partial(_accumulate_now, weakref.ref(group), index)
         )
-        for group in groups
+        for group in groups  # the garbage collector does not see what hooks hold
         for index, param in enumerate(group.params)
     ]
 
 
 @torch.no_grad()
-def _accumulate_now(group: PartitionedGroup, index: int, param: Tensor) -> None:
-    grad, param.grad = param.grad, None
-    if grad is not None:
+def _accumulate_now(held: weakref.ref[PartitionedGroup], index: int, param: Tensor) -> None:
+    group = held()
+    if group is not None and param.grad is not None:
+        grad, param.grad = param.grad, None
         accumulate_([group.gradients()[index]], [_flat(grad)])
         group.has_gradient[index] = True
 

@@ -11,6 +11,7 @@ in elements.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -170,19 +171,21 @@ def accumulate_gradient(group: PartitionedGroup, index: int) -> None:
 def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]:
     """Accumulate each gradient when backward has it, and drop it: it cannot count twice."""
 
-    def hook(group: PartitionedGroup, index: int) -> Callable[[Tensor], None]:
+    def hook(held: weakref.ref[PartitionedGroup], index: int) -> Callable[[Tensor], None]:
         def run(param: Tensor) -> None:
-            with torch.no_grad():
-                accumulate_gradient(group, index)
-            param.grad = None
+            group = held()
+            if group is not None:
+                with torch.no_grad():
+                    accumulate_gradient(group, index)
+                param.grad = None
 
         return run
 
     return [
         param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            hook(group, index)
+            hook(weakref.ref(group), index)
         )
-        for group in groups
+        for group in groups  # the garbage collector does not see what hooks hold
         for index, param in enumerate(group.params)
     ]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -257,3 +259,16 @@ def test_torchs_grad_scaler_takes_it(subject: Subject) -> None:
         scaler.step(optimizer)
         scaler.update()
     assert optimizer.state[param]["step"].item() == 1
+
+
+@SIDED
+def test_a_bf16_wrapper_that_is_dropped_is_freed(side: str) -> None:
+    """Hooks of parameters are a way round that the garbage collector does not see."""
+    param = Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = Subject(side, "BF16Optimizer")([param], immediate_grad_update=True)
+    param.sum().backward()
+    assert param.grad is None
+    held: list[weakref.ref[Any]] = [weakref.ref(optimizer), weakref.ref(param)]
+    del optimizer, param
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 2
