@@ -28,11 +28,11 @@ def record(situation: Situation) -> Trace:
 
 def deepspeed_version() -> str:
     """Import DeepSpeed once, in a process group of one: its scaler asks for its rank to log."""
+    deepspeed = import_module("deepspeed")
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29599")
-    deepspeed = import_module("deepspeed")
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     return str(deepspeed.__version__)
 

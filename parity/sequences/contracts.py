@@ -9,7 +9,7 @@ reference's bits. Everything between updates is compared exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -19,6 +19,7 @@ from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.table import operation_named
+from twinstep.parity.sequences.fills import INF
 from twinstep.parity.sequences.world import World
 
 # A class under judgement may be in another process: a place must be picklable.
@@ -100,7 +101,10 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
         guard=0,
         recipe=Recipe(layout="list", sizes=tuple(param.numel() for param in lists["params"])),
     )
-    accepted = accepted_outputs(case, "bounded")
+    accepted = dict(accepted_outputs(case, "bounded"))
+    if not decoupled and not case.controls["weight_decay"]:
+        for name in ("exp_avgs", "exp_avg_sqs"):
+            accepted[name] = list(map(_without_decay, accepted[name], lists["params"]))
     chosen: dict[str, Accepted] = {}
     places: dict[str, Place] = {}
     for at, index in enumerate(indices):
@@ -109,6 +113,15 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
             places[path] = StatePlace(index, entry) if entry else ParamPlace(index)
             chosen[path] = accepted[argument][at]
     return Contract(chosen, places)
+
+
+def _without_decay(moment: Accepted, param: Tensor) -> Accepted:
+    """Leave the moments of weights that are not finite free: a decay of 0 may be left out."""
+    if moment.low is None or moment.high is None or moment.zone is None:
+        return moment
+    free = ~torch.isfinite(param)
+    low, high = moment.low.masked_fill(free, -INF), moment.high.masked_fill(free, INF)
+    return replace(moment, low=low, high=high, zone=moment.zone | free)
 
 
 def _controls(group: Mapping[str, object]) -> dict[str, Tensor]:

@@ -189,7 +189,8 @@ def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     if not motifs or number % 4 == 0:
         return rules.draw(dice, rules.mean)
     first = Random(f"{seed} {dtype}").randrange(len(motifs))
-    return rules.draw(dice, rules.around, motifs[(first + number - number // 4) % len(motifs)])
+    turn = sum(n % 4 > 0 and n % EVERY not in (*EXTENDED, EVERY - 1) for n in range(number))
+    return rules.draw(dice, rules.around, motifs[(first + turn) % len(motifs)])
 
 
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:

@@ -253,11 +253,11 @@ class ZeroRules(BF16Rules):
         """Backward through the optimizer, on top of gradients that are there."""
         loss = self.loss_of(world, seed, regime, missing, graph)
         world.more["reduced"] = zero_of(world).partition_gradients
-        self.run_backward(world, loss, graph)
+        self.run_backward(zero_of(world).backward, loss, graph)
 
-    def run_backward(self, world: World, loss: Tensor, graph: str) -> None:
+    def run_backward(self, backward: Callable[..., None], loss: Tensor, graph: str) -> None:
         """Run backward; a second time if the graph is retained."""
-        backward_twice(zero_of(world).backward, loss, graph)
+        backward_twice(backward, loss, graph)
 
     @action(
         often=9,
@@ -278,7 +278,6 @@ class ZeroRules(BF16Rules):
 
     @action(
         often=4,
-        drives=("fill_grad_accum_attribute", "reduce_gradients"),
         seed=SEEDS,
         missing=(0, 0, 0, *range(8)),
         then=("reduce", "take", "nothing"),
@@ -319,7 +318,7 @@ class ZeroRules(BF16Rules):
         world.more["reduced"] = False
         return result
 
-    @action(drives=("step",), kind=("closure", "rate", "sparse"), number=NUMBERS)
+    @action(kind=("closure", "rate", "sparse"), number=NUMBERS)
     def refuse(self, world: World, kind: str, number: int) -> object:
         """Try a step that should be refused."""
         return self.stepped(world, lambda: self.wrong_step(world, kind, number))
@@ -349,8 +348,8 @@ class ZeroRules(BF16Rules):
 
     @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:
-        """Ask for what the last step left behind."""
-        return self.readings(world)
+        """Ask for the norm of the last step; after one that was refused, each side has its own."""
+        return None if world.more["refused"] else zero_of(world).get_global_norm()
 
     override = FP16Rules.override
     assign_scale = FP16Rules.assign_scale

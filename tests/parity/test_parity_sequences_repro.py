@@ -97,6 +97,11 @@ PLANTED = (
         "refresh_fp32_params = lambda self: None",
     ),
     Planted(
+        "ZeroOptimizer",
+        "twinstep.reference.optimizers.zero",
+        "refresh_fp32_params = lambda self: None",
+    ),
+    Planted(
         "StaticLossScale",
         "twinstep.reference.optimizers.scalers",
         SCALERS.replace("super()", "Mine.mro()[1]"),

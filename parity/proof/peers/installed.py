@@ -68,13 +68,13 @@ def deepspeed(module: str) -> ModuleType:
     """A module of DeepSpeed, on its CPU accelerator, in a gloo group of one."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # It calls torch.compile on import, for an optimizer that nothing here uses.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    package = import_module("deepspeed")
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(free_port()))
-    # It calls torch.compile on import, for an optimizer that nothing here uses.
-    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    package = import_module("deepspeed")
     # Its collective over shared memory would be compiled first; gloo does the same.
     package.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Its CPU accelerator declares fp16 unsupported, which torch has had for years.

@@ -215,11 +215,11 @@ class ZeroOverRanks(BF16OverRanks, ZeroRules):
         """Update once."""
         return ZeroRules.step(self, world)
 
-    def run_backward(self, world: World, loss: Tensor, graph: str) -> None:
+    def run_backward(self, backward: Callable[..., None], loss: Tensor, graph: str) -> None:
         """Run backward, which waits for other ranks: filters of warnings would not be put back."""
         twice = graph == "retain"
         for retained in (True, False) if twice else (False,):
-            zero_of(world).backward(loss, retain_graph=retained)
+            backward(loss, retain_graph=retained)
 
     def stepped(self, world: World, step: Callable[[], object]) -> object:
         """Update once; where that is refused, all ranks go on without these gradients."""
@@ -299,6 +299,8 @@ class ZeroOverRanks(BF16OverRanks, ZeroRules):
         if EXPERT in named:
             copies = {**named, EXPERT: place.cut(size, "data")}
             world.options["expert_data_parallel_group"] = copies
+        # What is refused here would leave weights of some ranks behind.
+        world.options["elastic_checkpoint"] = True
         world.more["parts"], place.apart = size, place.at["data"] // size
         self.made_anew(world, seed)
         zero_of(world).load_state_dict(own, load_from_fp32_weights=True)
