@@ -224,7 +224,7 @@ FAULTS = {
 """,
         "FP16Optimizer",
         "",
-        r"rank \d \(.*\): .* (in|after) train\(.*size=inf\); over .* of ranks .*the reference",
+        r"rank \d \(.*\): .* after train\(.*size=inf\); over group .* of ranks .*the reference",
     ),
     "the experts of another rank": (
         "pass\n",
