@@ -19,7 +19,6 @@ from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.operations.table import operation_named
-from twinstep.parity.sequences.fills import INF
 from twinstep.parity.sequences.world import World
 
 # A class under judgement may be in another process: a place must be picklable.
@@ -102,9 +101,13 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
         recipe=Recipe(layout="list", sizes=tuple(param.numel() for param in lists["params"])),
     )
     accepted = dict(accepted_outputs(case, "bounded"))
-    if not decoupled and not case.controls["weight_decay"]:
+    finite = [torch.isfinite(param) for param in lists["params"]]
+    if not decoupled and not group["weight_decay"] and not all(map(torch.all, finite)):
+        # A decay of 0 may be left out, and 0 NaN is NaN: moments may lack it, or be NaN.
+        plain = [p.masked_fill(~kept, 0.0) for p, kept in zip(lists["params"], finite, strict=True)]
+        without = accepted_outputs(replace(case, lists={**lists, "params": plain}), "bounded")
         for name in ("exp_avgs", "exp_avg_sqs"):
-            accepted[name] = list(map(_without_decay, accepted[name], lists["params"]))
+            accepted[name] = list(map(_or_nan, accepted[name], without[name], finite))
     chosen: dict[str, Accepted] = {}
     places: dict[str, Place] = {}
     for at, index in enumerate(indices):
@@ -115,13 +118,10 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
     return Contract(chosen, places)
 
 
-def _without_decay(moment: Accepted, param: Tensor) -> Accepted:
-    """Leave the moments of weights that are not finite free: a decay of 0 may be left out."""
-    if moment.low is None or moment.high is None or moment.zone is None:
-        return moment
-    free = ~torch.isfinite(param)
-    low, high = moment.low.masked_fill(free, -INF), moment.high.masked_fill(free, INF)
-    return replace(moment, low=low, high=high, zone=moment.zone | free)
+def _or_nan(moment: Accepted, without: Accepted, finite: Tensor) -> Accepted:
+    """The interval without decay; where the weight is not finite, the moment need not be."""
+    zone = None if without.zone is None else without.zone | ~finite
+    return replace(without, value=moment.value, zone=zone)
 
 
 def _controls(group: Mapping[str, object]) -> dict[str, Tensor]:

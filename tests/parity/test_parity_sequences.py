@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from tests.helpers.profile import LONG
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
@@ -28,6 +29,7 @@ from twinstep.parity.sequences import OptimizerRules, World, action, register_op
 from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
+from twinstep.parity.sequences.contracts import Contract, adam_contracts
 from twinstep.parity.sequences.drive import Side, run, sequence
 from twinstep.parity.sequences.fills import REGIMES, filled
 from twinstep.parity.sequences.judge import SEQUENCES, TwinEffort, judge_twin, twin_engine
@@ -357,3 +359,17 @@ def test_a_class_that_lacks_a_method_is_refused() -> None:
 
     with borrowed_twins(), pytest.raises(UsageError, match="Short lacks add_param_group"):
         register_optimizer("short")(Short)
+
+
+def test_a_moment_of_a_weight_that_is_nan_lacks_the_decay_of_zero_or_is_nan() -> None:
+    param = Parameter(torch.tensor([torch.nan, 1.0]))
+    optimizer = FusedAdam([param], betas=(0.5, 0.5), adam_w_mode=False)
+    param.grad = torch.tensor([0.5, 0.5])
+    device = torch.device("cpu")
+    world = World(FusedAdam, {"adam_w_mode": False}, [param], optimizer, device)
+    (contract,) = adam_contracts(world)
+    assert isinstance(contract, Contract)
+    moment = contract.accepted["optimizer.state[params[0]].exp_avg"]
+    for first, taken in ((0.25, True), (torch.nan, True), (0.26, False), (0.0, False)):
+        assert moment.accepts(torch.tensor([first, 0.25])).tolist() == [taken, True]
+    assert moment.accepts(torch.tensor([0.25, torch.nan])).tolist() == [True, False]
