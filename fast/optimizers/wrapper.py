@@ -11,7 +11,7 @@ import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
-from twinstep.fast.runtime.tables import FixedLists
+from twinstep.fast.runtime.lists import FixedLists
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from twinstep.contract.hyper import Number, require_number
 from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.runtime.uploads import StagingRing
 
 HOST = {
     "lr": torch.float64,
@@ -82,33 +83,6 @@ def word_of(name: str, value: float) -> int:
     whole = int(value) if dtype is torch.int64 else value
     (word,) = struct.unpack("<q", struct.pack(FORMATS[dtype], whole))
     return int(word)
-
-
-class StagingRing:
-    """Pinned buffers that take turns: one is written again only after its copy has been made.
-
-    Where all are still in flight another one is added; the host never waits.
-    """
-
-    def __init__(self, words: int) -> None:
-        self._words = words
-        self._slots: list[tuple[Tensor, torch.cuda.Event]] = []
-
-    def send(self, words: list[int], target: Tensor) -> None:
-        """Copy the words into a tensor on a GPU, asynchronously."""
-        buffer, event = self._free_slot()
-        buffer.copy_(torch.tensor(words))
-        target.copy_(buffer, non_blocking=True)
-        event.record()
-
-    def _free_slot(self) -> tuple[Tensor, torch.cuda.Event]:
-        for slot in self._slots:
-            if slot[1].query():  # type: ignore[no-untyped-call]
-                return slot
-        buffer = torch.empty(self._words, dtype=torch.int64).pin_memory()
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._slots.append((buffer, event))
-        return self._slots[-1]
 
 
 class ControlBlock:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from twinstep.fast.runtime.compiled import start
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 from twinstep.fast.runtime.uploads import on_device
 
@@ -88,15 +89,21 @@ def launch(
     Raises:
         RuntimeError: nothing here can run kernels on that device. Nothing was launched.
     """
-    require_engine(near.device, kernel.__name__)
+    device, driver = near.device, _active_driver()
+    if device.type != "cuda":
+        require_engine(device, kernel.__name__)
     if programs == 0:
         return
+    options.update(num_warps=warps, enable_fp_fusion=False)
+    ask = getattr(driver, "register_buffer_provider", None)
+    if ask is None:
+        with on_device(device):
+            start(kernel, driver, programs, args, options)
+        return
     # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
-    ask = getattr(_active_driver(), "register_buffer_provider", None)
-    if ask is not None:
-        ask(live_tensors)
-    with on_device(near.device), reachable(reaches):
-        kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
+    ask(live_tensors)
+    with on_device(device), reachable(reaches):
+        start(kernel, driver, programs, args, options)
 
 
 def resident_programs(device: torch.device, chunks: int) -> int:

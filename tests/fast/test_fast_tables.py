@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels.pack import offsets_of, region_table
+from twinstep.fast.runtime.lists import FixedLists
 from twinstep.fast.runtime.tables import (
     AddressTable,
-    FixedLists,
     TableCache,
     TensorTable,
     address_table,

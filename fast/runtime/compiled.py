@@ -1,0 +1,143 @@
+"""Launches of kernels that Triton has compiled already, past Triton's own Python.
+
+Triton binds and specialises all arguments again at every launch, which takes longer than a small
+kernel runs. Here a launch is looked up by what Triton would specialise on; the first one of a kind
+goes through Triton, which compiles it. A test compares what both ways hand to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+Key = tuple[object, ...]
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of one kernel.
+
+    Attributes:
+        kernel: kept alive, since it is found by its identity.
+        source: hash of the source that was compiled.
+        aligned: of each argument, whether Triton specialises on a multiple of 16.
+        typed: of each argument, whether an annotation gives its type.
+        equal: of each argument, whether Triton specialises on an integer's value.
+        globals: what the source has read of its module: its names, and where.
+        launches: compiled kernel and constants by key.
+    """
+
+    kernel: Any
+    source: str
+    aligned: list[bool]
+    typed: list[bool]
+    equal: list[bool]
+    globals: list[tuple[Mapping[str, object], str, object]]
+    launches: dict[Key, tuple[Any, tuple[object, ...]]] = field(default_factory=dict)
+
+
+_KNOWN: dict[int, _Known] = {}
+
+
+def start(
+    kernel: Any, driver: Any, programs: int, args: Sequence[object], options: dict[str, object]
+) -> None:
+    """Launch a kernel on the current device, as `kernel[(programs,)](*args, **options)` does.
+
+    Args:
+        kernel: under `@triton.jit`.
+        driver: Triton's, or None under its interpreter.
+        programs: at least one.
+        args: everything but the constants, by position.
+        options: constants, and options of the compiler.
+    """
+    key = _key(kernel, driver, args, options)
+    if key is None:
+        kernel[(programs,)](*args, **options)
+        return
+    known = _KNOWN[id(kernel)]
+    found = known.launches.get(key)
+    if found is None:
+        compiled = kernel[(programs,)](*args, **options)
+        constants = tuple(options[param.name] for param in kernel.params[len(args) :])
+        known.launches[key] = compiled, constants
+        return
+    compiled, constants = found
+    stream = driver.get_current_stream(key[1])
+    packed = compiled.packed_metadata
+    compiled.run(
+        programs, 1, 1, stream, compiled.function, packed, None, None, None, *args, *constants
+    )
+
+
+def _key(
+    kernel: Any, driver: Any, args: Sequence[object], options: Mapping[str, object]
+) -> Key | None:
+    """What decides which compiled kernel a launch takes; None leaves the launch to Triton."""
+    known = _KNOWN.get(id(kernel))
+    if known is None or known.source != kernel.hash:
+        known = _look_at(kernel)
+        if known is None:
+            return None
+    runtime = triton.knobs.runtime
+    if kernel.pre_run_hooks or _listens(runtime.launch_enter_hook, runtime.launch_exit_hook):
+        return None
+    if triton.knobs.runtime.add_stages_inspection_hook is not None:
+        return None
+    # Triton refuses a kernel whose globals have changed: it decides.
+    if any(names.get(name) is not value for names, name, value in known.globals):
+        return None
+    mode = triton.knobs.compilation.instrumentation_mode
+    parts: list[object] = [driver, driver.get_current_device(), runtime.debug, mode]
+    for arg, aligned, typed, equal in zip(
+        args, known.aligned, known.typed, known.equal, strict=False
+    ):
+        if isinstance(arg, Tensor):
+            parts.append(arg.dtype)
+            if aligned:
+                parts.append(arg.data_ptr() % 16 == 0)
+        elif type(arg) is int:
+            if not typed:
+                parts.append((arg in _INT32, arg in _INT64))
+            if equal:
+                parts.append((arg == 1, aligned and arg % 16 == 0))
+        else:
+            return None
+    return (*parts, *options.items())
+
+
+def _look_at(kernel: Any) -> _Known | None:
+    """Note what a kernel's launches are specialised on, once Triton has compiled one of them."""
+    if type(kernel) is not JITFunction or kernel.hash is None:
+        return None
+    # Other backends specialise on more, such as the size of a tensor's memory.
+    if triton.runtime.driver.active.get_current_target().backend != "cuda":
+        return None
+    params = [param for param in kernel.params if not param.is_constexpr]
+    if any(param.is_constexpr for param in kernel.params[: len(params)]):
+        return None
+    known = _KNOWN[id(kernel)] = _Known(
+        kernel=kernel,
+        source=kernel.hash,
+        aligned=[not param.do_not_specialize_on_alignment for param in params],
+        typed=[bool(param.annotation_type) for param in params],
+        equal=[not param.do_not_specialize for param in params],
+        # Triton has copies of the values, and compares with these at its own launches.
+        globals=[
+            (names, name, names.get(name))
+            for (name, _), (_, names) in kernel.used_global_vals.items()
+        ],
+    )
+    return known
+
+
+def _listens(*hooks: Any) -> bool:
+    """Whether a profiler wants to hear of launches."""
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
