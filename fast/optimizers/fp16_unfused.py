@@ -6,7 +6,9 @@ a skipped step are dropped as soon as something tells the host of it, and are ze
 before a backward pass that comes earlier.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
-from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.fused_adam import FusedAdam
@@ -31,8 +33,9 @@ from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.runtime.lists import FixedTensors
 from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.watch import SAMPLE, StateWatch, same
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
@@ -68,6 +71,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
     """
+
+    _copies = False  # the update reads gradients in any layout
 
     @constructed_by_all
     def __init__(
@@ -123,7 +128,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
-        self._zeros = ZeroGradients()
+        self._laid_out: _LaidOut | None = None
         self._stale: list[tuple[Tensor, Tensor]] = []
         self._prepare(
             self._params(),
@@ -200,15 +205,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         with ExitStack() as lent:
             try:
                 self._refuse(closure)
+                gradients, given = self._read(self.fp16_groups)
                 params = self._params()
-                check_dense_gradients(params, "FP16UnfusedOptimizer.step")
                 grads = [param.grad for param in params]
                 self.sync_hyperparameters()
                 inside = self._fused()
                 if inside is None:
                     self._sync_state()
-                gradients = self._gradients(params, grads)
-                groups = [] if inside is None else self._group_tensors(iter(grads))
+                groups = [] if inside is None else self._group_tensors(given())
                 for index, group in enumerate(groups):
                     lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
                     groups[index] = replace(group, lists=lists)
@@ -224,31 +228,23 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._stale = [(param, grad) for param, grad in pairs if grad is not None]
         return None
 
-    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+    def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them."""
-        found = []
-        pairs = zip(self.fp16_groups, self.fp32_groups, strict=True)
-        for index, (params, masters) in enumerate(pairs):
-            states = [self._state_to_step(master) for master in masters]
-            moments = [[state[name] for state in states] for name in MOMENTS]
-            columns = [masters, *moments, params]
-            own, first, second, weights = self._fixed[index].of(
-                chain(*columns), partial(_detached, columns)
+        if self._laid_out is None or not self._laid_out.holds(self):
+            self._laid_out = _LaidOut(self)
+        return [
+            GroupTensors(
+                lists=[masters, grads, *rest],
+                steps=steps,
+                bias_correction=bool(options["bias_correction"]),
             )
-            given = [
-                self._gradient(param, grad) for param, grad in zip(params, grads, strict=False)
-            ]
-            found.append(
-                GroupTensors(
-                    lists=[own, given, first, second, weights],
-                    steps=[state["step"] for state in states],
-                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
-                )
+            for (masters, *rest), steps, grads, options in zip(
+                self._laid_out.lists, self._laid_out.steps, given, self.param_groups, strict=True
             )
-        return found
+        ]
 
-    def _gradient(self, param: Tensor, grad: Tensor | None) -> Tensor:
-        return self._zeros.like(param).view(param.shape) if grad is None else grad
+    def _gradient(self, param: Tensor) -> Tensor:
+        return self._zeros(param) if param.grad is None else param.grad
 
     def _step_inside(self, params: list[Tensor], gradients: Gradients, external: bool) -> None:
         """Let the inner optimizer step; the host waits."""
@@ -264,7 +260,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         else:
             factor = block[INV_SCALE.value]
             for param, master in zip(params, self._masters(), strict=True):
-                master.grad = self._gradient(param, param.grad).to(torch.float32) * factor
+                master.grad = self._gradient(param).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
             self._copy_masters_to_model()
@@ -289,7 +285,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def _hand_over(self, divisor: Tensor) -> None:
         """Let the inner optimizer unscale, step and copy to the model."""
         cast(FusedLamb, self._held()).step(
-            grads=[[self._gradient(p, p.grad) for p in group] for group in self.fp16_groups],
+            grads=[[self._gradient(p) for p in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
             scale=divisor,
         )
@@ -365,3 +361,46 @@ def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
 
 def _master(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32, copy=True).requires_grad_()
+
+
+class _LaidOut:
+    """Lists of all groups, as the kernels take them, without gradients.
+
+    Attributes:
+        lists: of each group, masters, first and second moments and model weights.
+        steps: of each group, counters.
+    """
+
+    def __init__(self, optimizer: FP16UnfusedOptimizer) -> None:
+        self._plan = optimizer._plan
+        self.lists: list[list[FixedTensors]] = []
+        self.steps: list[FixedTensors] = []
+        self._masters = list(chain(*optimizer.fp32_groups))
+        for index, (params, masters) in enumerate(
+            zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        ):
+            states = [optimizer._state_to_step(master) for master in masters]
+            columns = [masters, *([state[name] for state in states] for name in MOMENTS), params]
+            everything, make = partial(chain, *columns), partial(_detached, columns)
+            self.lists.append(optimizer._fixed[index].of(everything, make))
+            self.steps.append(FixedTensors(state["step"] for state in states))
+        self._places = self._sampled()
+        self._states = [StateWatch(state, ("step", *MOMENTS)) for state in optimizer._states()]
+
+    def _sampled(self) -> list[int]:
+        return list(map(Tensor.data_ptr, self._masters[::SAMPLE]))
+
+    def holds(self, optimizer: FP16UnfusedOptimizer) -> bool:
+        """Return True while everything lies where it did."""
+        masters = list(chain(*optimizer.fp32_groups))
+        return (
+            self._plan is not None
+            and self._plan is optimizer._plan
+            and len(masters) == len(self._masters)
+            and same(masters, self._masters)
+            and self._sampled() == self._places
+            and all(
+                watch.holds(state)
+                for watch, state in zip(self._states, optimizer._states(), strict=True)
+            )
+        )

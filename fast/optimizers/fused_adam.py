@@ -33,7 +33,7 @@ from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
-from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, same
+from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
@@ -85,7 +85,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _forget_device(self) -> None:
         self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
-        self.fixed: defaultdict[tuple[object, ...], FixedLists] = defaultdict(FixedLists)
+        self._fixed: defaultdict[tuple[object, ...], FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
         self._plan: _Plan | None = None
 
@@ -171,7 +171,7 @@ class FusedAdam(torch.optim.Optimizer):
         for param in (p for group in self.param_groups for p in group["params"]):
             self.state[param] = self.state[param] or self._new_state(param)
 
-    def state_of(self, param: Tensor) -> dict[str, Tensor]:
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         """State of a parameter; new where it has none."""
         if not self.state[param]:
             self.state[param] = self._new_state(param)
@@ -188,7 +188,7 @@ class FusedAdam(torch.optim.Optimizer):
         """
         with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
-        self.fixed.clear()
+        self._fixed.clear()
         self._plan = None
 
     def __getstate__(self) -> StateDict:
@@ -253,7 +253,7 @@ class _Plan:
         self, optimizer: FusedAdam, index: int, device: torch.device, places: list[int]
     ) -> None:
         params = [self._reader.params[place] for place in places]
-        states = [optimizer.state_of(param) for param in params]
+        states = [optimizer._state_of(param) for param in params]
         if not self._shared:
             self._add_alike(optimizer, (index, device), places, states, states)
             return
@@ -282,8 +282,8 @@ class _Plan:
                 index=key[0],
                 device=key[1],
                 places=slice(places[0], places[0] + len(places)) if whole else places,
-                lists=optimizer.fixed[key].of(chain(*columns), lambda: columns),
-                layout=Layout([param.grad for param in params]) if contiguous else None,
+                lists=optimizer._fixed[key].of(lambda: chain(*columns), lambda: columns),
+                layout=Layout([gradient(param) for param in params]) if contiguous else None,
                 steps=FixedTensors(state["step"] for state in counting),
             )
         )

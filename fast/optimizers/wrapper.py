@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -50,6 +51,10 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         if not known:
             known = self._pending[master] = new_state(master)
         return known
+
+    def _states(self) -> tuple[Mapping[Tensor, State], Mapping[Tensor, State]]:
+        """State that the inner optimizer has, and state that steps have written since."""
+        return self._held().state, self._pending
 
     def _sync_state(self) -> None:
         """Hand over the state of masters that have been stepped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ class MovingTensors(list[Tensor]):
     def __init__(self, tensors: Iterable[Tensor], addresses: list[int], layout: Layout) -> None:
         super().__init__(tensors)
         self.addresses, self.layout = addresses, layout
+
+    @cached_property
+    def words(self) -> Tensor:
+        """The addresses as an int64 tensor."""
+        return words_of(self.addresses)
 
 
 class FixedTensors(list[Tensor]):
@@ -83,25 +89,40 @@ class FixedLists:
     """Lists for kernels, made anew only when memory or layout of a tensor has changed."""
 
     def __init__(self) -> None:
-        self._places: list[Key] | None = None
+        self._quick: Key | None = None
+        self._places: list[Key] = []
         self._lists: list[FixedTensors] = []
 
     def of(
-        self, tensors: Iterable[Tensor], make: Callable[[], Iterable[Iterable[Tensor]]]
+        self,
+        tensors: Callable[[], Iterable[Tensor]],
+        make: Callable[[], Iterable[Iterable[Tensor]]],
+        *,
+        few: Iterable[Tensor] = (),
+        plan: object = None,
     ) -> list[FixedTensors]:
         """Return what `make` has returned for tensors of this memory and layout.
 
         Args:
-            tensors: whose memory the lists are views of. It is kept alive, so that nothing else
-                can come to lie at the same addresses.
+            tensors: returns those whose memory the lists are views of. It is kept alive, so that
+                nothing else can come to lie at the same addresses.
             make: returns the lists.
+            few: of the tensors, those that are looked at in any case.
+            plan: not None: while it is the same, the others are known to be where they were.
         """
-        # `param.data = other` may keep the address and change the rest.
-        places: list[Key] = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
+        quick = (plan, _places(few))
+        if plan is not None and quick == self._quick:
+            return self._lists
+        places = _places(tensors())
         if places != self._places:
-            self._lists = [FixedTensors(tensors) for tensors in make()]
-            self._places = places
+            self._lists = [FixedTensors(each) for each in make()]
+        self._quick, self._places = quick, places
         return self._lists
+
+
+def _places(tensors: Iterable[Tensor]) -> list[Key]:
+    # `param.data = other` may keep the address and change the rest.
+    return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
 
 
 def filled_slots(tensors: Sequence[Tensor]) -> list[int]:

@@ -23,7 +23,6 @@ from twinstep.fast.runtime.lists import (
     MovingTensors,
     facts_of,
     filled_slots,
-    words_of,
 )
 from twinstep.fast.runtime.uploads import RenewedUpload, Upload, is_capturing
 
@@ -74,19 +73,19 @@ class MovingTable(TensorTable):
     now: list[int] = field(default_factory=list)
     crooked: bool = False
 
-    def move(self, addresses: list[int]) -> None:
+    def move(self, tensors: MovingTensors) -> None:
         """Write the addresses that the tensors have now, unless they have not moved."""
-        if addresses == self.now:
+        if tensors.addresses == self.now:
             return
-        upload = cast(RenewedUpload, self.upload)
-        whole = len(addresses) == self.tensors
-        words = words_of(addresses if whole else [addresses[slot] for slot in self.slots])
+        upload, words = cast(RenewedUpload, self.upload), tensors.words
+        if len(words) != self.tensors:
+            words = words[self.slots]
         upload.renew(self.row * self.tensors, words)
         rests = words & 15
         before, self.crooked = self.crooked, bool(rests.any())
         if before or self.crooked:
             upload.renew((len(self.dtypes) + 1) * self.tensors, self.aligned * (rests == 0))
-        self.now = addresses
+        self.now = tensors.addresses
 
 
 class TableCache:
@@ -252,7 +251,7 @@ def _moving_tables(
 
     tables = cache.find(key, device, build)
     for table in tables:
-        table.move(moving.addresses)
+        table.move(moving)
     return tables
 
 

@@ -19,10 +19,18 @@ from torch import Tensor
 
 from twinstep.fast.runtime.lists import Layout, MovingTensors
 
-_GRAD: Callable[[Tensor], Tensor | None] = attrgetter("grad")
-_DTYPE: Callable[[Tensor], torch.dtype] = attrgetter("dtype")
+_GRAD: Callable[[object], Any] = attrgetter("grad")
+_CONTIGUOUS: Callable[[Any], bool] = Tensor.is_contiguous
+_ADDRESS: Callable[[Any], int] = Tensor.data_ptr
+_DTYPE: Callable[[object], torch.dtype] = attrgetter("dtype")
 BLOCK = 128  # tensors that are looked at in every respect before the next ones: they are in caches
 SAMPLE = 32  # of tensors that are known by identity, addresses are compared of every so many
+
+
+def gradient(param: Tensor) -> Tensor:
+    """Return the gradient of a parameter that has one."""
+    assert param.grad is not None
+    return param.grad
 
 
 def same(tensors: Iterable[object], before: Iterable[object]) -> bool:
@@ -92,12 +100,12 @@ class GradientReader:
                 block = list(map(_GRAD, params))
                 if (
                     list(map(_DTYPE, block)) != dtypes
-                    or list(map(Tensor.is_contiguous, block)) != contiguous
-                    or list(map(Tensor.data_ptr, params)) != places
+                    or list(map(_CONTIGUOUS, block)) != contiguous
+                    or list(map(_ADDRESS, params)) != places
                 ):
                     return None
                 grads += block
-                addresses += map(Tensor.data_ptr, block)
+                addresses += map(_ADDRESS, block)
         except (AttributeError, TypeError, RuntimeError):  # None, or nothing dense
             return None
         return Found(grads, addresses)
