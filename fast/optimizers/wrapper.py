@@ -13,6 +13,7 @@ from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
 from twinstep.fast.runtime.lists import FixedLists
+from twinstep.fast.runtime.watched import WatchedEntry, WatchedState
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
@@ -20,7 +21,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
 
     def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
         # State that a step has written, as far as the host knows; see `_sync_state`.
-        self._pending: dict[Tensor, State] = {}
+        self._pending: WatchedState = WatchedState(dict)
         self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
         super().__init__(optimizer, timers)
 
@@ -49,7 +50,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """The state that kernels write; new where there is none. Nothing waits."""
         known = self._held().state.get(master) or self._pending.get(master)
         if not known:
-            known = self._pending[master] = new_state(master)
+            known = self._pending[master] = WatchedEntry(new_state(master))
         return known
 
     def _states(self) -> tuple[Mapping[Tensor, State], Mapping[Tensor, State]]:

@@ -90,7 +90,7 @@ class FixedLists:
 
     def __init__(self) -> None:
         self._quick: Key | None = None
-        self._places: list[Key] = []
+        self._places: list[Key] | None = None
         self._lists: list[FixedTensors] = []
 
     def of(
