@@ -13,7 +13,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,10 @@ from torch.utils.hooks import RemovableHandle
 
 from twinstep.contract.fragments import Fragment, fragments_of
 from twinstep.contract.tensors import check_param, dtype_names
-from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.fast.kernels.accumulate import accumulate_, accumulate_lists
 from twinstep.fast.kernels.cast import cast_copy_
-from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
+from twinstep.fast.runtime.lists import FixedTensors, Layout, MovingTensors
+from twinstep.fast.runtime.tables import TableCache
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 
@@ -45,6 +47,7 @@ class PartitionedGroup:
         has_gradient: whether a parameter was accumulated since the last step.
         fragments: by name, those that lie in this rank's partition.
         expert: name of the expert group, or None.
+        parts: of the accumulator, as gradients have met them one by one.
     """
 
     params: list[Tensor]
@@ -58,18 +61,29 @@ class PartitionedGroup:
     has_gradient: list[bool] = field(default_factory=list)
     fragments: Mapping[str, Fragment] = field(default_factory=dict)
     expert: str | None = None
+    parts: dict[object, tuple[FixedTensors, Layout]] = field(default_factory=dict)
+
+    @cached_property
+    def tables(self) -> TableCache:
+        """Tables for gradients that are accumulated one by one."""
+        return TableCache(limit=len(self.params))
 
     @property
     def partition_size(self) -> int:
         """P."""
         return self.master.numel()
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """Elements of each parameter."""
         return [param.numel() for param in self.params]
 
-    @property
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each parameter ends in `flat`."""
+        return list(accumulate(self.sizes))
+
+    @cached_property
     def numel(self) -> int:
         """Elements of the parameters, without padding."""
         return sum(self.sizes)
@@ -87,6 +101,11 @@ class PartitionedGroup:
     def gradients(self) -> list[Tensor]:
         """The accumulator cut into parameters: 1-D views, in order."""
         return list(torch.split(self.accumulator[: self.numel], self.sizes)) if self.params else []
+
+    def gradient(self, index: int) -> Tensor:
+        """The part of the accumulator that belongs to one parameter: a 1-D view."""
+        size = self.sizes[index]
+        return self.accumulator.narrow(0, self.ends[index] - size, size)
 
     def accumulated(self) -> list[tuple[Tensor, Tensor]]:
         """Parameters that have a gradient since the last step, each with its part."""
@@ -193,7 +212,7 @@ def _moved(params: Sequence[Tensor], dtype: torch.dtype, device: torch.device, u
     return flat
 
 
-def _flat(grad: Tensor) -> Tensor:
+def flat_gradient(grad: Tensor) -> Tensor:
     """Elements of a gradient in a row; an expanded one is copied."""
     return grad.detach().reshape(-1).contiguous()
 
@@ -205,21 +224,21 @@ def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
         for index, (param, view) in enumerate(zip(group.params, group.gradients(), strict=True)):
             if param.grad is not None:
                 views.append(view)
-                grads.append(_flat(param.grad))
+                grads.append(flat_gradient(param.grad))
                 group.has_gradient[index] = True
     accumulate_(views, grads)
 
 
-def gradients_in_runs(groups: Sequence[PartitionedGroup], parallelism: Parallelism) -> Gradients:
-    """Accumulated gradients by what they count for, in as few views as can be."""
-    at: dict[Place, list[Tensor]] = {}
-    for group in groups:
-        places = parallelism.places(group.params)
-        # Only the norm decides whether a step is skipped: what does not count is left out.
-        for place in {*places} - {NOWHERE}:
-            rows = zip(places, group.has_gradient, strict=True)
-            at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-    return parallelism.gradients(at)
+def accumulate_one(group: PartitionedGroup, index: int, grad: Tensor) -> None:
+    """Add one gradient to its part of the accumulator."""
+    if not grad.is_contiguous():
+        accumulate_([group.gradient(index)], [flat_gradient(grad)])
+        return
+    key = (index, grad.dtype, group.accumulator.data_ptr())
+    if key not in group.parts:
+        group.parts[key] = FixedTensors([group.gradient(index)]), Layout([grad])
+    part, layout = group.parts[key]
+    accumulate_lists(part, MovingTensors([grad], [grad.data_ptr()], layout), group.tables)
 
 
 def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]:
@@ -238,7 +257,7 @@ def _accumulate_now(held: weakref.ref[PartitionedGroup], index: int, param: Tens
     group = held()
     if group is not None and param.grad is not None:
         grad, param.grad = param.grad, None
-        accumulate_([group.gradients()[index]], [_flat(grad)])
+        accumulate_one(group, index, grad)
         group.has_gradient[index] = True
 
 

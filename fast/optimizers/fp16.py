@@ -28,6 +28,7 @@ from twinstep.fast.optimizers.flat_groups import flat_group
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import clear_gradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -248,7 +249,7 @@ class FP16Optimizer(ScaledWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        drop_gradients(self._params(), set_to_none=set_to_none)
+        clear_gradients(self._params(), set_to_none=set_to_none)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:

@@ -33,6 +33,7 @@ from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.fast.optimizers.zeros import clear_gradients
 from twinstep.fast.runtime.lists import FixedTensors
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.watch import SAMPLE, StateWatch, same
@@ -292,7 +293,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        drop_gradients(self._params(), set_to_none=set_to_none)
+        clear_gradients(self._params(), set_to_none=set_to_none)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:

@@ -19,7 +19,7 @@ PRIVATE = {
     "FusedLamb": ("_blocks", "_cache", "_ratios"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
-        *("optimizer", "overflow", "timers"),
+        *("_accumulation", "_runs", "optimizer", "overflow", "timers"),
     ),
     "FP16Optimizer": SCALED,
     "FP16UnfusedOptimizer": SCALED,
