@@ -173,6 +173,21 @@ class StepDriver:
         Returns:
             The coefficients; INV_SCALE is what gradients are multiplied by.
         """
+        try:
+            return self._decide(gradients, first, external, clips_apart, leaves_scaled_norm)
+        except BaseException:
+            # What has been entered belongs to no step: a lost rank, or a kernel that failed.
+            self._limbs.zero_()
+            raise
+
+    def _decide(
+        self,
+        gradients: Gradients,
+        first: GroupTensors | None,
+        external: bool,
+        clips_apart: bool,
+        leaves_scaled_norm: bool,
+    ) -> Tensor:
         self._reduce(gradients, external=external)
         coefficients = self._room_for(0 if first is None else len(first.steps))
         if self._finish is None:

@@ -8,10 +8,9 @@ before a backward pass that comes earlier.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import cast, overload
 
@@ -31,12 +30,11 @@ from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.parallelism import Gradients
+from twinstep.fast.optimizers.plan import MasterPlan
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.optimizers.zeros import clear_gradients
-from twinstep.fast.runtime.lists import FixedTensors
 from twinstep.fast.runtime.strides import contiguous_lists
-from twinstep.fast.runtime.watch import SAMPLE, StateWatch, same
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
@@ -129,7 +127,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
-        self._laid_out: _LaidOut | None = None
+        self._laid_out: MasterPlan | None = None
         self._stale: list[tuple[Tensor, Tensor]] = []
         self._prepare(
             self._params(),
@@ -231,8 +229,10 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them."""
-        if self._laid_out is None or not self._laid_out.holds(self):
-            self._laid_out = _LaidOut(self)
+        if self._laid_out is None or not self._laid_out.holds(
+            self._plan, self.fp32_groups, self._states()
+        ):
+            self._laid_out = MasterPlan(self._plan, self._columns(), self._fixed, self._states)
         return [
             GroupTensors(
                 lists=[masters, grads, *rest],
@@ -243,6 +243,13 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 self._laid_out.lists, self._laid_out.steps, given, self.param_groups, strict=True
             )
         ]
+
+    def _columns(self) -> Iterator[list[list[Tensor]]]:
+        """Masters, counters, moments and model weights of each group."""
+        for params, masters in zip(self.fp16_groups, self.fp32_groups, strict=True):
+            states = [self._state_to_step(master) for master in masters]
+            named = [[state[name] for state in states] for name in ("step", *MOMENTS)]
+            yield [masters, *named, params]
 
     def _gradient(self, param: Tensor) -> Tensor:
         return self._zeros(param) if param.grad is None else param.grad
@@ -356,52 +363,5 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._copy_masters_to_model()
 
 
-def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[tensor.detach() for tensor in column] for column in columns]
-
-
 def _master(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32, copy=True).requires_grad_()
-
-
-class _LaidOut:
-    """Lists of all groups, as the kernels take them, without gradients.
-
-    Attributes:
-        lists: of each group, masters, first and second moments and model weights.
-        steps: of each group, counters.
-    """
-
-    def __init__(self, optimizer: FP16UnfusedOptimizer) -> None:
-        self._plan = optimizer._plan
-        self.lists: list[list[FixedTensors]] = []
-        self.steps: list[FixedTensors] = []
-        self._masters = list(chain(*optimizer.fp32_groups))
-        for index, (params, masters) in enumerate(
-            zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        ):
-            states = [optimizer._state_to_step(master) for master in masters]
-            columns = [masters, *([state[name] for state in states] for name in MOMENTS), params]
-            everything, make = partial(chain, *columns), partial(_detached, columns)
-            self.lists.append(optimizer._fixed[index].of(everything, make))
-            self.steps.append(FixedTensors(state["step"] for state in states))
-        self._places = self._sampled()
-        self._states = [StateWatch(state, ("step", *MOMENTS)) for state in optimizer._states()]
-
-    def _sampled(self) -> list[int]:
-        return list(map(Tensor.data_ptr, self._masters[::SAMPLE]))
-
-    def holds(self, optimizer: FP16UnfusedOptimizer) -> bool:
-        """Return True while everything lies where it did."""
-        masters = list(chain(*optimizer.fp32_groups))
-        return (
-            self._plan is not None
-            and self._plan is optimizer._plan
-            and len(masters) == len(self._masters)
-            and same(masters, self._masters)
-            and self._sampled() == self._places
-            and all(
-                watch.holds(state)
-                for watch, state in zip(self._states, optimizer._states(), strict=True)
-            )
-        )

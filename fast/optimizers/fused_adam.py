@@ -29,6 +29,7 @@ from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
 from twinstep.fast.runtime.strides import contiguous_lists
@@ -176,6 +177,7 @@ class FusedAdam(torch.optim.Optimizer):
     def _state_of(self, param: Tensor) -> dict[str, Tensor]:
         """State of a parameter; new where it has none."""
         if not self.state[param]:
+            require_not_captured("FusedAdam", param.device)
             self.state[param] = self._new_state(param)
         return cast("dict[str, Tensor]", self.state[param])
 

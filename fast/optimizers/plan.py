@@ -6,14 +6,16 @@ Marks of parameters (experts, tensor parallelism) are read when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 from torch import Tensor
 
+from twinstep.contract.moments import MOMENTS
 from twinstep.fast.optimizers.parallelism import Place
-from twinstep.fast.runtime.lists import Layout, MovingTensors
-from twinstep.fast.runtime.watch import Found, GradientReader, gradient, same
+from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout, MovingTensors
+from twinstep.fast.runtime.watch import SAMPLE, Found, GradientReader, StateWatch, gradient, same
 
 
 class GradientPlan:
@@ -104,3 +106,59 @@ class _Given:
         rest = iter(grads)
         whole = [next(rest) if zero is None else zero for zero in self._zeros]
         return MovingTensors(whole, [tensor.data_ptr() for tensor in whole], self._layout)
+
+
+class MasterPlan:
+    """Lists of all groups with a master for each parameter, but for gradients.
+
+    Args:
+        gradients: the plan that they are read by; None if they must be looked at every time.
+        columns: of each group, masters, counters, both moments and model weights.
+        fixed: lists by group, kept where nothing but the plan has changed.
+        states: returns the state of all masters, by dict.
+
+    Attributes:
+        lists: of each group, masters, first and second moments and model weights.
+        steps: of each group, counters.
+    """
+
+    def __init__(
+        self,
+        gradients: GradientPlan | None,
+        columns: Iterable[list[list[Tensor]]],
+        fixed: Mapping[int, FixedLists],
+        states: Callable[[], Sequence[Mapping[Tensor, Mapping[str, Tensor]]]],
+    ) -> None:
+        self._gradients, self._masters = gradients, list[Tensor]()
+        self.lists: list[list[FixedTensors]] = []
+        self.steps: list[FixedTensors] = []
+        for index, (masters, steps, *rest) in enumerate(columns):
+            own = [masters, *rest]
+            self._masters += masters
+            self.lists.append(fixed[index].of(partial(chain, *own), partial(_detached, own)))
+            self.steps.append(FixedTensors(steps))
+        self._places = self._sampled()
+        self._states = [StateWatch(state, ("step", *MOMENTS)) for state in states()]
+
+    def _sampled(self) -> list[int]:
+        return [master.data_ptr() for master in self._masters[::SAMPLE]]
+
+    def holds(
+        self,
+        gradients: GradientPlan | None,
+        masters: Sequence[Sequence[Tensor]],
+        states: Sequence[Mapping[Tensor, Mapping[str, Tensor]]],
+    ) -> bool:
+        """Return True while everything lies where it did."""
+        return (
+            gradients is not None
+            and gradients is self._gradients
+            and sum(map(len, masters)) == len(self._masters)
+            and same(chain(*masters), self._masters)
+            and self._sampled() == self._places
+            and all(watch.holds(state) for watch, state in zip(self._states, states, strict=True))
+        )
+
+
+def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[tensor.detach() for tensor in column] for column in columns]

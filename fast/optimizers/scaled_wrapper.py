@@ -29,6 +29,7 @@ from twinstep.fast.optimizers.plan import GradientPlan
 from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.optimizers.wrapper import Wrapper
 from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.runtime.checks import require_one_device
 
 Given = Callable[[], list[list[Tensor]]]
 
@@ -66,6 +67,8 @@ class ScaledWrapper(Wrapper):
         timers: Timers | None,
         compat: Compat,
     ) -> None:
+        params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        require_one_device(type(self).__name__, params)
         super().__init__(optimizer, timers)
         self._stepped = False
         self._plan: GradientPlan | None = None

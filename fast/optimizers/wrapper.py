@@ -12,6 +12,7 @@ import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
+from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
 from twinstep.fast.runtime.watched import WatchedEntry, WatchedState
 
@@ -50,6 +51,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """The state that kernels write; new where there is none. Nothing waits."""
         known = self._held().state.get(master) or self._pending.get(master)
         if not known:
+            require_not_captured(type(self).__name__, master.device)
             known = self._pending[master] = WatchedEntry(new_state(master))
         return known
 

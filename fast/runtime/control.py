@@ -118,13 +118,18 @@ class ControlBlock:
         """Give a control of the host a new value; `sync_hyperparameters` sends it.
 
         A tensor of the slot's dtype on the device is used where it lies, without a copy; another
-        tensor is converted on the device, now.
+        one there is converted, now. A tensor on the CPU beside a GPU is a number.
         """
         if value is self._given.get(name):
             return
         self._foreign.pop(name, None)
         self._given.pop(name, None)
         require_number(name, value, "ControlBlock.set")
+        if isinstance(value, Tensor) and (value.device.type, self.block.device.type) == (
+            "cpu",
+            "cuda",
+        ):
+            value = value.item()  # known here, and sent like any number: nothing waits
         if not isinstance(value, Tensor):
             word = word_of(name, value)
             self._changed = self._changed or word != self._words[SLOTS[name]]
