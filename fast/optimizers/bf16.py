@@ -260,7 +260,7 @@ class BF16Optimizer(Wrapper):
         """Accumulators that are rounded when they are clipped, because they have 16 bits."""
         if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
             return []
-        return [group.accumulator[: group.numel] for group in self.groups if group.numel]
+        return self._runs.whole()
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""

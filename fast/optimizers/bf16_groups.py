@@ -13,8 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -22,7 +20,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from twinstep.contract.fragments import Fragment, fragments_of
-from twinstep.contract.tensors import check_param, dtype_names
+from twinstep.contract.tensors import FLOATS, check_param, dtype_names
 from twinstep.fast.kernels.accumulate import accumulate_, accumulate_lists
 from twinstep.fast.kernels.cast import cast_copy_
 from twinstep.fast.runtime.lists import FixedTensors, Layout, MovingTensors
@@ -47,7 +45,6 @@ class PartitionedGroup:
         has_gradient: whether a parameter was accumulated since the last step.
         fragments: by name, those that lie in this rank's partition.
         expert: name of the expert group, or None.
-        parts: of the accumulator, as gradients have met them one by one.
     """
 
     params: list[Tensor]
@@ -61,29 +58,18 @@ class PartitionedGroup:
     has_gradient: list[bool] = field(default_factory=list)
     fragments: Mapping[str, Fragment] = field(default_factory=dict)
     expert: str | None = None
-    parts: dict[object, tuple[FixedTensors, Layout]] = field(default_factory=dict)
-
-    @cached_property
-    def tables(self) -> TableCache:
-        """Tables for gradients that are accumulated one by one."""
-        return TableCache(limit=len(self.params))
 
     @property
     def partition_size(self) -> int:
         """P."""
         return self.master.numel()
 
-    @cached_property
+    @property
     def sizes(self) -> list[int]:
         """Elements of each parameter."""
         return [param.numel() for param in self.params]
 
-    @cached_property
-    def ends(self) -> list[int]:
-        """Where each parameter ends in `flat`."""
-        return list(accumulate(self.sizes))
-
-    @cached_property
+    @property
     def numel(self) -> int:
         """Elements of the parameters, without padding."""
         return sum(self.sizes)
@@ -101,11 +87,6 @@ class PartitionedGroup:
     def gradients(self) -> list[Tensor]:
         """The accumulator cut into parameters: 1-D views, in order."""
         return list(torch.split(self.accumulator[: self.numel], self.sizes)) if self.params else []
-
-    def gradient(self, index: int) -> Tensor:
-        """The part of the accumulator that belongs to one parameter: a 1-D view."""
-        size = self.sizes[index]
-        return self.accumulator.narrow(0, self.ends[index] - size, size)
 
     def accumulated(self) -> list[tuple[Tensor, Tensor]]:
         """Parameters that have a gradient since the last step, each with its part."""
@@ -229,36 +210,53 @@ def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
     accumulate_(views, grads)
 
 
-def accumulate_one(group: PartitionedGroup, index: int, grad: Tensor) -> None:
-    """Add one gradient to its part of the accumulator."""
-    if not grad.is_contiguous():
-        accumulate_([group.gradient(index)], [flat_gradient(grad)])
-        return
-    key = (index, grad.dtype, group.accumulator.data_ptr())
-    if key not in group.parts:
-        group.parts[key] = FixedTensors([group.gradient(index)]), Layout([grad])
-    part, layout = group.parts[key]
-    accumulate_lists(part, MovingTensors([grad], [grad.data_ptr()], layout), group.tables)
-
-
 def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]:
     """Accumulate each gradient when backward has it, and drop it: it cannot count twice."""
-    return [
-        param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            partial(_accumulate_now, weakref.ref(group), index)
-        )
-        for group in groups  # the garbage collector does not see what hooks hold
-        for index, param in enumerate(group.params)
-    ]
+    hooks = []
+    for group in groups:
+        tables = TableCache(limit=len(group.params))
+        start = 0
+        for index, param in enumerate(group.params):
+            # The garbage collector does not see what hooks hold.
+            part = _Part(weakref.ref(group), index, start, param.numel(), tables)
+            hooks.append(param.register_post_accumulate_grad_hook(part.accumulate))  # type: ignore[no-untyped-call]
+            start += param.numel()
+    return hooks
 
 
-@torch.no_grad()
-def _accumulate_now(held: weakref.ref[PartitionedGroup], index: int, param: Tensor) -> None:
-    group = held()
-    if group is not None and param.grad is not None:
+class _Part:
+    """The part of an accumulator that belongs to one parameter."""
+
+    def __init__(
+        self,
+        group: weakref.ref[PartitionedGroup],
+        index: int,
+        start: int,
+        size: int,
+        tables: TableCache,
+    ) -> None:
+        self._group, self._index = group, index
+        self._start, self._size, self._tables = start, size, tables
+        self._known: tuple[object, FixedTensors, Layout] | None = None
+
+    @torch.no_grad()
+    def accumulate(self, param: Tensor) -> None:
+        """Add the parameter's gradient and drop it; the cost is that of one launch."""
+        group = self._group()
+        if group is None or param.grad is None:
+            return
         grad, param.grad = param.grad, None
-        accumulate_one(group, index, grad)
-        group.has_gradient[index] = True
+        plain = grad.layout == torch.strided and grad.is_contiguous() and grad.dtype in FLOATS
+        key = (group.accumulator.data_ptr(), grad.dtype)
+        if self._known is None or self._known[0] != key:
+            part = group.accumulator.narrow(0, self._start, self._size)
+            self._known = key, FixedTensors([part]), Layout([grad])
+        _, parts, layout = self._known
+        if plain:
+            accumulate_lists(parts, MovingTensors([grad], [grad.data_ptr()], layout), self._tables)
+        else:
+            accumulate_(parts, [flat_gradient(grad)])
+        group.has_gradient[self._index] = True
 
 
 def copy_masters_to_model(groups: Sequence[PartitionedGroup]) -> None:

@@ -78,6 +78,7 @@ class Runs:
 
     def __init__(self, groups: Sequence[PartitionedGroup], parallelism: Parallelism) -> None:
         self._groups, self._parallelism = groups, parallelism
+        self._used = [group.numel for group in groups]
         self._key: object = None
         self._at: dict[Place, Sequence[Tensor]] = {}
 
@@ -88,6 +89,11 @@ class Runs:
             self._key = [(address, list(has)) for address, has in key]
             self._at = {place: FixedTensors(runs) for place, runs in self._by_place().items()}
         return self._parallelism.gradients(self._at)
+
+    def whole(self) -> list[Tensor]:
+        """Everything that is accumulated, in one view of each group."""
+        pairs = zip(self._groups, self._used, strict=True)
+        return [group.accumulator[:used] for group, used in pairs if used]
 
     def _by_place(self) -> dict[Place, list[Tensor]]:
         at: dict[Place, list[Tensor]] = {}

@@ -6,6 +6,7 @@ The host decides nothing and waits for nothing.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import overload
@@ -193,7 +194,8 @@ class FP16Optimizer(ScaledWrapper):
         if inside is None:
             self._step_by_torch(params, gradients, external)
         else:
-            self._step.run(gradients, groups, inside, external=external, timed=self._timed)
+            timed = nullcontext if self.timers is None else self._timed
+            self._step.run(gradients, groups, inside, external=external, timed=timed)
             self._stepped = True
         drop_gradients(params, set_to_none=True)
         if self.timers is not None:

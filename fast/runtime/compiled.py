@@ -7,15 +7,18 @@ goes through Triton, which compiles it. A test compares what both ways hand to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter, is_
+from typing import Any, cast
 
 import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 Key = tuple[object, ...]
+_GET: Callable[..., object] = dict.get
+_DTYPE: Callable[[object], object] = attrgetter("dtype")
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 
@@ -30,7 +33,11 @@ class _Known:
         aligned: of each argument, whether Triton specialises on a multiple of 16.
         typed: of each argument, whether an annotation gives its type.
         equal: of each argument, whether Triton specialises on an integer's value.
-        globals: what the source has read of its module: its names, and where.
+        modules: that the source has read names of.
+        names: that it has read, each with its module.
+        values: that they had.
+        kinds: places of tensors, of those that may be aligned, and of integers that matter, by the
+            types of all arguments; None where Triton must decide.
         launches: compiled kernel and constants by key.
     """
 
@@ -39,8 +46,21 @@ class _Known:
     aligned: list[bool]
     typed: list[bool]
     equal: list[bool]
-    globals: list[tuple[Mapping[str, object], str, object]]
+    modules: list[dict[str, object]]
+    names: list[str]
+    values: list[object]
+    kinds: dict[Key, tuple[list[int], list[int], list[int]] | None] = field(default_factory=dict)
     launches: dict[Key, tuple[Any, tuple[object, ...]]] = field(default_factory=dict)
+
+    def sort(self, types: tuple[type, ...]) -> tuple[list[int], list[int], list[int]] | None:
+        """Places among arguments of these types."""
+        places = range(len(types))
+        tensors = [place for place in places if issubclass(types[place], Tensor)]
+        numbers = [place for place in places if types[place] is int]
+        if len(tensors) + len(numbers) < len(types):
+            return None
+        matter = [place for place in numbers if self.equal[place] or not self.typed[place]]
+        return tensors, [place for place in tensors if self.aligned[place]], matter
 
 
 _KNOWN: dict[int, _Known] = {}
@@ -92,25 +112,34 @@ def _key(
     if triton.knobs.runtime.add_stages_inspection_hook is not None:
         return None
     # Triton refuses a kernel whose globals have changed: it decides.
-    if any(names.get(name) is not value for names, name, value in known.globals):
+    if not all(map(is_, map(_GET, known.modules, known.names), known.values)):
         return None
-    mode = triton.knobs.compilation.instrumentation_mode
-    parts: list[object] = [driver, driver.get_current_device(), runtime.debug, mode]
-    for arg, aligned, typed, equal in zip(
-        args, known.aligned, known.typed, known.equal, strict=False
-    ):
-        if isinstance(arg, Tensor):
-            parts.append(arg.dtype)
-            if aligned:
-                parts.append(arg.data_ptr() % 16 == 0)
-        elif type(arg) is int:
-            if not typed:
-                parts.append((arg in _INT32, arg in _INT64))
-            if equal:
-                parts.append((arg == 1, aligned and arg % 16 == 0))
-        else:
-            return None
-    return (*parts, *options.items())
+    types = tuple(map(type, args))
+    if types not in known.kinds:
+        known.kinds[types] = known.sort(types)
+    kind = known.kinds[types]
+    if kind is None:
+        return None
+    tensors, aligned, numbers = kind
+    return (
+        driver,
+        driver.get_current_device(),
+        runtime.debug,
+        triton.knobs.compilation.instrumentation_mode,
+        types,
+        *map(_DTYPE, map(args.__getitem__, tensors)),
+        *[cast(Tensor, args[place]).data_ptr() % 16 == 0 for place in aligned],
+        *[_specialised(known, place, cast(int, args[place])) for place in numbers],
+        *options.items(),
+    )
+
+
+def _specialised(known: _Known, place: int, value: int) -> Key:
+    """What Triton makes of an integer."""
+    width = () if known.typed[place] else (value in _INT32, value in _INT64)
+    if not known.equal[place]:
+        return width
+    return (*width, value == 1, known.aligned[place] and value % 16 == 0)
 
 
 def _look_at(kernel: Any) -> _Known | None:
@@ -129,11 +158,10 @@ def _look_at(kernel: Any) -> _Known | None:
         aligned=[not param.do_not_specialize_on_alignment for param in params],
         typed=[bool(param.annotation_type) for param in params],
         equal=[not param.do_not_specialize for param in params],
+        modules=[names for _, names in kernel.used_global_vals.values()],
+        names=[name for name, _ in kernel.used_global_vals],
         # Triton has copies of the values, and compares with these at its own launches.
-        globals=[
-            (names, name, names.get(name))
-            for (name, _), (_, names) in kernel.used_global_vals.items()
-        ],
+        values=[names.get(name) for (name, _), (_, names) in kernel.used_global_vals.items()],
     )
     return known
 

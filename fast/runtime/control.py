@@ -30,7 +30,7 @@ beginning of the block, so that one asynchronous copy carries it.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -103,6 +103,7 @@ class ControlBlock:
         self._changed = False
         self._given: dict[str, float] = {}  # numbers as they were set last
         self._foreign: dict[str, Tensor] = {}  # tensors used instead of a slot
+        self._ordered: dict[tuple[str, ...], list[Tensor]] = {}  # of `several`
         self._held: dict[str, Tensor] = {}  # converted ones, at addresses that do not change
         kinds = {dtype: self.block.view(dtype) for dtype in FORMATS}
         self._views = {
@@ -114,6 +115,14 @@ class ControlBlock:
         """Return a control: a view of its slot, or the tensor that was set in its place."""
         return self._foreign.get(name, self._views[name])
 
+    def several(self, names: Sequence[str]) -> list[Tensor]:
+        """Controls in the order of their names; nothing may be written into the list."""
+        key = tuple(names)
+        found = self._ordered.get(key)
+        if found is None:
+            found = self._ordered[key] = [self[name] for name in names]
+        return found
+
     def set(self, name: str, value: Number) -> None:
         """Give a control of the host a new value; `sync_hyperparameters` sends it.
 
@@ -122,7 +131,8 @@ class ControlBlock:
         """
         if value is self._given.get(name):
             return
-        self._foreign.pop(name, None)
+        if self._foreign.pop(name, None) is not None or isinstance(value, Tensor):
+            self._ordered.clear()
         self._given.pop(name, None)
         require_number(name, value, "ControlBlock.set")
         if isinstance(value, Tensor) and (value.device.type, self.block.device.type) == (
@@ -197,4 +207,4 @@ class GroupBlock(ControlBlock):
 
     def hyper(self) -> list[Tensor]:
         """The group's controls, in the order of HYPER."""
-        return [self[name] for name in (HYPER if self.lamb else HYPER[:5])]
+        return self.several(HYPER if self.lamb else HYPER[:5])

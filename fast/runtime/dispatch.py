@@ -14,7 +14,6 @@ from torch import Tensor
 
 from twinstep.fast.runtime.compiled import start
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
-from twinstep.fast.runtime.uploads import on_device
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -96,13 +95,15 @@ def launch(
         return
     options.update(num_warps=warps, enable_fp_fusion=False)
     ask = getattr(driver, "register_buffer_provider", None)
-    if ask is None:
-        with on_device(device):
+    if ask is not None:
+        # A driver that executes kernels itself keeps to memory that it knows: it sees no tables.
+        ask(live_tensors)
+        with reachable(reaches):
             start(kernel, driver, programs, args, options)
-        return
-    # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
-    ask(live_tensors)
-    with on_device(device), reachable(reaches):
+    elif device.type == "cuda":
+        with torch.cuda.device(device):
+            start(kernel, driver, programs, args, options)
+    else:
         start(kernel, driver, programs, args, options)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,11 +32,14 @@ class MovingTensors(list[Tensor]):
     def __init__(self, tensors: Iterable[Tensor], addresses: list[int], layout: Layout) -> None:
         super().__init__(tensors)
         self.addresses, self.layout = addresses, layout
+        self._words: Tensor | None = None
 
-    @cached_property
+    @property
     def words(self) -> Tensor:
         """The addresses as an int64 tensor."""
-        return words_of(self.addresses)
+        if self._words is None:
+            self._words = words_of(self.addresses)
+        return self._words
 
 
 class FixedTensors(list[Tensor]):

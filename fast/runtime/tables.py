@@ -5,10 +5,9 @@ a function of addresses, sizes and dtypes alone, so a table stays right for as l
 the same, whichever Python objects hold the tensors; it is rebuilt when one of them changes.
 """
 
-import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
@@ -326,14 +325,17 @@ def only_slot(lists: TensorLists) -> int | None:
     return filled[0]
 
 
-@contextlib.contextmanager
-def reachable(lists: TensorLists) -> Iterator[None]:
+class reachable:  # noqa: N801  # a context; a generator costs more than a launch
     """Name the tensors that the launches of this thread inside reach through tables."""
-    token = _reached.set((*_reached.get(), *lists))
-    try:
-        yield
-    finally:
-        _reached.reset(token)
+
+    def __init__(self, lists: TensorLists) -> None:
+        self._lists = lists
+
+    def __enter__(self) -> None:
+        self._token = _reached.set((*_reached.get(), *self._lists))
+
+    def __exit__(self, *_: object) -> None:
+        _reached.reset(self._token)
 
 
 def live_tensors() -> list[Tensor]:
