@@ -5,11 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 from torch import Tensor
 
 Key = tuple[object, ...]
+FEW = 64  # for as many, a loop is quicker than a call of torch
 
 
 class Layout:
@@ -33,6 +36,7 @@ class MovingTensors(list[Tensor]):
         super().__init__(tensors)
         self.addresses, self.layout = addresses, layout
         self._words: Tensor | None = None
+        self._crooked: bool | None = None
 
     @property
     def words(self) -> Tensor:
@@ -40,6 +44,15 @@ class MovingTensors(list[Tensor]):
         if self._words is None:
             self._words = words_of(self.addresses)
         return self._words
+
+    @property
+    def crooked(self) -> bool:
+        """True if an address is no multiple of 16."""
+        if self._crooked is None:
+            few = len(self) < FEW
+            own = reduce(or_, self.addresses, 0) if few else int((self.words & 15).any())
+            self._crooked = bool(own & 15)
+        return self._crooked
 
 
 class FixedTensors(list[Tensor]):

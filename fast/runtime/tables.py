@@ -80,10 +80,10 @@ class MovingTable(TensorTable):
         if len(words) != self.tensors:
             words = words[self.slots]
         upload.renew(self.row * self.tensors, words)
-        rests = words & 15
-        before, self.crooked = self.crooked, bool(rests.any())
+        before, self.crooked = self.crooked, tensors.crooked
         if before or self.crooked:
-            upload.renew((len(self.dtypes) + 1) * self.tensors, self.aligned * (rests == 0))
+            aligned = self.aligned * (words & 15 == 0)
+            upload.renew((len(self.dtypes) + 1) * self.tensors, aligned)
         self.now = tensors.addresses
 
 
