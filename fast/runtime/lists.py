@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 import torch
 from torch import Tensor
 
 Key = tuple[object, ...]
-FEW = 64  # for as many, a loop is quicker than a call of torch
+EVEN = bytes(range(0, 256, 16))
+LOWEST = 0 if sys.byteorder == "little" else 7
 
 
 class Layout:
@@ -35,24 +35,23 @@ class MovingTensors(list[Tensor]):
     def __init__(self, tensors: Iterable[Tensor], addresses: list[int], layout: Layout) -> None:
         super().__init__(tensors)
         self.addresses, self.layout = addresses, layout
-        self._words: Tensor | None = None
-        self._crooked: bool | None = None
+        self._words: array[int] | None = None
+
+    def _array(self) -> array[int]:
+        if self._words is None:
+            self._words = array("q", self.addresses)
+        return self._words
 
     @property
     def words(self) -> Tensor:
         """The addresses as an int64 tensor."""
-        if self._words is None:
-            self._words = words_of(self.addresses)
-        return self._words
+        return torch.frombuffer(self._array(), dtype=torch.int64)
 
     @property
     def crooked(self) -> bool:
         """True if an address is no multiple of 16."""
-        if self._crooked is None:
-            few = len(self) < FEW
-            own = reduce(or_, self.addresses, 0) if few else int((self.words & 15).any())
-            self._crooked = bool(own & 15)
-        return self._crooked
+        # The lowest byte of each: what is left without multiples of 16.
+        return bool(self._array().tobytes()[LOWEST :: self._array().itemsize].translate(None, EVEN))
 
 
 class FixedTensors(list[Tensor]):
@@ -147,10 +146,3 @@ def filled_slots(tensors: Sequence[Tensor]) -> list[int]:
     if isinstance(tensors, MovingTensors):
         return tensors.layout.filled
     return [slot for slot, tensor in enumerate(tensors) if tensor.numel()]
-
-
-def words_of(addresses: Sequence[int]) -> Tensor:
-    """Return addresses as an int64 tensor."""
-    if not addresses:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(array("q", addresses), dtype=torch.int64)
