@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 
@@ -16,6 +16,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from twinstep.replay.cuda.nvrtc import CudaKernel
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
 from twinstep.replay.launch.run import require_subnormals
@@ -86,6 +87,17 @@ class ReplayDriver:
 
     executes_cpu_tensors = True
     register_buffer_provider = staticmethod(register_buffer_provider)
+
+    @staticmethod
+    def run_ptx(
+        ptx: str,
+        kernel: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[torch.Tensor | int | float | bytes],
+    ) -> None:
+        """Run a kernel that was compiled by another compiler than Triton's."""
+        CudaKernel(kernel, ptx)(grid, block, *args)
 
     def __init__(self) -> None:
         self.utils = _Utils()
