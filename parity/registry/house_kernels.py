@@ -58,8 +58,6 @@ class Native:
 
 
 # `mixed` has tensors of all pure combinations, and both steps share all but one line.
-ONE_STEP = ("fp32-to-bf16", "mixed")
-STEPS = ("fp16", "bf16", *ONE_STEP)
 CPU = Native(
     folder="cpu",
     engines=("cpu",),
@@ -70,7 +68,10 @@ CPU = Native(
         "accumulate": "accumulate",
     },
     claims=("strided",),
-    dtypes={"adam_step": ONE_STEP, "adamw_step": STEPS},
+    dtypes={
+        "adam_step": ("fp32-to-bf16", "mixed"),
+        "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
+    },
 )
 CUDA = Native(
     folder="cuda",
@@ -82,7 +83,12 @@ CUDA = Native(
         "lamb_step": "lamb",
     },
     claims=("capturable", "strided"),
-    dtypes={"adam_step": ONE_STEP, "adamw_step": STEPS, "lamb_step": STEPS},
+    dtypes={
+        "adam_step": ("mixed",),
+        "adamw_step": ("bf16", "mixed"),
+        "lamb_step": ("mixed",),
+        "global_norm": ("mixed",),
+    },
 )
 
 

@@ -16,14 +16,13 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from twinstep.replay.cuda.nvrtc import CudaKernel
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
-from twinstep.replay.launch.run import require_subnormals
+from twinstep.replay.launch.run import require_subnormals, run_ptx
 from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.gpu import CAPABILITY, DEVICE, GPU, INDEX, INTERFACE
 from twinstep.replay.triton.launcher import WARP, Launcher
-from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu
+from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu, refuse_host
 
 TESTED = ((3, 6), (3, 9))
 """Oldest and newest Triton that replay was tested with."""
@@ -96,8 +95,12 @@ class ReplayDriver:
         block: tuple[int, ...],
         args: Sequence[torch.Tensor | int | float | bytes],
     ) -> None:
-        """Run a kernel that was compiled by another compiler than Triton's."""
-        CudaKernel(kernel, ptx)(grid, block, *args)
+        """Run a kernel from another compiler than Triton's; arguments as in `launch.run_ptx`."""
+        for index, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                refuse_host(f"{index} of {kernel}", arg)
+        with torch._C.DisableTorchFunction():
+            run_ptx(ptx, kernel, grid, block, args)
 
     def __init__(self) -> None:
         self.utils = _Utils()

@@ -83,17 +83,9 @@ def _step(
     *required, copies = lists.values()
     roles = [*required, *([copies] if copies else [])]
     for table in tensor_tables(roles, chunk=CHUNK.value):
-        launch(
-            "adam",
-            "adam_update",
-            table.chunks,
-            THREADS,
-            block,
-            (table.data, block, table.tensors),
-            reaches=roles,
-            **types(table.dtypes, bool(copies)),
-            DECOUPLED=int(decoupled),
-        )
+        args = (table.data, block, table.tensors)
+        macros = types(table.dtypes, bool(copies)) | {"DECOUPLED": int(decoupled)}
+        launch("adam", "adam_update", table.chunks, THREADS, block, args, macros, reaches=roles)
 
 
 def prepared(
@@ -109,11 +101,11 @@ def prepared(
     block = torch.empty(HEADER.value + 2 * len(steps), dtype=torch.float32, device=near.device)
     # Without a tensor the header is written all the same; the table then holds an address of none.
     table = address_table(steps if steps else [near]).data
-    args = (table, block, *controls.values(), len(steps), int(bias_correction))
+    numbers = (len(steps), int(bias_correction))
+    args: list[Tensor | int] = [table, block, *controls.values(), *numbers]
     programs = max(1, cdiv(len(steps), threads))
-    none = (torch.float32,) * 4
-    macros = types(none, False) | {"DECOUPLED": 0, "EPS_INSIDE": 0}
-    launch(source, kernel, programs, threads, near, args, reaches=[steps], **macros)
+    macros = types((torch.float32,) * 2, False) | {"DECOUPLED": 0, "EPS_INSIDE": 0}
+    launch(source, kernel, programs, threads, near, args, macros, reaches=[steps])
     return block
 
 

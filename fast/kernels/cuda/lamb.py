@@ -44,23 +44,25 @@ def lamb_step_(
     lists |= {"exp_avg_sqs": exp_avg_sqs, "copies": copies}
     require_step("lamb_step_", lists, steps, controls)
     block = prepared("lamb", "lamb_prepare", THREADS, steps, controls, bias_correction)
-    limbs = torch.zeros(len(params), 2, PADDED.value, dtype=torch.int64, device=block.device)
-    inside = int(eps_inside_sqrt)
+    count = len(params)
+    limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=block.device)
+    inside = {"EPS_INSIDE": int(eps_inside_sqrt)}
+
+    def run(
+        kernel: str,
+        programs: int,
+        args: Sequence[Tensor | int],
+        dtypes: Sequence[torch.dtype],
+        roles: Sequence[Sequence[Tensor]] = (),
+    ) -> None:
+        macros = types(dtypes, bool(copies)) | inside
+        launch("lamb", kernel, programs, THREADS, block, args, macros, reaches=roles)
+
     read = [params, grads, exp_avgs, exp_avg_sqs]
     for table in tensor_tables(read, chunk=SPAN.value):
         args = (table.data, block, limbs, table.tensors)
-        macros = types(table.dtypes, False) | {"EPS_INSIDE": inside}
-        launch(
-            "lamb", "lamb_moments", table.chunks, THREADS, block, args, reaches=read, **macros
-        )
-    count = len(params)
-    macros = types((torch.float32,) * 2, False) | {"EPS_INSIDE": 0}
-    blocks = cdiv(count, THREADS)
-    launch("lamb", "lamb_ratio", blocks, THREADS, block, (block, limbs, count), **macros)
+        run("lamb_moments", table.chunks, args, table.dtypes, read)
+    run("lamb_ratio", cdiv(count, THREADS), (block, limbs, count), (torch.float32,) * 2)
     written = [params, exp_avgs, exp_avg_sqs, *([copies] if copies else [])]
     for table in tensor_tables(written, chunk=SPAN.value):
-        args = (table.data, block, table.tensors)
-        macros = types(table.dtypes, bool(copies)) | {"EPS_INSIDE": inside}
-        launch(
-            "lamb", "lamb_weights", table.chunks, THREADS, block, args, reaches=written, **macros
-        )
+        run("lamb_weights", table.chunks, (table.data, block, table.tensors), table.dtypes, written)

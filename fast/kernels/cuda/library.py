@@ -10,9 +10,9 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,9 +41,9 @@ def launch(
     threads: int,
     near: Tensor,
     args: Sequence[Tensor | int],
+    macros: Mapping[str, int],
     *,
     reaches: TensorLists = (),
-    **macros: int,
 ) -> None:
     """Launch a kernel of `programs` blocks on the device of `near`; zero blocks: nothing.
 
@@ -54,8 +54,8 @@ def launch(
         threads: of a block.
         near: a tensor on the device where the kernel is to run.
         args: tensors for pointers, numbers of 64 bits.
-        reaches: tensors that the kernel finds through a pointer table among its arguments.
         macros: dtypes and options that the source is compiled with.
+        reaches: tensors that the kernel finds through a pointer table among its arguments.
 
     Raises:
         RuntimeError: nothing here can run kernels on that device, NVRTC is not installed, or the
@@ -80,8 +80,10 @@ def launch(
         _answer(_cuda().cuLaunchKernel(function, *shape, 0, stream, (values, types), 0))
 
 
-def resident(source: str, kernel: str, threads: int, near: Tensor, **macros: int) -> int:
-    """How many blocks the device holds at once; 8 where kernels run on CPU tensors."""
+def resident(
+    source: str, kernel: str, threads: int, near: Tensor, macros: Mapping[str, int]
+) -> int:
+    """Blocks that the device holds at once; 8 where kernels run on CPU tensors."""
     if executes_cpu_tensors():
         return 8
     function = _loaded(source, kernel, near.device, tuple(sorted(macros.items())))
@@ -168,26 +170,24 @@ def _answer(result: Any) -> Any:
     return rest
 
 
-def _nvrtc() -> ModuleType:
-    return _binding("nvrtc")
-
-
-def _cuda() -> ModuleType:
-    return _binding("driver")
-
-
 @cache
-def _binding(name: str) -> ModuleType:
+def _nvrtc() -> ModuleType:
     try:
-        module = import_module(f"cuda.bindings.{name}")
-        if name == "nvrtc":
-            module.nvrtcVersion()
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
     except Exception as error:  # the loader's own error type depends on its version
         raise RuntimeError(
             "kernels in CUDA C++ need cuda-bindings and nvidia-cuda-nvrtc: install the extra "
             f'"cuda" of this project ({str(error).splitlines()[0]}) [fast.kernels.cuda]'
         ) from error
-    return module
+    return nvrtc  # type: ignore[no-any-return]
+
+
+def _cuda() -> ModuleType:
+    from cuda.bindings import driver
+
+    return driver  # type: ignore[no-any-return]
 
 
 def _text(name: str) -> str:

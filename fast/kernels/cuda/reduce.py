@@ -27,17 +27,9 @@ def add_squares(grads: Sequence[Tensor], limbs: Tensor) -> None:
     """
     for table in tensor_tables([grads], chunk=SPAN.value):
         macros = {"G": NUMBERS[table.dtypes[0]]}
-        most = resident("reduce", "add_squares", THREADS, limbs, **macros)
-        launch(
-            "reduce",
-            "add_squares",
-            min(table.chunks, most),
-            THREADS,
-            limbs,
-            (table.data, limbs, table.tensors, table.chunks),
-            reaches=[grads],
-            **macros,
-        )
+        blocks = min(table.chunks, resident("reduce", "add_squares", THREADS, limbs, macros))
+        args = (table.data, limbs, table.tensors, table.chunks)
+        launch("reduce", "add_squares", blocks, THREADS, limbs, args, macros, reaches=[grads])
 
 
 def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:
@@ -52,4 +44,4 @@ def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) ->
     require_controls("global_norm_", norm, {"norm": norm, "found_inf": found_inf})
     limbs = new_limbs(norm.device)
     add_squares(grads, limbs)
-    launch("reduce", "round_norm", 1, 1, norm, (limbs, norm, found_inf), G=0)
+    launch("reduce", "round_norm", 1, 1, norm, (limbs, norm, found_inf), {"G": 0})
