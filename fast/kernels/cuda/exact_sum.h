@@ -19,8 +19,8 @@
 #define PADDED 32
 #define DIGIT 0xFFFFFFFFll
 #define ALL 0xFFFFFFFFu
-#define MAGIC 8388608.0f        // 2**23, whose bits are 0x4B000000
-#define SIGNED_MAGIC 12582912.0f  // 1.5 * 2**23
+#define MAGIC 8388608.0f          // 2**23
+#define SIGNED_MAGIC 12582912.0f  // 1.5 * 2**23, whose bits are 0x4B400000
 
 // Limbs of a block, in shared memory.
 struct Limbs {
@@ -72,7 +72,7 @@ template <int TYPE> struct Sum {
     static const int WINDOW = TYPE == FP32 ? 22 : TYPE == FP16 ? 16 : 19;
     static const int LOWEST = BITS - 126;           // `top` whose scale is still an fp32 number
     static const int CHAINS = TYPE == FP32 ? 1 : 4;  // of sums that do not wait for one another
-    static const int ROOM = 1 << (62 - 2 * BITS);   // squares for which there is room
+    static const int ROOM = 1 << (62 - 2 * BITS);  // squares for which there is room
 
     Limbs &limbs;
     int top, room;
