@@ -128,7 +128,7 @@ def test_nothing_is_contracted_or_flushed(empty_cache: Path) -> None:
 def test_the_loop_of_the_sum_has_no_float64(empty_cache: Path) -> None:
     ptx = library.compiled("reduce", "ptx", 90, (("G", 2),)).decode()
     kernels = {text.split("(")[0].strip(): text for text in ptx.split(".entry")[1:]}
-    assert "f64" not in kernels["add_squares"]
+    assert "f64" not in kernels["reduce_squares"]
     assert "f64" in kernels["round_norm"]
 
 

@@ -33,7 +33,7 @@ struct Tile {
 
 // Resident blocks: each walks over every n-th span and adds its limbs to memory once.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_squares(const i64 *table, i64 *limbs, i64 tensors, i64 chunks) {
+    reduce_squares(const i64 *table, i64 *limbs, i64 tensors, i64 chunks) {
     __shared__ Limbs shared;
     shared.clear();
     Sum<G> sum(shared);

@@ -27,9 +27,9 @@ def add_squares(grads: Sequence[Tensor], limbs: Tensor) -> None:
     """
     for table in tensor_tables([grads], chunk=SPAN.value):
         macros = {"G": NUMBERS[table.dtypes[0]]}
-        blocks = min(table.chunks, resident("reduce", "add_squares", THREADS, limbs, macros))
+        blocks = min(table.chunks, resident("reduce", "reduce_squares", THREADS, limbs, macros))
         args = (table.data, limbs, table.tensors, table.chunks)
-        launch("reduce", "add_squares", blocks, THREADS, limbs, args, macros, reaches=[grads])
+        launch("reduce", "reduce_squares", blocks, THREADS, limbs, args, macros, reaches=[grads])
 
 
 def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) -> None:
