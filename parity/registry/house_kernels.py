@@ -22,6 +22,7 @@ FILES = {
     "sgd_step": "sgd",
     "adam_step": "adam",
     "adamw_step": "adam",
+    "adamw_remainder_step": "adam_remainder",
     "lamb_step": "lamb",
     "unscale": "unscale",
     "global_norm": "reduce",
@@ -64,6 +65,7 @@ CPU = Native(
     files={
         "adam_step": "adam",
         "adamw_step": "adam",
+        "adamw_remainder_step": "adam_remainder",
         "global_norm": "reduce",
         "accumulate": "accumulate",
     },
@@ -79,6 +81,7 @@ CUDA = Native(
     files={
         "adam_step": "adam",
         "adamw_step": "adam",
+        "adamw_remainder_step": "adam_remainder",
         "global_norm": "reduce",
         "lamb_step": "lamb",
     },
@@ -86,6 +89,7 @@ CUDA = Native(
     dtypes={
         "adam_step": ("mixed",),
         "adamw_step": ("bf16", "mixed"),
+        "adamw_remainder_step": ("bf16",),
         "lamb_step": ("mixed",),
         "global_norm": ("mixed",),
     },

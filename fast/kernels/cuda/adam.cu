@@ -5,7 +5,8 @@
 //     u = (m / k1) / (sqrt(v / k2) + eps);  decoupled: u = u + wd * p
 //     p = p - lr * u
 //
-// Compiled with P, G and C (dtypes of weights, gradients and copies), HAS_COPY and DECOUPLED.
+// Compiled with P, G and C (dtypes of weights, gradients and copies), HAS_COPY and DECOUPLED. Copies
+// of INT16 are remainders of masters, whose upper halves are the weights.
 #include "common.h"
 
 #define CHUNK 4096  // elements of a block
@@ -50,12 +51,23 @@ __device__ inline void update(Stored<P>::word *__restrict__ params,
     load<G>(g, grads + at);
     load<FP32>(m, exp_avgs + at);
     load<FP32>(v, exp_avg_sqs + at);
+    float low[COUNT] = {};
+    if (C == INT16) load<C>(low, copies + at);
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) step(p[i], g[i], m[i], v[i], c);
+    for (int i = 0; i < COUNT; i++) {
+        if (C == INT16) p[i] = __uint_as_float(__float_as_uint(p[i]) + __float_as_uint(low[i]));
+        step(p[i], g[i], m[i], v[i], c);
+        low[i] = p[i];
+        if (C == INT16) {
+            const u32 bits = p[i] == p[i] ? __float_as_uint(p[i]) : 0x7FC00000u;
+            p[i] = __uint_as_float((bits + 0x8000u) & 0xFFFF0000u);
+            low[i] = __uint_as_float(bits);
+        }
+    }
     store<FP32>(exp_avgs + at, m);
     store<FP32>(exp_avg_sqs + at, v);
     store<P>(params + at, p);
-    if (HAS_COPY) store<C>(copies + at, p);
+    if (HAS_COPY) store<C>(copies + at, low);
 }
 
 // One block for each chunk of each tensor.

@@ -79,6 +79,26 @@ def _step(
     decoupled: bool,
 ) -> None:
     require_step(where, lists, steps, controls)
+    update_adam(lists, steps, controls, bias_correction, decoupled=decoupled)
+
+
+def update_adam(
+    lists: Lists,
+    steps: Sequence[Tensor],
+    controls: Mapping[str, Tensor],
+    bias_correction: bool,
+    *,
+    decoupled: bool,
+) -> None:
+    """Advance the counters and update every tensor.
+
+    Args:
+        lists: params, grads, exp_avgs, exp_avg_sqs, and copies or remainders, which may be empty.
+        steps: completed steps.
+        controls: in the order of the operation.
+        bias_correction: False uses 1 for both corrections.
+        decoupled: AdamW, not Adam.
+    """
     block = prepared("adam", "adam_prepare", THREADS, steps, controls, bias_correction)
     *required, copies = lists.values()
     roles = [*required, *([copies] if copies else [])]

@@ -13,6 +13,7 @@ typedef unsigned short u16;
 #define FP32 0
 #define FP16 1
 #define BF16 2
+#define INT16 3  // remainders of masters: an integer's bits, in the place of a float's
 
 template <int TYPE> struct Stored {
     typedef u16 word;
@@ -30,6 +31,8 @@ template <> __device__ inline float widen<FP16>(u16 x) {
     return wide;
 }
 
+template <> __device__ inline float widen<INT16>(u16 x) { return __int_as_float((short)x); }
+
 template <int TYPE> __device__ inline typename Stored<TYPE>::word narrow(float x);
 template <> __device__ inline float narrow<FP32>(float x) { return x; }
 template <> __device__ inline u16 narrow<BF16>(float x) {
@@ -37,6 +40,7 @@ template <> __device__ inline u16 narrow<BF16>(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(low) : "f"(x));
     return low;
 }
+template <> __device__ inline u16 narrow<INT16>(float x) { return (u16)__float_as_uint(x); }
 template <> __device__ inline u16 narrow<FP16>(float x) {
     u16 low;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(low) : "f"(x));
@@ -50,9 +54,12 @@ template <int TYPE, int COUNT> struct alignas(COUNT * sizeof(typename Stored<TYP
 
     __device__ float operator[](int i) const {
         const u32 word = at[i / EACH];
-        if (TYPE == FP32) return __uint_as_float(word);
-        if (TYPE == BF16) return __uint_as_float(i % 2 ? word & 0xFFFF0000u : word << 16);
-        return widen<FP16>((u16)(i % 2 ? word >> 16 : word));
+        if constexpr (TYPE == FP32)
+            return __uint_as_float(word);
+        else if constexpr (TYPE == BF16)
+            return __uint_as_float(i % 2 ? word & 0xFFFF0000u : word << 16);
+        else
+            return widen<TYPE>((u16)(i % 2 ? word >> 16 : word));
     }
 
     __device__ void set(int i, float x) {

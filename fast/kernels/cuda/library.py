@@ -31,7 +31,7 @@ FLAGS = (
     # Every rounding that is written, and no other.
     *("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
 )
-NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # of dtypes, in the sources
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # in the sources
 
 
 def launch(
