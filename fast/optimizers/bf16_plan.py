@@ -1,4 +1,4 @@
-"""What accumulation and norm of partitioned groups take, laid out once for the same gradients."""
+"""Accumulation and norm of partitioned groups, laid out once for the same gradients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Runs:
         self._at: dict[Place, Sequence[Tensor]] = {}
 
     def gradients(self) -> Gradients:
-        """What counts in the norm of this step."""
+        """Gradients that count in the norm of this step."""
         key = [(group.accumulator.data_ptr(), group.has_gradient) for group in self._groups]
         if key != self._key:
             self._key = [(address, list(has)) for address, has in key]

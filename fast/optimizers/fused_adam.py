@@ -35,7 +35,6 @@ from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
 from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
-from twinstep.fast.runtime.watched import WatchedEntry, WatchedState
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
@@ -84,7 +83,6 @@ class FusedAdam(torch.optim.Optimizer):
         self._forget_device()
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas}
         super().__init__(params, {**defaults, "eps": eps, "weight_decay": weight_decay})
-        self.state = WatchedState(dict)
 
     def _forget_device(self) -> None:
         self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
@@ -182,14 +180,7 @@ class FusedAdam(torch.optim.Optimizer):
         return cast("dict[str, Tensor]", self.state[param])
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
-        return WatchedEntry(new_state(param, moment_dtype(self.compat, param.dtype)))
-
-    def state_dict(self) -> StateDict:
-        """State and groups, as of any optimizer of torch."""
-        found = super().state_dict()
-        held = cast("dict[object, dict[str, Tensor]]", found["state"])
-        found["state"] = {key: dict(entries) for key, entries in held.items()}
-        return found
+        return new_state(param, moment_dtype(self.compat, param.dtype))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state; moments keep their precision, counters become integers. All is copied.
@@ -207,7 +198,6 @@ class FusedAdam(torch.optim.Optimizer):
 
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
-        self.state = WatchedState(dict, self.state)
         self._forget_device()
 
 

@@ -1,4 +1,4 @@
-"""What a wrapper's step takes from its parameters, laid out once and read again in C.
+"""Plans of a wrapper's step: lists laid out once, and gradients read again in C.
 
 A plan fits for as long as the same parameters have gradients, contiguous and in the same dtypes.
 Marks of parameters (experts, tensor parallelism) are read when it is made.

@@ -14,7 +14,6 @@ from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
-from twinstep.fast.runtime.watched import WatchedEntry, WatchedState
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
@@ -22,7 +21,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
 
     def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
         # State that a step has written, as far as the host knows; see `_sync_state`.
-        self._pending: WatchedState = WatchedState(dict)
+        self._pending: dict[Tensor, State] = {}
         self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
         super().__init__(optimizer, timers)
 
@@ -52,7 +51,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         known = self._held().state.get(master) or self._pending.get(master)
         if not known:
             require_not_captured(type(self).__name__, master.device)
-            known = self._pending[master] = WatchedEntry(new_state(master))
+            known = self._pending[master] = new_state(master)
         return known
 
     def _states(self) -> tuple[Mapping[Tensor, State], Mapping[Tensor, State]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import triton
 from torch import Tensor
@@ -21,6 +21,25 @@ _GET: Callable[..., object] = dict.get
 _DTYPE: Callable[[object], object] = attrgetter("dtype")
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
+
+
+class Jitted(Protocol):
+    """A function under `@triton.jit`."""
+
+    __name__: str
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """The kernel, ready to be called on a grid."""
+
+
+class Driver(Protocol):
+    """A driver of Triton's."""
+
+    def get_current_device(self) -> int:
+        """Index of the device that is launched on."""
+
+    def get_current_stream(self, device: int) -> int:
+        """Its current stream."""
 
 
 @dataclass(eq=False)
@@ -67,7 +86,11 @@ _KNOWN: dict[int, _Known] = {}
 
 
 def start(
-    kernel: Any, driver: Any, programs: int, args: Sequence[object], options: dict[str, object]
+    kernel: Jitted,
+    driver: Driver | None,
+    programs: int,
+    args: Sequence[object],
+    options: dict[str, object],
 ) -> None:
     """Launch a kernel on the current device, as `kernel[(programs,)](*args, **options)` does.
 
@@ -78,19 +101,20 @@ def start(
         args: everything but the constants, by position.
         options: constants, and options of the compiler.
     """
-    key = _key(kernel, driver, args, options)
-    if key is None:
+    key = None if driver is None else _key(kernel, driver, args, options)
+    if driver is None or key is None:
         kernel[(programs,)](*args, **options)
         return
     known = _KNOWN[id(kernel)]
     found = known.launches.get(key)
     if found is None:
         compiled = kernel[(programs,)](*args, **options)
-        constants = tuple(options[param.name] for param in kernel.params[len(args) :])
+        params = known.kernel.params[len(args) :]
+        constants = tuple(options[param.name] for param in params)
         known.launches[key] = compiled, constants
         return
     compiled, constants = found
-    stream = driver.get_current_stream(key[1])
+    stream = driver.get_current_stream(cast(int, key[1]))
     packed = compiled.packed_metadata
     compiled.run(
         programs, 1, 1, stream, compiled.function, packed, None, None, None, *args, *constants
@@ -98,7 +122,7 @@ def start(
 
 
 def _key(
-    kernel: Any, driver: Any, args: Sequence[object], options: Mapping[str, object]
+    kernel: Any, driver: Driver, args: Sequence[object], options: Mapping[str, object]
 ) -> Key | None:
     """What decides which compiled kernel a launch takes; None leaves the launch to Triton."""
     known = _KNOWN.get(id(kernel))

@@ -4,15 +4,15 @@ CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that e
 kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.runtime.compiled import start
+from twinstep.fast.runtime.compiled import Driver, Jitted, start
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 
 TRITON_DTYPE = {
@@ -21,15 +21,6 @@ TRITON_DTYPE = {
     torch.float32: tl.float32,
     torch.int16: tl.int16,
 }
-
-
-class Jitted(Protocol):
-    """A function under `@triton.jit`."""
-
-    __name__: str
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        """The kernel, ready to be called on a grid."""
 
 
 def cdiv(count: int, size: int) -> int:
@@ -48,10 +39,10 @@ def executes_cpu_tensors() -> bool:
     return bool(getattr(_active_driver(), "executes_cpu_tensors", False))
 
 
-def _active_driver() -> object:
+def _active_driver() -> Driver | None:
     """Return Triton's driver; None where there is neither a GPU nor replay."""
     try:
-        return triton.runtime.driver.active
+        return cast(Driver, triton.runtime.driver.active)
     except RuntimeError:
         return None
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.runtime.lists import Layout, MovingTensors
-from twinstep.fast.runtime.watched import Changes, WatchedEntry, WatchedState
 
 _GRAD: Callable[[object], Any] = attrgetter("grad")
 _CONTIGUOUS: Callable[[Any], bool] = Tensor.is_contiguous
@@ -115,44 +114,31 @@ class GradientReader:
 class StateWatch:
     """State of parameters as it was: dicts, and the tensors in them, by identity.
 
-    Dicts that count their changes are looked at when there are some.
-
     Args:
         state: of an optimizer, by parameter.
         names: of the entries that matter; dicts that lack one of them do not.
     """
 
-    def __init__(self, state: Mapping[Any, Mapping[str, Tensor]], names: Sequence[str]) -> None:
-        self._changes = Changes.latest
-        self._state, self._keys, self._all = state, list(state), list(state.values())
-        self._counts = type(state) is WatchedState and all(
-            type(held) is WatchedEntry for held in self._all
-        )
+    def __init__(self, state: Mapping[Tensor, Mapping[str, Tensor]], names: Sequence[str]) -> None:
+        self._keys, self._all = list(state), list(state.values())
         self._dicts = [held for held in self._all if all(name in held for name in names)]
         self._columns = [(name, [held[name] for held in self._dicts]) for name in names]
         self._sampled = [list(map(_ADDRESS, held[::SAMPLE])) for _, held in self._columns]
 
-    def holds(self, state: Mapping[Any, Mapping[str, Tensor]]) -> bool:
+    def holds(self, state: Mapping[Tensor, Mapping[str, Tensor]]) -> bool:
         """Return True if nothing was replaced."""
-        changes = Changes.latest
-        if not (self._counts and state is self._state and changes == self._changes):
-            if not self._compare(state):
-                return False
-            self._changes = changes
-        # `tensor.data = other` keeps the identity; who does it to state does it to all of it.
-        return all(
-            list(map(_ADDRESS, column[::SAMPLE])) == places
-            for (_, column), places in zip(self._columns, self._sampled, strict=True)
-        )
-
-    def _compare(self, state: Mapping[Any, Mapping[str, Tensor]]) -> bool:
         if len(state) != len(self._keys):
             return False
         if not (same(state, self._keys) and same(state.values(), self._all)):
             return False
         try:
-            return all(
-                same([held[name] for held in self._dicts], column) for name, column in self._columns
-            )
+            for name, column in self._columns:
+                if not same([held[name] for held in self._dicts], column):
+                    return False
         except KeyError:
             return False
+        # `tensor.data = other` keeps the identity; who does it to state does it to all of it.
+        return all(
+            list(map(_ADDRESS, column[::SAMPLE])) == places
+            for (_, column), places in zip(self._columns, self._sampled, strict=True)
+        )

@@ -30,7 +30,7 @@ def scale_kernel(source, target, numel, limit: tl.int64, BLOCK: tl.constexpr):
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """What each launch hands to the launcher; tensors by address and dtype."""
+    """Arguments of each launch, as the launcher gets them; tensors by address and dtype."""
     log: list[tuple[object, ...]] = []
     original = Launcher.__call__
 
