@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ class StateWatch:
             return False
         try:
             for name, column in self._columns:
-                if not same([held[name] for held in self._dicts], column):
+                if not same(map(itemgetter(name), self._dicts), column):
                     return False
         except KeyError:
             return False
