@@ -24,6 +24,7 @@ from twinstep.fast.optimizers.norms import kind_of_norm
 from twinstep.fast.optimizers.parallelism import Gradients, Parallelism, Place
 from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.optimizers.wrapper import Wrapper
+from twinstep.fast.runtime.dispatch import device_of_kernels
 
 LOG = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class ScaledWrapper(Wrapper):
         without_experts: bool = False,
     ) -> None:
         """Get ready to step parameters, laid out for good."""
-        device = params[0].device if len(params) else torch.device("cpu")
+        device = params[0].device if len(params) else device_of_kernels()
         self._parallelism = Parallelism(
             mpu=self.mpu,
             engine=self.deepspeed,

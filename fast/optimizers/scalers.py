@@ -6,12 +6,9 @@ or of the first loss or gradient that it is given. Reading it waits for that dev
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-import triton
 from torch import Tensor, nn
 
 from twinstep.contract.compat import CORRECT, Compat
@@ -29,6 +26,7 @@ from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.runtime.control import ControlBlock
+from twinstep.fast.runtime.dispatch import device_of_kernels
 
 COUNTERS = {
     "static": ("cur_iter",),
@@ -128,7 +126,7 @@ class LossScale:
                 has changed.
             RuntimeError: the dynamic rule with `growth_counts_this_step`, which whole steps know.
         """
-        block = self._near(_device_of_kernels())
+        block = self._near(device_of_kernels())
         if self.compat.growth_counts_this_step and self.scaling.rule == "dynamic":
             raise RuntimeError(
                 "compat has growth_counts_this_step, but should not for a scaler that is stepped "
@@ -227,14 +225,6 @@ class LossScale:
         """Enter a state that `restored` returned."""
         for name, value in controls.items():
             self._block[name].fill_(value)
-
-
-def _device_of_kernels() -> torch.device:
-    """The device on which Triton's active driver runs kernels; the CPU where there is none."""
-    with suppress(RuntimeError):
-        if not triton.knobs.runtime.interpret:
-            return cast(torch.device, triton.runtime.driver.active.get_active_torch_device())
-    return torch.device("cpu")
 
 
 class StaticLossScale(LossScale):

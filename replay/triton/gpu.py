@@ -91,6 +91,10 @@ class Stream:
         """True: there is nothing to wait for."""
         return True
 
+    def is_capturing(self) -> bool:
+        """False: graphs are not modelled."""
+        return False
+
     def synchronize(self) -> None:
         """Wait for nothing."""
         synchronize()
