@@ -19,6 +19,8 @@ from twinstep.benchmarks.state import UPDATE_BYTES, apply, controls, new_state
 from twinstep.fast.kernels.accumulate import accumulate_
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.kernels.cast import cast_copy_
+from twinstep.fast.kernels.cuda import adam
+from twinstep.fast.kernels.cuda.reduce import add_squares
 from twinstep.fast.kernels.lamb import lamb_step_
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
 from twinstep.fast.kernels.unscale import unscale_
@@ -38,8 +40,16 @@ def run() -> Iterator[Figures]:
     device = torch.device("cuda")
     for timed in KERNELS:
         numel = NUMEL * timed.times
-        figures = measure(timed.work(numel, device), timed.bytes * numel, device)
-        yield {timed.name: figures | {"numel": numel}}
+        work = timed.work(numel, device)
+        try:
+            work()
+        except RuntimeError as error:
+            if "NVRTC" not in str(error) and "nvrtc" not in str(error):
+                raise
+            yield {timed.name: {"absent": str(error)}}
+        else:
+            figures = measure(work, timed.bytes * numel, device)
+            yield {timed.name: figures | {"numel": numel}}
     for name, figures in steps.measured(device):
         yield {name: figures}
     yield {"cpu": offload.run(CPU_NUMEL, CPU_ROUNDS)}
@@ -81,6 +91,18 @@ def reduce_work(numel: int, device: Device, dtype: torch.dtype = BRAIN, tensors:
     """The exact sum of squares; the reduce launch alone."""
     grads, limbs = drawn(numel, device, dtype, tensors), new_limbs(device)
     return lambda: reduce_gradients(grads, limbs)
+
+
+def update_in_cuda(numel: int, device: Device) -> Work:
+    """The same update by the kernel in CUDA C++, with its own small launch before it."""
+    state, given = new_state([numel], device), controls(device)
+    return lambda: apply(adam.adamw_step_, state, given, bias_correction=True)
+
+
+def reduce_in_cuda(numel: int, device: Device, dtype: torch.dtype = BRAIN) -> Work:
+    """The exact sum of squares by the kernel in CUDA C++."""
+    grads, limbs = drawn(numel, device, dtype), new_limbs(device)
+    return lambda: add_squares(grads, limbs)
 
 
 def lamb_work(numel: int, device: Device) -> Work:
@@ -129,6 +151,9 @@ KERNELS: list[Timed] = [
     Timed("reduce bf16 of a list", 2, partial(reduce_work, tensors=TENSORS), times=4),
     Timed("reduce fp16", 2, partial(reduce_work, dtype=HALF), times=4),
     Timed("reduce fp32", 4, partial(reduce_work, dtype=FULL), times=4),
+    Timed("update in CUDA C++", UPDATE_BYTES, update_in_cuda),
+    Timed("reduce bf16 in CUDA C++", 2, reduce_in_cuda, times=4),
+    Timed("reduce fp32 in CUDA C++", 4, partial(reduce_in_cuda, dtype=FULL), times=4),
     Timed("torch's norms bf16", 2, foreach_norm_work, times=4),
     Timed("lamb of a list", 40, lamb_work),
     Timed("accumulate", 10, accumulate_work, times=2),

@@ -26,7 +26,7 @@ constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread
 constexpr int LIMBS = 32, NONFINITE = 24, ORIGIN = 11;
 constexpr int WINDOWS = 16;  // of 40 bits, from 2^256 down to 2^-298
 
-enum Type : int64_t { FP32, FP16, BF16 };
+enum Type : int64_t { FP32, FP16, BF16, INT16 };
 
 template <class To, class From>
 inline To bits_of(From from) {
@@ -94,6 +94,25 @@ void rounded(const float* __restrict values, void* to, Type type, int64_t at, in
     for (int64_t i = 0; i < count; ++i) words[i] = to_brain(values[i]);
   } else if (values != (const float*)to + at) {
     std::memcpy((float*)to + at, values, (size_t)count * sizeof(float));
+  }
+}
+
+// Masters of weights and remainders of 16 bits (`reference.remainder`): into a buffer, and back.
+void joined(const void* weights, const void* remainders, int64_t at, int64_t count, float* masters) {
+  const uint16_t* upper = (const uint16_t*)weights + at;
+  const int16_t* lower = (const int16_t*)remainders + at;
+  for (int64_t i = 0; i < count; ++i)
+    masters[i] = bits_of<float>(((uint32_t)upper[i] << 16) + (uint32_t)(int32_t)lower[i]);
+}
+
+void split(const float* masters, void* weights, void* remainders, int64_t at, int64_t count) {
+  uint16_t* __restrict upper = (uint16_t*)weights + at;
+  uint16_t* __restrict lower = (uint16_t*)remainders + at;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t word = bits_of<uint32_t>(masters[i]);
+    const uint32_t kept = (word & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : word;
+    upper[i] = (uint16_t)((kept + 0x8000) >> 16);
+    lower[i] = (uint16_t)kept;
   }
 }
 
@@ -207,7 +226,8 @@ void add_squares(int64_t* limbs, const float* x, int64_t count) {
 extern "C" {
 
 struct AdamRow {
-  void *param, *grad, *exp_avg, *exp_avg_sq, *copy;  // copy: nullptr for none
+  // copy: nullptr for none; remainders where its type is INT16
+  void *param, *grad, *exp_avg, *exp_avg_sq, *copy;
   int64_t* step;
   int64_t numel, param_type, grad_type, copy_type;
 };
@@ -237,7 +257,11 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
     float params[BLOCK], grads[BLOCK];
     for (int64_t at = begin; at < begin + length; at += BLOCK) {
       const int64_t count = std::min(BLOCK, begin + length - at);
-      float* p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
+      float* p = params;
+      if (row.copy_type == INT16)
+        joined(row.param, row.copy, at, count, p);
+      else
+        p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
       const float* g = widened(row.grad, (Type)row.grad_type, at, count, grads);
       if (as_sums) {
         for (int64_t i = 0; i < count; ++i) grads[i] = g[i] + 0.0f;
@@ -245,6 +269,10 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
       }
       float *m = (float*)row.exp_avg + at, *v = (float*)row.exp_avg_sq + at;
       (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars[t]);
+      if (row.copy_type == INT16) {
+        split(p, row.param, row.copy, at, count);
+        continue;
+      }
       rounded(p, row.param, (Type)row.param_type, at, count);
       if (row.copy) rounded(p, row.copy, (Type)row.copy_type, at, count);
     }
