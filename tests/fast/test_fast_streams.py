@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from twinstep.fast.runtime.control import StagingRing
 from twinstep.fast.runtime.tables import TableCache, tensor_tables
-from twinstep.fast.runtime.uploads import Upload
+from twinstep.fast.runtime.uploads import StagingRing, Upload
 from twinstep.replay import modelled_gpu
 
 GPU = torch.device("cuda", 0)
