@@ -146,18 +146,18 @@ class Subject:
 
         self.params = [Parameter(normal(size, 0.1)) for size in sizes]
         self.grads = [normal(size, 0.01) for size in sizes]
-        self._give()
+        self.give()
         self.step = make(self.params)
         self.step()
 
-    def _give(self) -> None:
-        # Ours drop gradients as they use them.
+    def give(self) -> None:
+        """Give the parameters their gradients, which ours drop as they use them."""
         for param, grad in zip(self.params, self.grads, strict=True):
             param.grad = grad
 
     def timed(self) -> tuple[float, float]:
         """Milliseconds on the device, and on the host until the call returned."""
-        self._give()
+        self.give()
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -171,7 +171,7 @@ class Subject:
 
     def launches(self) -> int:
         """Kernels on the device in one step; copies and fills of the driver are none."""
-        self._give()
+        self.give()
         if executes_cpu_tensors():
             from twinstep.replay import launches
 

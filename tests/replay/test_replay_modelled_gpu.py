@@ -137,6 +137,14 @@ def test_a_default_device_is_kept() -> None:
         torch.set_default_device(None)
 
 
+def test_random_numbers_of_the_device_follow_every_seed() -> None:
+    drawn = []
+    for seed in (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all):
+        seed(7)
+        drawn.append(torch.rand(3, device="cuda").tolist())
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
 def test_what_is_loaded_is_where_it_is_asked_for() -> None:
     file = io.BytesIO()
     torch.save({"x": torch.ones(3, device="cuda")}, file)
