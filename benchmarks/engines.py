@@ -7,7 +7,6 @@ must not be launched under another. Then the files are compared.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from twinstep.benchmarks.part import Broken, Figures
+from twinstep.benchmarks import part
+from twinstep.benchmarks.part import Broken, Figures, Job
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory
@@ -36,9 +36,9 @@ REGIMES = ("mixture", "planted", "bits")
 Outputs = dict[str, Tensor]
 
 
-def run() -> Figures:
+def run() -> Iterator[Figures]:
     """Compare cuda with replay."""
-    return compare_engines("cuda", "replay", exact_kernels())
+    yield compare_engines("cuda", "replay", exact_kernels())
 
 
 def exact_kernels() -> list[Kernel]:
@@ -65,15 +65,14 @@ def compare_engines(one: str, other: str, chosen: Sequence[Kernel]) -> Figures:
     names = [kernel.name for kernel in chosen]
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{place}.pt" for place in ("one", "other")]
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-m", "twinstep.benchmarks.engines", engine, str(file), *names]
-            )
+        jobs = [
+            Job("benchmarks.engines", [engine, str(file), *names])
             for engine, file in zip((one, other), files, strict=True)
         ]
-        statuses = [child.wait() for child in children]
-        if any(statuses):
-            raise Broken(f"running the kernels on {one}, {other} ended with {statuses}")
+        for number, (status, output) in part.run_jobs(jobs, len(jobs)):
+            if status:
+                engine = (one, other)[number]
+                raise Broken(f"the kernels on {engine} ended with {status}: {output[-1000:]}")
         first, second = (torch.load(file, weights_only=True) for file in files)
     wrong = differences(first, second)
     if wrong:

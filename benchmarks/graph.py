@@ -9,21 +9,35 @@ import torch
 from torch import Tensor
 
 from twinstep.benchmarks.part import Broken, Figures
-from twinstep.benchmarks.state import MIXED_OPTIONS, State, apply, mixed_controls, new_state
+from twinstep.benchmarks.state import (
+    MIXED_OPTIONS,
+    State,
+    apply,
+    bits,
+    mixed_controls,
+    new_state,
+)
+from twinstep.benchmarks.steps import STEPS as STEPS_OF
+from twinstep.benchmarks.steps import Subject
 from twinstep.fast.kernels.mixed_step import mixed_step_
 
 LAYOUTS = {"flat": (65_543,), "list": (4099, 130, 2048, 1)}
+SIZES = (4099, 130, 1)
 STEPS = 6
 OVERFLOW_AT = 3
+CLASSES = ("FusedAdam", "FP16Optimizer", "FP16UnfusedOptimizer, LAMB")
 
 
-def run() -> Figures:
+def run() -> Iterator[Figures]:
     """Compare captured with eager steps in each layout; forbid synchronisation."""
     device = torch.device("cuda")
     for layout, sizes in LAYOUTS.items():
         check_capture(layout, sizes, device)
         check_no_synchronisation(layout, sizes, device)
-    return {"layouts": list(LAYOUTS), "steps": STEPS}
+        yield {layout: f"{STEPS} steps"}
+    for name in CLASSES:
+        check_class(name, device)
+        yield {name: f"{STEPS} steps"}
 
 
 def step(state: State, controls: dict[str, Tensor]) -> None:
@@ -66,6 +80,35 @@ def check_capture(layout: str, sizes: tuple[int, ...], device: torch.device) -> 
         for name, value in eager_controls.items():
             if not torch.equal(value, captured_controls[name]):
                 raise Broken(f"{layout}: {name} differs after captured step {number}")
+
+
+def check_class(name: str, device: torch.device) -> None:
+    """Run the same steps of a class eagerly and by replaying one, whose state was made before.
+
+    Raises:
+        Broken: any bit of the weights differs after any step.
+    """
+    dtype, make = STEPS_OF[name]
+    sides = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        sides.append(Subject(make, SIZES, dtype, device))
+    eager, captured = sides
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    captured.give()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for number in range(STEPS):
+        for side in sides:
+            for grad in side.grads:
+                grad.mul_(-1.25)
+        eager.give()
+        eager.step()
+        graph.replay()
+        for one, other in zip(eager.params, captured.params, strict=True):
+            if not torch.equal(bits(one.detach()), bits(other.detach())):
+                raise Broken(f"{name}: weights differ after captured step {number}")
 
 
 def check_no_synchronisation(layout: str, sizes: tuple[int, ...], device: torch.device) -> None:

@@ -6,6 +6,8 @@ are small enough for 32-bit indices and judged elsewhere. The norm must see the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -16,17 +18,16 @@ from twinstep.fast.kernels.reduce import global_norm_
 
 NUMEL = 2**31 + 4099
 PIECE = 2**26
-# State, and while it is drawn one fp32 tensor more.
-BYTES = NUMEL * (4 + 2 + 4 + 4 + 2 + 4)
 
 
-def run() -> Figures:
+def run() -> Iterator[Figures]:
     """Check the update and the norm on the current GPU."""
-    device = torch.device("cuda")
     free, _ = torch.cuda.mem_get_info()
-    if free < BYTES:
-        raise Skipped(f"{free / 2**30:.0f} GiB of GPU memory free, needs {BYTES / 2**30:.0f}")
-    return check(device, NUMEL, PIECE)
+    # State, and while it is drawn one fp32 tensor more.
+    needed = NUMEL * (4 + 2 + 4 + 4 + 2 + 4)
+    if free < needed:
+        raise Skipped(f"{free / 2**30:.0f} GiB of GPU memory free, needs {needed / 2**30:.0f}")
+    yield check(torch.device("cuda"), NUMEL, PIECE)
 
 
 def check(device: torch.device, numel: int, piece: int) -> Figures:

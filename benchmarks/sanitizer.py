@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from twinstep.benchmarks import part
 from twinstep.benchmarks.engines import exact_kernels, first_cases
-from twinstep.benchmarks.part import Broken, Figures, Skipped
+from twinstep.benchmarks.part import Broken, Figures, Job, Skipped
 from twinstep.parity.cases.case import Case
 from twinstep.parity.registry.kernels import Kernel
 
@@ -23,11 +23,12 @@ FOUND = 99  # the exit status that the sanitizer is told to use for a finding
 REFUSALS = ("Device not supported", "not supported on this", "Unable to initialize")
 
 
-def run() -> Figures:
+def run() -> Iterator[Figures]:
     """Run the kernels once under each tool."""
     if shutil.which(PROGRAM) is None:
         raise Skipped(f"{PROGRAM} is not on the PATH")
-    return {tool: watch(tool) for tool in TOOLS}
+    for tool in TOOLS:
+        yield {tool: watch(tool)}
 
 
 def watch(tool: str) -> str:
@@ -37,15 +38,14 @@ def watch(tool: str) -> str:
         Broken: a finding, or the child failed.
         Skipped: the sanitizer cannot watch this device.
     """
-    command = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND)]
-    command += [sys.executable, "-m", "twinstep.benchmarks.sanitizer"]
+    prefix = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND)]
     # Without torch's pool every tensor is an allocation of its own, and a step past it is seen.
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return judge(tool, done.returncode, done.stdout + done.stderr)
+    alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    job = Job("benchmarks.sanitizer", prefix=prefix, environment=alone)
+    return judge(tool, *part.run_job(job))
 
 
-def judge(tool: str, status: int, output: str) -> str:
+def judge(tool: str, status: int | None, output: str) -> str:
     """The closing line of a clean run of the sanitizer.
 
     Raises:
@@ -73,7 +73,7 @@ def call_apart(kernel: Kernel, case: Case, device: torch.device) -> None:
     kernel.function(*lists, **controls, **case.options)
 
 
-def main() -> int:
+def main(_: Sequence[str] = ()) -> int:
     """Child process: the first case of every kernel and layout in a few dtypes."""
     device = torch.device("cuda")
     for kernel in exact_kernels():

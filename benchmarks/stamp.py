@@ -1,4 +1,7 @@
-"""Machine, versions and time of a measurement. A number without them is not a result."""
+"""Machine, versions and time of a measurement. A number without them is not a result.
+
+`simulated` is true where replay stands in for the GPU: times of such a run mean nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 import triton
 
 from twinstep.benchmarks.part import Figures
+from twinstep.fast.runtime.dispatch import executes_cpu_tensors
 
 
 def stamp() -> Figures:
@@ -25,6 +29,7 @@ def stamp() -> Figures:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "gpu": gpu(),
+        "simulated": executes_cpu_tensors(),
     }
 
 

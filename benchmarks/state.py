@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 UPDATE_BYTES = 28  # per parameter: reads 2 + 4 + 4 + 4, writes 4 + 4 + 4 + 2
-REDUCE_BYTES = 2
 
 HYPER = {"lr": 1e-3, "beta1": 0.91, "beta2": 0.987, "eps": 1e-7, "weight_decay": 0.03}
 

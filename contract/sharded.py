@@ -139,8 +139,12 @@ class Sharded(Wrapper, ABC):
         reduced = [group.reduced for group in self._partitions()]
         return WholeTensors(self._partitions()).partitioned(name, reduced)
 
-    def state_dict(self) -> StateDict:
-        """The entry of this rank, by parameter; see `contract.checkpoint.elastic`."""
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
+        """The entry of this rank, by parameter; see `contract.checkpoint.elastic`.
+
+        Args:
+            cpu_offload: copy to the CPU one by one; the device needs no memory for it.
+        """
         return elastic.saved(
             self._partitions(),
             self.optimizer,
@@ -148,6 +152,7 @@ class Sharded(Wrapper, ABC):
             stage=2 if self.partition_gradients else 1,
             clip_grad=self.clip_grad,
             scale=self._saved_scale(),
+            cpu_offload=cpu_offload,
         )
 
     def load_state_dict(  # type: ignore[override]

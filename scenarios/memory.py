@@ -133,14 +133,22 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Carry out an operation, and note what it has made."""
+        """Carry out an operation, and note what it has made; views are of what was there."""
         result = func(*args, **(kwargs or {}))
+        given = {_storage(leaf)._cdata for leaf in tree_leaves((args, kwargs)) if _dense(leaf)}
         for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                storage = made.untyped_storage()
-                self._held[WEAK(storage)] = storage.nbytes()
+            if _dense(made) and _storage(made)._cdata not in given:
+                self._held[WEAK(_storage(made))] = _storage(made).nbytes()
         self.most = max(self.most, self.bytes)
         return result
+
+
+def _dense(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
 def measured(sizes: Sizes) -> list[Found]:

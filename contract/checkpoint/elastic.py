@@ -26,7 +26,7 @@ from torch import Tensor
 
 from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint.deepspeed_zero import Ordered, by_parameter, is_shard
-from twinstep.contract.checkpoint.entries import SAME, Loaded, clip_norm, require_keys
+from twinstep.contract.checkpoint.entries import SAME, Loaded, clip_norm, copy_of, require_keys
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.errors import in_words
 from twinstep.contract.fragments import Fragment, Partition
@@ -53,6 +53,7 @@ def saved(
     stage: int,
     clip_grad: float,
     scale: Saved,
+    cpu_offload: bool,
 ) -> StateDict:
     """The entry of this rank; copies, not views.
 
@@ -63,6 +64,7 @@ def saved(
         stage: 1 or 2.
         clip_grad: largest norm.
         scale: the dict of the scaler; empty where the loss is not scaled.
+        cpu_offload: copy to the CPU.
 
     Raises:
         ValueError: the inner optimizer has state that cannot be cut.
@@ -79,12 +81,14 @@ def saved(
         "fragments": [
             row
             for group, expert in zip(groups, experts, strict=True)
-            for row in _rows(group, optimizer.state.get(group.master, {}), expert)
+            for row in _rows(group, optimizer.state.get(group.master, {}), expert, cpu_offload)
         ],
     }
 
 
-def _rows(group: Partition, state: Mapping[str, object], expert: Expert) -> list[StateDict]:
+def _rows(
+    group: Partition, state: Mapping[str, object], expert: Expert, cpu_offload: bool
+) -> list[StateDict]:
     shape = group.master.shape
     cut = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == shape}
     rest = {key: value for key, value in state.items() if key not in cut}
@@ -106,10 +110,10 @@ def _rows(group: Partition, state: Mapping[str, object], expert: Expert) -> list
                 "numel": fragment.in_param.numel,
                 "whole": param.numel(),
                 "expert": expert,
-                "fp32": _part(group.master, fragment),
-                "state": {key: _part(value, fragment) for key, value in cut.items()},
+                "fp32": _part(group.master, fragment, cpu_offload),
+                "state": {key: _part(value, fragment, cpu_offload) for key, value in cut.items()},
                 "counters": {
-                    key: value.detach().clone() if isinstance(value, Tensor) else value
+                    key: copy_of(value, cpu_offload) if isinstance(value, Tensor) else value
                     for key, value in rest.items()
                 },
             }
@@ -117,9 +121,9 @@ def _rows(group: Partition, state: Mapping[str, object], expert: Expert) -> list
     return rows
 
 
-def _part(tensor: Tensor, fragment: Fragment) -> Tensor:
+def _part(tensor: Tensor, fragment: Fragment, cpu_offload: bool) -> Tensor:
     place = fragment.in_partition
-    return tensor.detach().narrow(0, place.start, place.numel).clone()
+    return copy_of(tensor.narrow(0, place.start, place.numel), cpu_offload)
 
 
 def checked(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from twinstep.contract.errors import in_words
 from twinstep.contract.moments import StateDict, whole_steps
@@ -24,6 +26,25 @@ OWNERS = {
 }
 # Keys under which whole checkpoints of DeepSpeed hold the state of an optimizer.
 HOLDERS = ("optimizer", "optimizer_state_dict")
+Entry = TypeVar("Entry")
+
+
+def copy_of(tensor: Tensor, cpu_offload: bool) -> Tensor:
+    """The values of a tensor in other memory, without a graph."""
+    held = tensor.detach()
+    return held.to("cpu", copy=True) if cpu_offload else held.clone()
+
+
+def copied(entry: Entry, cpu_offload: bool) -> Entry:
+    """A deep copy of dicts, lists and tuples.
+
+    Args:
+        entry: of a state dict.
+        cpu_offload: copy tensors to the CPU one by one; their device needs no memory for it.
+    """
+    leaves = tree_leaves(entry) if cpu_offload else ()
+    moved = {id(leaf): copy_of(leaf, True) for leaf in leaves if isinstance(leaf, Tensor)}
+    return copy.deepcopy(entry, moved)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ fp32_groups                           masters of `FP16UnfusedOptimizer`, a list 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -25,6 +24,8 @@ from twinstep.contract.checkpoint.entries import (
     UNFUSED,
     Loaded,
     clip_norm,
+    copied,
+    copy_of,
     matching_tensors,
     require_keys,
 )
@@ -39,7 +40,12 @@ Masters = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 
 
 def saved(
-    optimizer: torch.optim.Optimizer, masters: Masters, clip_grad: float, scale: Saved
+    optimizer: torch.optim.Optimizer,
+    masters: Masters,
+    clip_grad: float,
+    scale: Saved,
+    *,
+    cpu_offload: bool,
 ) -> StateDict:
     """A state dict of copies, not views.
 
@@ -48,12 +54,13 @@ def saved(
         masters: flat ones, or lists of those of each parameter.
         clip_grad: largest norm.
         scale: the dict of the scaler; empty where the optimizer does not scale its loss.
+        cpu_offload: copy to the CPU.
     """
     return {
         **scale,
         "clip_grad": clip_grad,
-        INNER: copy.deepcopy(optimizer.state_dict()),
-        FLAT if _are_flat(masters) else UNFUSED: _copies(masters),
+        INNER: copied(optimizer.state_dict(), cpu_offload),
+        FLAT if _are_flat(masters) else UNFUSED: _copies(masters, cpu_offload),
     }
 
 
@@ -61,8 +68,11 @@ def _are_flat(masters: Masters) -> bool:
     return all(isinstance(one, Tensor) for one in masters)
 
 
-def _copies(masters: Masters) -> list[object]:
-    return [one.detach().clone() if isinstance(one, Tensor) else _copies(one) for one in masters]
+def _copies(masters: Masters, cpu_offload: bool) -> list[object]:
+    return [
+        copy_of(one, cpu_offload) if isinstance(one, Tensor) else _copies(one, cpu_offload)
+        for one in masters
+    ]
 
 
 def checked(

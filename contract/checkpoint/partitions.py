@@ -14,7 +14,6 @@ plain values alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -27,6 +26,8 @@ from twinstep.contract.checkpoint.entries import (
     SAME,
     Loaded,
     clip_norm,
+    copied,
+    copy_of,
     matching_tensors,
     require_keys,
 )
@@ -43,13 +44,16 @@ WHERE = "BF16Optimizer.load_state_dict"
 
 
 def saved(
-    groups: Sequence[Partition], optimizer: torch.optim.Optimizer, clip_grad: float
+    groups: Sequence[Partition],
+    optimizer: torch.optim.Optimizer,
+    clip_grad: float,
+    cpu_offload: bool,
 ) -> StateDict:
-    """The entry of this rank; copies, not views."""
+    """The entry of this rank; copies, not views, and with `cpu_offload` on the CPU."""
     return {
         "clip_grad": clip_grad,
-        INNER: copy.deepcopy(optimizer.state_dict()),
-        PARTITIONS: [group.master.detach().clone() for group in groups],
+        INNER: copied(optimizer.state_dict(), cpu_offload),
+        PARTITIONS: [copy_of(group.master, cpu_offload) for group in groups],
         "group_paddings": [group.padding for group in groups],
         "partition_count": [group.world for group in groups],
         RANK: [group.rank for group in groups],

@@ -345,9 +345,9 @@ class BF16Optimizer(Wrapper):
             accumulators=[group.accumulator for group in self.groups],
         )
 
-    def state_dict(self) -> StateDict:
-        """This rank's state; see `contract.checkpoint.partitions`. Waits for the device."""
-        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
+        """This rank's state, or a copy on the CPU; see `contract.checkpoint.partitions`. Waits."""
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad, cpu_offload)
 
     def load_state_dict(  # type: ignore[override]
         self,

@@ -267,14 +267,17 @@ class FP16Optimizer(ScaledWrapper):
             gradients=[param.grad for param in self._params()],
         )
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
         """Loss scale (fp16 only), clip norm, masters and the dict inside; copies, not views.
 
-        The format is the reference's: either loads what the other has saved.
+        The format is the reference's: either loads what the other has saved. `cpu_offload` copies
+        to the CPU; the device needs no memory for it.
         """
         self._sync_state()
         scale = saved_scale(self.loss_scaler) if self.scales else {}
-        return fp16.saved(self._held(), self.fp32_groups_flat, self.clip_grad, scale)
+        return fp16.saved(
+            self._held(), self.fp32_groups_flat, self.clip_grad, scale, cpu_offload=cpu_offload
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:

@@ -16,6 +16,7 @@ from typing import cast, overload
 
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
@@ -128,7 +129,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
         self._laid_out: MasterPlan | None = None
-        self._stale: list[tuple[Tensor, Tensor]] = []
+        # Weak: what the caller drops is freed before the next forward pass.
+        self._stale: list[tuple[Tensor, TensorWeakRef]] = []
         self._prepare(
             self._params(),
             reports_scaled_norm=compat.report_scaled_norm,
@@ -159,7 +161,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         stale, self._stale = self._stale, []
         if stale and self._step.control["found_inf"].item():
             for param, grad in stale:
-                if param.grad is grad:
+                if param.grad is not None and param.grad is grad():
                     param.grad = None
         super()._sync_state()
 
@@ -174,8 +176,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         with torch.no_grad():
             for param, grad in self._stale:
                 # Nothing may add up to gradients that overflowed, and the host does not know yet.
-                if param.grad is grad:
-                    grad.masked_fill_(skipped, 0.0)
+                if param.grad is not None and param.grad is grad():
+                    param.grad.masked_fill_(skipped, 0.0)
         self._stale = []
         super().backward(loss, create_graph, retain_graph)
 
@@ -224,7 +226,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
         pairs = zip(params, grads, strict=True)
-        self._stale = [(param, grad) for param, grad in pairs if grad is not None]
+        self._stale = [(param, TensorWeakRef(grad)) for param, grad in pairs if grad is not None]
         return None
 
     def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
@@ -320,14 +322,17 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             gradients=[param.grad for param in self._params()],
         )
 
-    def state_dict(self) -> StateDict:
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
         """Loss scale, clip norm, masters by group and the dict inside; copies, not views.
 
-        The format is the reference's: either loads what the other has saved.
+        The format is the reference's: either loads what the other has saved. `cpu_offload` copies
+        to the CPU; the device needs no memory for it.
         """
         self._sync_state()
         scale = saved_scale(self.loss_scaler)
-        return fp16.saved(self._held(), self.fp32_groups, self.clip_grad, scale)
+        return fp16.saved(
+            self._held(), self.fp32_groups, self.clip_grad, scale, cpu_offload=cpu_offload
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:

@@ -30,6 +30,7 @@ from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.optimizers.wrapper import Wrapper
 from twinstep.fast.optimizers.zeros import ZeroGradients
 from twinstep.fast.runtime.checks import require_one_device
+from twinstep.fast.runtime.dispatch import device_of_kernels
 
 Given = Callable[[], list[list[Tensor]]]
 
@@ -91,7 +92,7 @@ class ScaledWrapper(Wrapper):
         without_experts: bool = False,
     ) -> None:
         """Get ready to step parameters, laid out for good."""
-        device = params[0].device if len(params) else torch.device("cpu")
+        device = params[0].device if len(params) else device_of_kernels()
         self._parallelism = Parallelism(
             mpu=self.mpu,
             engine=self.deepspeed,

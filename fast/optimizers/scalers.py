@@ -1,7 +1,8 @@
 """Loss scalers: what the scale is, the loss multiplied with it, and when the scale moves.
 
-The state of a scaler lives in a control block on the device of whoever uses it, where the kernels
-of `fast.kernels.loss_scale` and of whole steps move it. Reading it waits for that device.
+The state of a scaler lives in a control block on one device, where the kernels of
+`fast.kernels.loss_scale` and of whole steps move it: that of the optimizer which holds the scaler,
+or of the first loss or gradient that it is given. Reading it waits for that device.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,7 @@ from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.runtime.control import ControlBlock
+from twinstep.fast.runtime.dispatch import device_of_kernels
 
 COUNTERS = {
     "static": ("cur_iter",),
@@ -86,14 +88,26 @@ class LossScale:
         self.scaling, self.compat = scaling, compat
         self._counters = COUNTERS[name]
         self._block = ControlBlock(torch.device("cpu"), scaling.controls())
+        self._placed = False
 
     def on(self, device: torch.device) -> ControlBlock:
-        """Return the control block of this scaler, moved to a device if it is not there."""
+        """The control block, moved to a device if it is not there; it stays there from now on.
+
+        Args:
+            device: "cuda" is the current one.
+        """
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._placed = True
         if self._block.block.device != device:
             state = self.state_dict()
             self._block = ControlBlock(device, self.scaling.controls())
             self.enter(self.restored(state))
         return self._block
+
+    def _near(self, device: torch.device) -> ControlBlock:
+        """The control block; the first call decides on its device."""
+        return self._block if self._placed else self.on(device)
 
     @property
     def loss_scale(self) -> float:
@@ -112,7 +126,7 @@ class LossScale:
                 has changed.
             RuntimeError: the dynamic rule with `growth_counts_this_step`, which whole steps know.
         """
-        block = self._block
+        block = self._near(device_of_kernels())
         if self.compat.growth_counts_this_step and self.scaling.rule == "dynamic":
             raise RuntimeError(
                 "compat has growth_counts_this_step, but should not for a scaler that is stepped "
@@ -155,7 +169,9 @@ class LossScale:
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss in fp32, multiplied by the scale; does not wait for the device."""
         # Rounded first: a float64 factor would make a float64 loss of a 0-dim one.
-        return loss.float() * self._block["scale"].to(device=loss.device, dtype=torch.float32)
+        return loss.float() * self._near(loss.device)["scale"].to(
+            device=loss.device, dtype=torch.float32
+        )
 
     def backward(
         self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
@@ -180,6 +196,7 @@ class LossScale:
         grads = [param.grad.contiguous() for param in params if param.grad is not None]
         if not grads:
             return False
+        self._near(grads[0].device)
         norm, found = torch.zeros(2, dtype=torch.float32, device=grads[0].device)
         global_norm_(grads, norm=norm, found_inf=found)
         return bool(found.item())

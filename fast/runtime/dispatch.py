@@ -5,7 +5,7 @@ kernels on CPU tensors is active, or under Triton's interpreter; there is no sil
 """
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import triton
@@ -45,6 +45,14 @@ def _active_driver() -> Driver | None:
         return cast(Driver, triton.runtime.driver.active)
     except RuntimeError:
         return None
+
+
+def device_of_kernels() -> torch.device:
+    """Device on which the active driver runs kernels; the CPU where there is no driver."""
+    driver: Any = _active_driver()
+    if driver is None or triton.knobs.runtime.interpret:
+        return torch.device("cpu")
+    return cast(torch.device, driver.get_active_torch_device())
 
 
 def require_engine(device: torch.device, where: str) -> None:

@@ -13,7 +13,7 @@ SCALED = (
     *("_laid_out", "_plan", "_stepped", "_without_experts", "_zero_gradients"),
     *("groups", "loss_scaler", "optimizer", "overflow"),
 )
-SCALERS = ("_block", "_counters", "compat", "rule", "scaling", "state")
+SCALERS = ("_block", "_counters", "_placed", "compat", "rule", "scaling", "state")
 PRIVATE = {
     "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan"),
     "FusedLamb": ("_blocks", "_cache", "_ratios"),

@@ -216,7 +216,7 @@ class OptimizerRules(Rules):
         name = dice.pick(tuple(self.hyper))
         value = dice.pick(self.hyper[name][::-1])
         if as_tensor and self.tensor_hyper and isinstance(value, float):
-            value = torch.tensor(value, dtype=torch.float64)
+            value = torch.tensor(value, dtype=torch.float64, device=world.device)
         groups[group % len(groups)][name] = value
 
     @action(often=2, group=range(4), bits=(4, 8, 10, 12, 14))
@@ -287,9 +287,7 @@ class OptimizerRules(Rules):
 
     def _read(self, world: World) -> dict[str, object]:
         assert world.saved is not None
-        loaded = torch.load(
-            io.BytesIO(world.saved), weights_only=True, map_location=torch.device("cpu")
-        )
+        loaded = torch.load(io.BytesIO(world.saved), weights_only=True, map_location=world.device)
         return cast(dict[str, object], loaded)
 
     @action(often=2, drives=("load_state_dict",))

@@ -177,14 +177,18 @@ class ScalerRules(Rules):
         often=2, drives=("backward", "scale_loss"), seed=SEEDS, loss=tuple(DTYPES), graph=GRAPHS
     )
     def backward(self, world: World, seed: int, loss: str, graph: str) -> object:
-        """Gradients of a scaled loss; the scaled loss is compared, too."""
+        """Gradients of a scaled loss; a scaled term of it is compared, too.
+
+        The loss itself is a sum, which devices add up in orders of their own.
+        """
         total = torch.zeros((), device=world.device)
         for index, param in enumerate(world.params):
             weight = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
             total = total + curved((param * weight.to(world.device)).float(), graph).sum()
         total = total.to(DTYPES[loss])
         backward_twice(_of(world).backward, total, graph)
-        return _of(world).scale_loss(total.detach())
+        term = world.params[0].detach().reshape(-1)[:1].sum().to(DTYPES[loss])
+        return _of(world).scale_loss(term)
 
     @action(drives=("scale_gradient",), seed=SEEDS)
     def hook(self, world: World, seed: int) -> object:

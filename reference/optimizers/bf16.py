@@ -335,9 +335,12 @@ class BF16Optimizer(Wrapper):
             accumulators=[group.accumulator for group in self.groups],
         )
 
-    def state_dict(self) -> StateDict:
-        """The entry of this rank; see `contract.checkpoint.partitions`."""
-        return partitions.saved(self.groups, self.optimizer, self.clip_grad)
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
+        """The entry of this rank; see `contract.checkpoint.partitions`.
+
+        `cpu_offload` copies to the CPU; the device needs no memory for it.
+        """
+        return partitions.saved(self.groups, self.optimizer, self.clip_grad, cpu_offload)
 
     def load_state_dict(  # type: ignore[override]
         self,

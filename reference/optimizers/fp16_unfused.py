@@ -205,10 +205,15 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             gradients=[param.grad for param in self._params()],
         )
 
-    def state_dict(self) -> StateDict:
-        """Loss scale, clip norm, masters by group and the inner dict; copies, not views."""
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
+        """Loss scale, clip norm, masters by group and the inner dict; copies, not views.
+
+        `cpu_offload` copies to the CPU; the device needs no memory for it.
+        """
         scale = saved_scale(self.loss_scaler)
-        return fp16.saved(self.optimizer, self.fp32_groups, self.clip_grad, scale)
+        return fp16.saved(
+            self.optimizer, self.fp32_groups, self.clip_grad, scale, cpu_offload=cpu_offload
+        )
 
     def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
         """Load a state of this class or of DeepSpeed's, and write its masters to the model.

@@ -91,6 +91,10 @@ class Stream:
         """True: there is nothing to wait for."""
         return True
 
+    def is_capturing(self) -> bool:
+        """False: graphs are not modelled."""
+        return False
+
     def synchronize(self) -> None:
         """Wait for nothing."""
         synchronize()
@@ -201,8 +205,8 @@ TORCH_CUDA: dict[str, object] = {
     "is_bf16_supported": _always(True),
     "is_current_stream_capturing": _always(False),
     "is_initialized": _always(True),
-    "manual_seed": torch.manual_seed,
-    "manual_seed_all": torch.manual_seed,
+    "manual_seed": torch.default_generator.manual_seed,
+    "manual_seed_all": torch.default_generator.manual_seed,
     "max_memory_allocated": _for_device(0),
     "mem_get_info": _for_device((GPU.total_memory, GPU.total_memory)),
     "memory_allocated": _for_device(0),

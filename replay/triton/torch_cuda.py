@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_leaves
 
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.triton.gpu import DEVICE, PATCHES, on_gpu
@@ -39,6 +40,7 @@ ANSWERS: Mapping[object, object] = {
 MOVED: Callable[..., object] = Tensor.to
 TRANSFERS = (Tensor.cpu, Tensor.cuda, Tensor.to)
 CONSTRUCTORS = frozenset(_device_constructors())
+LOAD = torch.load
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
 Arguments = tuple[object, ...]
 Keywords = dict[str, object]
@@ -140,14 +142,19 @@ class _Sides(TorchFunctionMode):
 
     def _noted(self, result: object, *, on_device: bool, pinned: bool = False) -> object:
         """The result, its tensors noted if they are the host's."""
-        for tensor in () if on_device else _tensors((result,)):
-            number = _storage(tensor)
-            if number and number not in self._host:
-                self._host[number] = _reference(tensor), pinned
+        if not on_device:
+            self.note_host(_tensors((result,)), pinned=pinned)
         if len(self._host) > self._prune_at:
             self._host = {n: row for n, row in self._host.items() if not row[0].expired()}  # type: ignore[no-untyped-call]
             self._prune_at = 2 * len(self._host) + 256
         return result
+
+    def note_host(self, tensors: Iterable[Tensor], *, pinned: bool = False) -> None:
+        """Note that tensors which are not known yet are the host's."""
+        for tensor in tensors:
+            number = _storage(tensor)
+            if number and number not in self._host:
+                self._host[number] = _reference(tensor), pinned
 
 
 def _default_is_gpu() -> bool:
@@ -159,13 +166,18 @@ def _default_is_gpu() -> bool:
 def _storage(tensor: Tensor) -> int:
     """Number of a tensor's storage; 0 where there is none."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(_dense(tensor).untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 
 
 def _reference(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return StorageWeakRef(_dense(tensor).untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor, or what holds the elements of a sparse one."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
 
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
@@ -174,6 +186,15 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
+
+
+def _load(file: object, map_location: object = None, **given: object) -> object:
+    """`torch.load`, which no mode sees: what is asked for on the CPU is the host's."""
+    result = cast(object, LOAD(file, map_location=CPU, **given))  # type: ignore[arg-type]
+    sides = _SIDES.get()
+    if sides is not None and on_gpu(map_location) is False:
+        sides.note_host(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+    return result
 
 
 _SIDES: ContextVar[_Sides | None] = ContextVar("modelled GPU", default=None)
@@ -247,7 +268,7 @@ def _replace_functions() -> None:
     with _LOCK:
         _DEPTH += 1
         if _DEPTH == 1:
-            for owner, name, value in PATCHES:
+            for owner, name, value in (*PATCHES, (torch, "load", _load)):
                 original = getattr(owner, name, _ABSENT)
                 _ORIGINALS.append((owner, name, original))
                 setattr(owner, name, _InThread(name, value, original))

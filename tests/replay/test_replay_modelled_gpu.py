@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -114,6 +115,8 @@ PLACES: list[tuple[Make, bool]] = [
     (lambda: torch.stack([torch.ones(()), torch.ones((), device="cuda")]), True),
     (lambda: torch.nn.Linear(2, 2).cuda().weight, True),
     (lambda: torch.nn.Linear(2, 2).weight, False),
+    (lambda: torch.eye(3).to_sparse(), False),
+    (lambda: torch.eye(3, device="cuda").to_sparse(), True),
     (lambda: torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda")), True),
 ]
 
@@ -132,6 +135,24 @@ def test_a_default_device_is_kept() -> None:
         assert not torch.arange(3, device="cpu").is_cuda
     finally:
         torch.set_default_device(None)
+
+
+def test_random_numbers_of_the_device_follow_every_seed() -> None:
+    drawn = []
+    for seed in (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all):
+        seed(7)
+        drawn.append(torch.rand(3, device="cuda").tolist())
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_what_is_loaded_is_where_it_is_asked_for() -> None:
+    file = io.BytesIO()
+    torch.save({"x": torch.ones(3, device="cuda")}, file)
+    for place, on_device in (("cpu", False), (torch.device("cuda"), True)):
+        file.seek(0)
+        found = torch.load(file, map_location=place, weights_only=True)["x"]
+        assert found.is_cuda == on_device
+        assert found.tolist() == [1, 1, 1]
 
 
 def test_a_transfer_copies_and_a_tensor_that_is_there_stays() -> None:

@@ -116,8 +116,8 @@ class ClipsBelowZero(FP16UnfusedOptimizer):
 class SavesTheScaleOfTheLastStep(FP16Optimizer):
     """Saves the scale that the last step divided by, if that was an overflow."""
 
-    def state_dict(self) -> StateDict:
-        found = super().state_dict()
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
+        found = super().state_dict(cpu_offload=cpu_offload)
         if self.overflow and "cur_scale" in found:
             found["cur_scale"] = cast(float, found["cur_scale"]) * 2.0
         return found

@@ -53,6 +53,8 @@ class LargeTensors:
             return
         last = [ts[-1] for ts in self.case.lists.values() if len(ts) and not is_counter(ts[-1])]
         needed = sum(self.numel * tensor.element_size() for tensor in last)
+        # Blocks that torch keeps for later are free, too.
+        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         if needed > free:
             raise CannotJudge(

@@ -38,15 +38,20 @@ def target_named(name: str) -> GPUTarget:
     return GPUTarget("hip", name, 64)
 
 
-def facts_of(variant: Variant, target: str) -> Facts:
-    """Compile one variant and read its facts."""
+def source_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
+    """Source and options, as `triton.compile` takes them and as a launch gives them."""
     source = ASTSource(
         fn=variant.function(),
         signature=variant.signature,
         constexprs=variant.constants,
         attrs=variant.attributes,
     )
-    options = {"enable_fp_fusion": variant.fusion, "num_warps": variant.warps}
+    return source, {"enable_fp_fusion": variant.fusion, "num_warps": variant.warps}
+
+
+def facts_of(variant: Variant, target: str) -> Facts:
+    """Compile one variant and read its facts."""
+    source, options = source_of(variant)
     compiled = triton.compile(source, target=target_named(target), options=options)
     if "hsaco" in compiled.asm:
         facts = of_amdgcn(compiled.asm["amdgcn"])
