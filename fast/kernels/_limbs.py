@@ -49,9 +49,9 @@ def window_of(largest, SQUARED: tl.constexpr):
 
 
 @triton.jit
-def add_window(limbs, total, k):
-    """Add total * 2**(40 k), |total| <= 2**52, to a vector of limbs."""
-    bit = 40 * k + 32 * ORIGIN
+def add_window(limbs, total, exponent):
+    """Add total * 2**exponent, |total| <= 2**52, to a vector of limbs."""
+    bit = exponent + 32 * ORIGIN
     limb = bit >> 5
     low = (total & DIGIT) << (bit & 31)
     high = (total >> 32) << (bit & 31)
@@ -82,7 +82,7 @@ def add_tile(limbs, x, SQUARED: tl.constexpr):
             head = (rest + c) - c
             rest = rest - head
             total = (tl.sum(head) * power_of_two(-40 * k)).to(tl.int64)
-            limbs = add_window(limbs, total, k)
+            limbs = add_window(limbs, total, 40 * k)
             left = tl.max((rest != 0.0).to(tl.int32))
             k -= 1
     return limbs

@@ -107,9 +107,12 @@ def launch(
         start(kernel, driver, programs, args, options)
 
 
-def resident_programs(device: torch.device, chunks: int) -> int:
-    """Return how many programs walk over `chunks`: what the device can hold at once, at most."""
+def resident_programs(device: torch.device, chunks: int, each: int) -> int:
+    """Return how many programs walk over `chunks`: at most what the device holds at once.
+
+    `each`: what one multiprocessor holds of them.
+    """
     if device.type == "cuda" and not executes_cpu_tensors():
-        return min(chunks, 4 * torch.cuda.get_device_properties(device).multi_processor_count)
+        return min(chunks, each * torch.cuda.get_device_properties(device).multi_processor_count)
     # Few, so that small tensors too take every program through its loop more than once.
     return min(chunks, 8)

@@ -88,7 +88,7 @@ def two_chunks_each(monkeypatch: pytest.MonkeyPatch) -> None:
     On a GPU a few hundred walk over thousands; what they compute is the same.
     """
     monkeypatch.setattr(
-        "twinstep.fast.kernels.reduce.resident_programs", lambda _, chunks: -(-chunks // 2)
+        "twinstep.fast.kernels.reduce.resident_programs", lambda _, chunks, each: -(-chunks // 2)
     )
 
 

@@ -103,14 +103,14 @@ def test_other_bytes_are_affine_in_the_parameters() -> None:
 def test_a_gpus_many_programs_add_little_to_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     import twinstep.fast.kernels.reduce
 
-    # 4 for each of the 132 multiprocessors of an H200; on the CPU there are 8 in all.
+    # For each of the 132 multiprocessors of an H200; on the CPU there are 8 in all.
     monkeypatch.setattr(
         twinstep.fast.kernels.reduce,
         "resident_programs",
-        lambda device, chunks: min(chunks, 4 * 132),
+        lambda device, chunks, each: min(chunks, each * 132),
     )
-    counts = count("mixed_step", "bf16", "flat", REST_AT)
-    assert next(one for one in counts if one.launch == "reduce_flat_kernel").grid == 256
+    counts = count("global_norm", "bf16", "flat", 4 * REST_AT + 2 * TAIL)
+    assert next(one for one in counts if one.launch == "reduce_flat_kernel").grid == 257
     assert off_design(counts) == []
     assert over_rest(counts) == []
 

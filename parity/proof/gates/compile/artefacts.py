@@ -21,6 +21,7 @@ CEILINGS = (
     "contracted",
     "float64",
     "code",
+    "loop",
 )
 # ... or must not fall below.
 FLOORS = ("load_width", "store_width", "vector")
@@ -33,6 +34,7 @@ MEANING = {
     "contracted": "fused multiply-adds, and sums and products that may be fused",
     "float64": "arithmetic instructions in float64",
     "code": "bytes of machine code",
+    "loop": "instructions of a thread in one turn of the main loop; loop_* of them by class",
     "load_width": "bytes of the widest load from global memory",
     "store_width": "bytes of the widest store to global memory",
     "vector": "bytes that all accesses wider than 4 bytes move together, for each thread",

@@ -22,7 +22,7 @@ from pathlib import Path
 import triton
 
 import twinstep
-from twinstep.parity.proof.gates.compile import artefacts, worker
+from twinstep.parity.proof.gates.compile import artefacts, main_loop, worker
 from twinstep.parity.proof.gates.compile.artefacts import Facts
 from twinstep.parity.proof.gates.compile.variants import Variant
 from twinstep.parity.records.errors import NoDeviceError
@@ -88,7 +88,7 @@ def _build(variants: Sequence[Variant], target: str, versions: str, told: Told) 
 
 
 def _file(variant: Variant, target: str, versions: str) -> Path:
-    readers = [Path(str(module.__file__)).read_text() for module in (artefacts, worker)]
+    readers = [Path(str(module.__file__)).read_text() for module in (artefacts, main_loop, worker)]
     text = "\n".join([variant.source, target, versions, *readers])
     name = hashlib.sha256(text.encode()).hexdigest()
     return Path(triton.knobs.cache.dir) / "static-facts" / f"{name}.json"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstep.parity.proof.gates.compile.artefacts import CEILINGS, FLOORS, Facts
+from twinstep.parity.proof.gates.compile.budgets import over_budget
 from twinstep.parity.proof.gates.compile.build import Built
 from twinstep.parity.records.errors import UsageError
 
@@ -143,11 +144,12 @@ def _of_rules(built: Built) -> list[Breach]:
     name, target = built.variant.name, built.target
     if built.error:
         return [Breach(name, target, "", None, None, f"does not compile: {built.error}")]
-    return [
+    always = [
         Breach(name, target, fact, 0, built.facts[fact], why)
         for fact, why in RULES.items()
         if built.facts.get(fact, 0)
     ]
+    return always + [Breach(name, target, *row) for row in over_budget(name, target, built.facts)]
 
 
 def _of_ceilings(built: Built, recorded: Facts | None) -> list[Breach]:

@@ -1,4 +1,4 @@
-"""The table of ceilings in docs/reference/static-gates.md.
+"""The tables of ceilings and of the model of time in docs/reference/static-gates.md.
 
 python -m twinstep.parity.proof.gates.compile.page        # renews it
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from twinstep.parity.proof.gates.compile import model
 from twinstep.parity.proof.gates.compile.artefacts import Facts
 from twinstep.parity.proof.gates.compile.build import TARGETS
 from twinstep.parity.proof.gates.compile.ceilings import load
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "static-gates.md"
 START, END = "<!-- ceilings -->\n", "<!-- end -->\n"
+MODEL = "<!-- model -->\n"
 HEAD = (
     "kernel",
     "variants",
@@ -54,9 +56,13 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table as it should be."""
-    before, _, rest = text.partition(START)
-    return f"{before}{START}{table()}{END}{rest.partition(END)[2]}"
+    """The page with its tables as they should be."""
+    return _with(_with(text, START, table()), MODEL, model.table(load().facts))
+
+
+def _with(text: str, start: str, found: str) -> str:
+    before, _, rest = text.partition(start)
+    return f"{before}{start}{found}{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from twinstep.parity.proof.gates.compile.artefacts import (
     of_usage,
     spilled,
 )
+from twinstep.parity.proof.gates.compile.main_loop import KERNELS, of_assembly, of_sass
 from twinstep.parity.proof.gates.compile.variants import Variant
 
 
@@ -49,18 +50,27 @@ def source_of(variant: Variant) -> tuple[ASTSource, dict[str, object]]:
     return source, {"enable_fp_fusion": variant.fusion, "num_warps": variant.warps}
 
 
+class _Target:
+    """All of Triton's driver that compiling asks for: kernels may differ by target."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.get_current_target = lambda: target
+
+
 def facts_of(variant: Variant, target: str) -> Facts:
     """Compile one variant and read its facts."""
+    triton.runtime.driver.set_active(_Target(target_named(target)))
     source, options = source_of(variant)
     compiled = triton.compile(source, target=target_named(target), options=options)
     if "hsaco" in compiled.asm:
         facts = of_amdgcn(compiled.asm["amdgcn"])
-        return {**facts, "code": code_bytes(compiled.asm["hsaco"])}
+        loop = of_assembly(compiled.asm["amdgcn"]) if variant.kernel in KERNELS else {}
+        return {**facts, **loop, "code": code_bytes(compiled.asm["hsaco"])}
     with tempfile.TemporaryDirectory() as folder:
-        return _of_cubin(compiled.asm["ptx"], compiled.asm["cubin"], Path(folder), target)
+        return _of_cubin(compiled.asm["ptx"], compiled.asm["cubin"], Path(folder), target, variant)
 
 
-def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str) -> Facts:
+def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str, variant: Variant) -> Facts:
     binary, text = folder / "kernel.cubin", folder / "kernel.ptx"
     binary.write_bytes(cubin)
     usage = of_usage(_run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(binary)))
@@ -71,7 +81,10 @@ def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str) -> Facts:
         architecture = target + ("a" if int(target[3:]) >= 90 else "")
         flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]
         spills = spilled(_run(assembler(target), *flags, str(text), "-o", str(folder / "again")))
-    return {**usage, "spilled": spills, **of_ptx(ptx), "code": code_bytes(cubin)}
+    loop: Facts = {}
+    if variant.kernel in KERNELS:
+        loop = of_sass(_run(triton.knobs.nvidia.cuobjdump.path, "-sass", str(binary)))
+    return {**usage, "spilled": spills, **of_ptx(ptx), **loop, "code": code_bytes(cubin)}
 
 
 def assembler(target: str) -> str:
