@@ -65,7 +65,7 @@ def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer)
 
     Of sequences over ranks a default run has fewer: there it takes more to know.
     """
-    power = power_of(row, row.dtypes[0], enough=12 if row.over_ranks else 4, most=130)
+    power = power_of(row, row.dtypes[0], enough=6 if row.over_ranks else 4, most=130)
     assert power.enough, f"{row.name}: {power.noticed} of {power.sequences}"
 
 
