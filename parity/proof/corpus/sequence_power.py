@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,19 +44,20 @@ class Power:
     @property
     def each(self) -> float:
         """Probability that one sequence notices it."""
-        return self.noticed / self.sequences
+        return self.noticed / max(self.sequences, 1)
 
     @property
     def run(self) -> float:
         """Probability that the sequences of a default run notice it.
 
         A run has as many of each kind as it always has, so kinds are counted apart. One sequence
-        more of each, which notices nothing, keeps few from being taken for certainty.
+        more of each, as likely as all to notice, keeps few from being taken for certainty.
         """
-        rates = {kind: noticed / (driven + 1) for kind, (noticed, driven) in self.kinds.items()}
-        return 1.0 - math.prod(
-            (1.0 - rates.get(kind, 0.0)) ** n for kind, n in self.default.items()
-        )
+        missed = 1.0
+        for kind, number in self.default.items():
+            noticed, driven = self.kinds.get(kind, (0, 0))
+            missed *= (1.0 - (noticed + self.each) / (driven + 1)) ** number
+        return 1.0 - missed
 
     @property
     def enough(self) -> bool:
@@ -71,7 +71,7 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     Args:
         row: the class.
         dtype: of the parameters.
-        enough: notices after which the measurement ends.
+        enough: notices after which the measurement ends; twice as many where these are too few.
         most: limit of sequences.
     """
     twin, kinds = twin_of(row), dict[Kind, tuple[int, int]]()
@@ -81,7 +81,8 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     default = Counter(kind_of(rules, 0, dtype, n) for n in range(SEQUENCES // share))
     for number in count():
         power = Power(row, dtype, default, kinds)
-        if power.noticed == enough or number == most:
+        decided = power.noticed >= enough and (power.enough or power.noticed >= 2 * enough)
+        if decided or number == most:
             return power
         # From there on all kinds come soon.
         seed, at = 11 + number % 3, EVERY - 8 + number // 3
