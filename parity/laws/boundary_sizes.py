@@ -1,7 +1,6 @@
 """Every size works: none, one, around vectors and blocks, primes, many tiny, empties anywhere.
 
-Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count, and in the first
-dtype combination longer than 1,024 threads of a block.
+Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count.
 
 Real bugs: a scalar tail with another formula (deepspeedai/DeepSpeed#503); a grid of zero programs
 (bytedance/lightseq#98); a trailing empty tensor that drops the last launch
@@ -38,15 +37,13 @@ LISTS = (
     (4099, 1, 0, 8191, 7, 10_001),
     (8192, 20_481, 20_481),
 )
-CROWD = (0, *(1, 3, 2) * 350)
 
 
 def sized(case: Case) -> Iterable[Case]:
     """The recipe of the case with each of the sizes."""
     operation, recipe = case.operation, case.recipe
     if recipe.layout == "list":
-        first = case.combination == next(iter(operation.combinations))
-        rows: Iterable[tuple[int, ...]] = (*LISTS, CROWD) if first else LISTS
+        rows: Iterable[tuple[int, ...]] = LISTS
     else:
         rows = [(size,) for size in (*FLAT_SIZES, *FLAT_BLOCKS)]
     known = [dims for dims in DIMS if dims in operation.dims] or operation.dims
