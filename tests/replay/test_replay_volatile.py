@@ -53,7 +53,7 @@ def test_threads_of_a_warp_do_not_add_up_in_step() -> None:
 
 
 def test_a_loop_over_distances_waits_for_nothing() -> None:
-    """What is added up does not decide when the loop ends."""
+    """Sums that are added up do not decide when the loop ends."""
     step = ADD.replace("WARP", "")
     loop = f"mov.u32 %r7, 0; AGAIN: {step} add.u32 %r7, %r7, 1; setp.lt.u32 %p1, %r7, 2;"
     judge(f"{OWN} {NEAR} bar.warp.sync -1; {loop} @%p1 bra AGAIN;", right=False)
