@@ -135,6 +135,16 @@ class ZeroOptions:
         return found
 
 
+ALIKE = (
+    "clip_grad",
+    "loss_scale",
+    "check_grad_overflow",
+    "elastic_checkpoint",
+    "round_robin_gradients",
+)
+"""Attributes besides the options that all ranks should have alike."""
+
+
 def refuse_unbuilt(**given: object) -> None:
     """Refuse options that would change results and that neither side has.
 

@@ -44,6 +44,7 @@ BORROWED = "#!/bin/sh\n# Written by set-up: uses an interpreter that has everyth
 OPTIONAL = {
     "pytest": "make test",
     "matplotlib": "pictures of scenarios",
+    "cuda-bindings": "kernels in CUDA C++",
     "pytest-xdist": "parallel tests",
     "ruff": "make check",
     "mypy": "make check",
@@ -279,7 +280,7 @@ def make_venv(last: dict[str, str]) -> str:
 def install() -> str:
     """One `pip install` of everything, pinned; return "" or pip's own last word."""
     command = [str(PYTHON), "-m", "pip", "install", "--progress-bar=off", "--retries", "2"]
-    command += ["--no-compile", "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev]"]
+    command += ["--no-compile", "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev,cuda]"]
     there = len(installed())
     status, output = run(command, told=lambda text: progress.show(stage(text, there)))
     if status == 0:

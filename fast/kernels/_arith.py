@@ -114,6 +114,22 @@ def load_adam_coefficients(coefficients, slot):
 
 
 @triton.jit
+def join_master(weight, remainder):
+    """Return the fp32 master of a bf16 weight and its remainder (`reference.remainder`)."""
+    upper = weight.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return (upper + remainder.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_master(master):
+    """Return the bf16 weight and the int16 remainder of an fp32 master."""
+    bits = master.to(tl.int32, bitcast=True)
+    bits = tl.where(master == master, bits, 0x7FC00000)
+    weight = ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return weight, bits.to(tl.int16)
+
+
+@triton.jit
 def adam_tile(
     params,
     grads,
@@ -126,10 +142,17 @@ def adam_tile(
     DECOUPLED: tl.constexpr,
     HAS_COPY: tl.constexpr,
 ):
-    """One Adam step on one tile; `mask` is None where the whole tile exists."""
+    """One Adam step on one tile; `mask` is None where the whole tile exists.
+
+    Copies in int16 are remainders of masters, whose upper halves are the parameters.
+    """
+    REMAINDER: tl.constexpr = copies.dtype.element_ty == tl.int16
     inv_scale, wd, b1, c1, b2, c2, k1, k2, eps, lr = coefficients
     g = tl.load(grads + offsets, mask=mask).to(tl.float32)
-    p = tl.load(params + offsets, mask=mask).to(tl.float32)
+    if REMAINDER:
+        p = join_master(tl.load(params + offsets, mask=mask), tl.load(copies + offsets, mask=mask))
+    else:
+        p = tl.load(params + offsets, mask=mask).to(tl.float32)
     m = tl.load(exp_avgs + offsets, mask=mask).to(tl.float32)
     v = tl.load(exp_avg_sqs + offsets, mask=mask).to(tl.float32)
     g = g * inv_scale
@@ -143,10 +166,15 @@ def adam_tile(
     p = p - lr * u
     tl.store(exp_avgs + offsets, m.to(exp_avgs.dtype.element_ty), mask=mask)
     tl.store(exp_avg_sqs + offsets, v.to(exp_avg_sqs.dtype.element_ty), mask=mask)
-    tl.store(params + offsets, p.to(params.dtype.element_ty), mask=mask)
-    if HAS_COPY:
-        # Rounded from the fp32 value, not from a 16-bit parameter: one rounding, not two.
-        tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask=mask)
+    if REMAINDER:
+        weight, rest = split_master(p)
+        tl.store(params + offsets, weight, mask=mask)
+        tl.store(copies + offsets, rest, mask=mask)
+    else:
+        tl.store(params + offsets, p.to(params.dtype.element_ty), mask=mask)
+        if HAS_COPY:
+            # Rounded from the fp32 value, not from a 16-bit parameter: one rounding, not two.
+            tl.store(copies + offsets, p.to(copies.dtype.element_ty), mask=mask)
 
 
 @triton.jit

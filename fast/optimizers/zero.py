@@ -29,7 +29,7 @@ from twinstep.contract.hyper import check_numbers
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
-from twinstep.contract.zero import OffloadConfig, ZeroOptions, refuse_unbuilt
+from twinstep.contract.zero import ALIKE, OffloadConfig, ZeroOptions, refuse_unbuilt
 from twinstep.fast.optimizers.norms import GIVEN
 from twinstep.fast.optimizers.scalers import zero_loss_scale
 from twinstep.fast.optimizers.zero_buckets import BucketedReduction
@@ -217,7 +217,7 @@ class ZeroOptimizer(ZeroSteps):
         self._hooks = self._buckets.hooks() if partition_grads else []
 
     def _agree(self) -> None:
-        numbers = {**self.options.alike(), "clip_grad": self.clip_grad}
+        numbers = {**self.options.alike(), **{name: float(getattr(self, name)) for name in ALIKE}}
         same = {name: lambda _, number=number: number for name, number in numbers.items()}
         on_all_ranks(lambda: None, self.ranks, self.groups[0].flat.device, same=same)
         agree_on_layouts(self.groups, self.ranks, self._buckets.shared)

@@ -91,6 +91,16 @@ def require_step(
     require_controls(where, near, controls)
 
 
+def require_remainder_step(
+    where: str, lists: Lists, steps: Sequence[Tensor], controls: Mapping[str, Tensor]
+) -> None:
+    """Require the arguments of a step of bf16 weights with 16-bit remainders."""
+    near = next(iter(controls.values()))
+    require_lists(where, lists, {**LIST_DTYPES, "params": (torch.bfloat16,)}, near)
+    require_steps(where, steps, len(lists["params"]), near)
+    require_controls(where, near, controls)
+
+
 def require_control(where: str, name: str, value: Tensor, dtypes: Dtypes, near: Tensor) -> None:
     """Require a 0-dim tensor of one of the dtypes on the device of `near`."""
     if value.dim() != 0:
@@ -109,6 +119,7 @@ def require_controls(where: str, near: Tensor, controls: Mapping[str, Tensor]) -
 LIST_DTYPES: dict[str, Dtypes] = {
     **dict.fromkeys(("params", "grads", "copies"), FLOATS),
     **dict.fromkeys(("exp_avgs", "exp_avg_sqs", "momentums"), FP32),
+    "remainders": (torch.int16,),
 }
 OPTIONAL = ("copies", "momentums")
 

@@ -19,6 +19,7 @@ TRITON_DTYPE = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
     torch.float32: tl.float32,
+    torch.int16: tl.int16,
 }
 
 

@@ -91,7 +91,7 @@ PERIOD = 4093
 # A short range may hold listed values alone.
 TRIES = 9
 # Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Where a
-# launch is slow, and a kernel may have one for each tensor, only for norms in the first combination.
+# launch is slow, and a kernel may have one for each tensor, for norms in the first combination.
 NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)

@@ -58,7 +58,9 @@ def traffic(op: Names, kernel: Names, dtype: Names, parameters: int, json: str |
 
 def _calls(chosen: Selection) -> Iterator[tuple[Kernel, str, str]]:
     for kernel in chosen.kernels(kernels()):
-        if not kernel.operation.lists or not (chosen.names or kernel.name.startswith("triton.")):
+        if not kernel.operation.lists or not (
+            chosen.names or kernel.name.startswith(("triton.", "cuda."))
+        ):
             continue
         for dtype in kernel.dtypes:
             if not chosen.dtypes or dtype in chosen.dtypes:

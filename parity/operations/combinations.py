@@ -35,6 +35,16 @@ def step_combinations(*state: str) -> dict[str, Combination]:
     }
 
 
+def remainder_combinations() -> dict[str, Combination]:
+    """bf16 weights with 16-bit remainders, and gradients of the named dtype: bf16, or fp32 sums."""
+    state: dict[str, Turn] = {"exp_avgs": (FP32,), "exp_avg_sqs": (FP32,), "steps": (INT64,)}
+    return {
+        key: {"params": (BF16,), "grads": (dtype,), **state, "remainders": (torch.int16,)}
+        for key, dtype in NARROW.items()
+        if dtype is not FP16
+    }
+
+
 Turn = tuple[torch.dtype, ...]
 
 

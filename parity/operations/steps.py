@@ -14,6 +14,7 @@ from torch import Tensor
 import twinstep.reference.adam
 import twinstep.reference.lamb
 import twinstep.reference.mixed_step
+import twinstep.reference.remainder
 import twinstep.reference.sgd
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.operations import arguments, combinations, controls
@@ -115,6 +116,32 @@ ADAMW_STEP = replace(
         "p = p - lr u;  copy = p rounded once",
     ),
     reference=twinstep.reference.adam.adamw_step,
+)
+
+ADAMW_REMAINDER_STEP = replace(
+    ADAMW_STEP,
+    name="adamw_remainder_step",
+    summary="AdamW on bf16 weights whose fp32 masters are kept as 16-bit remainders, one step.",
+    equations=(
+        "bits(master) = 2^16 bits(p) + remainder  (mod 2^32)",
+        "g = fp32(grad) factor",
+        *ADAM_LINES,
+        "u = u + weight_decay master",
+        "master = master - lr u;  if it is NaN, bits(master) = 0x7FC00000",
+        "bits(p) = (bits(master) + 2^15) div 2^16;  remainder = the lower 16 bits, signed",
+    ),
+    lists=(
+        arguments.PARAMS,
+        arguments.GRADS,
+        arguments.EXP_AVGS,
+        arguments.EXP_AVG_SQS,
+        arguments.REMAINDERS,
+        arguments.STEPS,
+    ),
+    writes=("params", "exp_avgs", "exp_avg_sqs", "remainders", "steps"),
+    reference=twinstep.reference.remainder.adamw_remainder_step,
+    combinations=combinations.remainder_combinations(),
+    laws=arguments.without(arguments.STEP_LAWS, "every_output_written"),
 )
 
 LAMB_STEP = Operation(

@@ -13,6 +13,7 @@ HOUSE = (
     steps.SGD_STEP,
     steps.ADAM_STEP,
     steps.ADAMW_STEP,
+    steps.ADAMW_REMAINDER_STEP,
     steps.LAMB_STEP,
     buffers.UNSCALE,
     buffers.GLOBAL_NORM,

@@ -1,15 +1,15 @@
 """Our own kernels, one row each, registered like anybody else's.
 
 Every launcher in `fast/kernels/` (a function whose name ends with `_`) has two rows: `triton.*` for
-what its kernels compute, `fast.*` for what it refuses. Those in `fast/kernels/cpu/` have a row
-`cpu.*`, and run on the CPU. All claim `exact`. `tests/parity/test_registry.py` names a launcher
-without a row.
+what its kernels compute, `fast.*` for what it refuses. Those in `fast/kernels/cuda/` have a row
+`cuda.*`, those in `fast/kernels/cpu/` a row `cpu.*`. All claim `exact`.
+`tests/parity/test_registry.py` names a launcher without a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from twinstep.parity.operations.operation import LAYOUTS, Operation
@@ -22,6 +22,7 @@ FILES = {
     "sgd_step": "sgd",
     "adam_step": "adam",
     "adamw_step": "adam",
+    "adamw_remainder_step": "adam_remainder",
     "lamb_step": "lamb",
     "unscale": "unscale",
     "global_norm": "reduce",
@@ -36,19 +37,63 @@ FILES = {
     "cast_copy": "cast",
     "mixed_step": "mixed_step",
 }
-# The file in `fast/kernels/cpu/`.
-CPU_FILES = {
-    "adam_step": "adam",
-    "adamw_step": "adam",
-    "global_norm": "reduce",
-    "accumulate": "accumulate",
-}
-# What these claim, where it is not everything: `mixed` has tensors of all pure combinations, and
-# both steps share all but one line.
-CPU_DTYPES = {
-    "adam_step": ("fp32-to-bf16", "mixed"),
-    "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
-}
+
+
+@dataclass(frozen=True)
+class Native:
+    """Launchers in C++, with the same names as those in Triton.
+
+    Attributes:
+        folder: in `fast/kernels/`, and the first part of their names.
+        engines: that they run on.
+        files: the file with the launcher of an operation.
+        claims: optional laws.
+        dtypes: what a row claims, where it is not everything.
+    """
+
+    folder: str
+    engines: tuple[str, ...]
+    files: Mapping[str, str]
+    claims: tuple[str, ...]
+    dtypes: Mapping[str, tuple[str, ...]]
+
+
+# `mixed` has tensors of all pure combinations, and both steps share all but one line.
+CPU = Native(
+    folder="cpu",
+    engines=("cpu",),
+    files={
+        "adam_step": "adam",
+        "adamw_step": "adam",
+        "adamw_remainder_step": "adam_remainder",
+        "global_norm": "reduce",
+        "accumulate": "accumulate",
+    },
+    claims=("strided",),
+    dtypes={
+        "adam_step": ("fp32-to-bf16", "mixed"),
+        "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
+    },
+)
+CUDA = Native(
+    folder="cuda",
+    engines=GPU_ENGINES,
+    files={
+        "adam_step": "adam",
+        "adamw_step": "adam",
+        "adamw_remainder_step": "adam_remainder",
+        "global_norm": "reduce",
+        "lamb_step": "lamb",
+    },
+    claims=("capturable", "strided"),
+    dtypes={
+        "adam_step": ("mixed",),
+        "adamw_step": ("bf16", "mixed"),
+        "adamw_remainder_step": ("bf16",),
+        "lamb_step": ("mixed",),
+        "global_norm": ("mixed",),
+    },
+)
 
 
 def register_house() -> None:
@@ -64,28 +109,33 @@ def register_house() -> None:
 def _register(known: Container[str]) -> None:
     for operation in HOUSE:
         # Checks are no arithmetic: one combination and one layout show them.
-        every = tuple(operation.combinations)
-        _row(operation, "triton", every, LAYOUTS, ("capturable",), known)
-        _row(operation, "fast", every[-1:], ("list",), ("capturable", "strided"), known)
-    for operation in HOUSE:
-        if operation.name in CPU_FILES:
-            every = CPU_DTYPES.get(operation.name, tuple(operation.combinations))
-            _row(operation, "cpu", every, LAYOUTS, ("strided",), known)
+        every, file = tuple(operation.combinations), FILES[operation.name]
+        name, checks = f"triton.{operation.name}", f"fast.{operation.name}"
+        _row(operation, name, file, every, LAYOUTS, GPU_ENGINES, ("capturable",), known)
+        claims = ("capturable", "strided")
+        _row(operation, checks, file, every[-1:], ("list",), GPU_ENGINES, claims, known)
+    for native in (CUDA, CPU):
+        for operation in HOUSE:
+            if operation.name in native.files:
+                dtypes = native.dtypes.get(operation.name, tuple(operation.combinations))
+                name = f"{native.folder}.{operation.name}"
+                file = f"{native.folder}.{native.files[operation.name]}"
+                _row(operation, name, file, dtypes, LAYOUTS, native.engines, native.claims, known)
 
 
 def _row(
     operation: Operation,
-    prefix: str,
+    name: str,
+    file: str,
     dtypes: tuple[str, ...],
     layouts: tuple[str, ...],
+    engines: tuple[str, ...],
     claims: tuple[str, ...],
     known: Container[str],
 ) -> None:
     """Register a launcher, unless its name is known."""
-    name, on_cpu = f"{prefix}.{operation.name}", prefix == "cpu"
     if name in known:
         return
-    file = f"cpu.{CPU_FILES[operation.name]}" if on_cpu else FILES[operation.name]
     module = import_module(f"twinstep.fast.kernels.{file}")
     row = register(
         operation.name,
@@ -93,7 +143,7 @@ def _row(
         arithmetic="exact",
         dtypes=dtypes,
         layouts=layouts,
-        engines=("cpu",) if on_cpu else GPU_ENGINES,
+        engines=engines,
         claims=claims,
     )
     row(getattr(module, f"{operation.name}_"))

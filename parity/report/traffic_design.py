@@ -37,6 +37,11 @@ _ADAM = Pass(
     ("params", "grads", "exp_avgs", "exp_avg_sqs"),
     ("params", "exp_avgs", "exp_avg_sqs", "copies"),
 )
+_REMAINDER = Pass(
+    "adam",
+    (*_ADAM.read, "remainders"),
+    ("params", "exp_avgs", "exp_avg_sqs", "remainders"),
+)
 _LAMB = (
     Pass("lamb_moments", _ADAM.read, ("exp_avgs", "exp_avg_sqs")),
     Pass("lamb_weights", ("params", "exp_avgs", "exp_avg_sqs"), ("params", "copies")),
@@ -47,6 +52,7 @@ DESIGN: dict[str, tuple[Pass, ...]] = {
     "sgd_step": (Pass("sgd", ("params", "grads", "momentums"), ("params", "momentums", "copies")),),
     "adam_step": (_ADAM,),
     "adamw_step": (_ADAM,),
+    "adamw_remainder_step": (_REMAINDER,),
     "lamb_step": _LAMB,
     "mixed_step": (_REDUCE, _ADAM),
     "global_norm": (_REDUCE,),

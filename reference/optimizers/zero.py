@@ -35,6 +35,7 @@ from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit, tensor_p
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.zero import (
+    ALIKE,
     OffloadConfig,
     ZeroOptions,
     check_expert_groups,
@@ -237,7 +238,7 @@ class ZeroOptimizer(ZeroMasters):
         ]
 
     def _agree(self) -> None:
-        options = {**self.options.alike(), "clip_grad": self.clip_grad}
+        options = {**self.options.alike(), **{name: float(getattr(self, name)) for name in ALIKE}}
         same = {name: lambda _, number=number: number for name, number in options.items()}
         device = self.groups[0].master.device
         on_all_ranks(lambda: None, self.ranks, device, same=same)

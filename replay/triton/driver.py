@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 
@@ -18,11 +18,11 @@ from triton.backends.compiler import GPUTarget
 
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
-from twinstep.replay.launch.run import require_subnormals
+from twinstep.replay.launch.run import require_subnormals, run_ptx
 from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.gpu import CAPABILITY, DEVICE, GPU, INDEX, INTERFACE
 from twinstep.replay.triton.launcher import WARP, Launcher
-from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu
+from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu, refuse_host
 
 TESTED = ((3, 6), (3, 9))
 """Oldest and newest Triton that replay was tested with."""
@@ -86,6 +86,21 @@ class ReplayDriver:
 
     executes_cpu_tensors = True
     register_buffer_provider = staticmethod(register_buffer_provider)
+
+    @staticmethod
+    def run_ptx(
+        ptx: str,
+        kernel: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[torch.Tensor | int | float | bytes],
+    ) -> None:
+        """Run a kernel from another compiler than Triton's; arguments as in `launch.run_ptx`."""
+        for index, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                refuse_host(f"{index} of {kernel}", arg)
+        with torch._C.DisableTorchFunction():
+            run_ptx(ptx, kernel, grid, block, args)
 
     def __init__(self) -> None:
         self.utils = _Utils()

@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_page_has_its_examples() -> None:
-    expected = ["my_adamw.py", "my_triton_adamw.py", "my_cuda_adamw.py"]
+    expected = ["my_adamw.py", "my_triton_adamw.py", "my_cuda_adamw.py", "my_cpp_accumulate.py"]
     expected += ["test_my_adamw.py", "test_my_adamw_cases.py", "judge_my_adamw.py"]
     assert list(EXAMPLES) == expected
 
@@ -72,6 +72,18 @@ def test_cuda_example_keeps_its_values_and_a_wrong_one_does_not(folder: Path) ->
     done = run(folder, *command)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "breaks `value`: exp_avg_sqs" in done.stdout
+
+
+def test_cpp_example_keeps_every_law_and_a_wrong_one_does_not(folder: Path) -> None:
+    name = "my_cpp_accumulate.py"
+    command = ("-m", "twinstep.parity", "check", name, "--quick", "--jobs", "1")
+    done = run(folder, *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "my_cpp_accumulate  cpu" in done.stdout
+    (folder / name).write_text(EXAMPLES[name].replace("sums[i] + ", "sums[i] - "))
+    done = run(folder, *command)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "breaks `value`" in done.stdout
 
 
 def test_example_test_and_example_program_pass(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named, operations
 from twinstep.parity.records.errors import UsageError
-from twinstep.parity.registry.house_kernels import CPU_FILES, FILES, register_house
+from twinstep.parity.registry.house_kernels import CPU, CUDA, FILES, register_house
 from twinstep.parity.registry.kernels import (
     Kernel,
     kernels,
@@ -64,8 +64,9 @@ def test_every_operation_has_a_kernel_of_ours_that_claims_every_dtype(house: lis
 
 def test_a_repro_file_finds_our_own_kernels(house: list[Kernel]) -> None:
     for kernel in house:
-        on_cpu = kernel.engines == ("cpu",)
-        folder, files = (KERNELS / "cpu", CPU_FILES) if on_cpu else (KERNELS, FILES)
+        backend = kernel.name.partition(".")[0]
+        native = {"cpu": CPU, "cuda": CUDA}.get(backend)
+        folder, files = (KERNELS / backend, native.files) if native else (KERNELS, FILES)
         assert kernel.file.resolve() == folder / f"{files[kernel.operation.name]}.py"
 
 

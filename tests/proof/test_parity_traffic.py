@@ -22,7 +22,7 @@ register_house()
 CALLS = [
     (kernel, dtype, layout)
     for kernel in kernels()
-    if kernel.name.startswith("triton.") and kernel.operation.lists
+    if kernel.name.startswith(("triton.", "cuda.")) and kernel.operation.lists
     for dtype in kernel.dtypes
     for layout in kernel.layouts
 ]

@@ -24,9 +24,8 @@ constexpr int64_t CHUNK = 4096;  // elements; that of the Triton kernels, whose 
 constexpr int64_t BLOCK = 512;  // elements whose buffers stay in the first cache
 constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread
 constexpr int LIMBS = 32, NONFINITE = 24, ORIGIN = 11;
-constexpr int WINDOWS = 16;  // of 40 bits, from 2^256 down to 2^-298
 
-enum Type : int64_t { FP32, FP16, BF16 };
+enum Type : int64_t { FP32, FP16, BF16, INT16 };
 
 template <class To, class From>
 inline To bits_of(From from) {
@@ -97,6 +96,25 @@ void rounded(const float* __restrict values, void* to, Type type, int64_t at, in
   }
 }
 
+// Masters of weights and remainders of 16 bits (`reference.remainder`): into a buffer, and back.
+void joined(const void* weights, const void* remainders, int64_t at, int64_t count, float* masters) {
+  const uint16_t* upper = (const uint16_t*)weights + at;
+  const int16_t* lower = (const int16_t*)remainders + at;
+  for (int64_t i = 0; i < count; ++i)
+    masters[i] = bits_of<float>(((uint32_t)upper[i] << 16) + (uint32_t)(int32_t)lower[i]);
+}
+
+void split(const float* masters, void* weights, void* remainders, int64_t at, int64_t count) {
+  uint16_t* __restrict upper = (uint16_t*)weights + at;
+  uint16_t* __restrict lower = (uint16_t*)remainders + at;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t word = bits_of<uint32_t>(masters[i]);
+    const uint32_t kept = (word & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : word;
+    upper[i] = (uint16_t)((kept + 0x8000) >> 16);
+    lower[i] = (uint16_t)kept;
+  }
+}
+
 // Calls work(tensor, first element, count, thread) for every chunk, each thread a run of them.
 template <class Row, class Work>
 void for_chunks(const Row* rows, int64_t tensors, int64_t threads, Work work) {
@@ -153,53 +171,141 @@ double power(double base, int64_t exponent) {
   return product;
 }
 
-// Adds total * 2^(40 k) to limbs of 32 bits.
-inline void add_window(int64_t* limbs, int64_t total, int64_t k) {
-  const int64_t bit = 40 * k + 32 * ORIGIN, limb = bit >> 5, shift = bit & 31;
-  const int64_t low = (total & 0xFFFFFFFF) << shift, high = (total >> 32) * (int64_t(1) << shift);
+// Adds value * 2^exponent to limbs of 32 bits.
+inline void add_at(int64_t* limbs, int64_t value, int64_t exponent) {
+  const int64_t bit = exponent + 32 * ORIGIN, limb = bit >> 5, shift = bit & 31;
+  const int64_t low = (value & 0xFFFFFFFF) << shift, high = (value >> 32) * (int64_t(1) << shift);
   limbs[limb] += low & 0xFFFFFFFF;
   limbs[limb + 1] += (int64_t)((uint64_t)low >> 32) + (high & 0xFFFFFFFF);
   limbs[limb + 2] += high >> 32;
 }
 
-// As `fast.kernels._limbs.add_tile`: windows of 40 bits from the top down, each cut off by adding
-// 1.5 * 2^(52 + 40 k), whose last bit weighs 2^(40 k); the cut is read off as an integer.
-void add_squares(int64_t* limbs, const float* x, int64_t count) {
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < count; ++i)
-    largest = std::max(largest, bits_of<uint32_t>(x[i]) & 0x7FFFFFFF);
-  if (largest >= 0x7F800000) {
+inline double two_to(int64_t exponent) {
+  return bits_of<double>((uint64_t)(exponent + 1023) << 52);
+}
+
+constexpr int LANES = 16;  // sums that do not wait for one another
+
+// Adds sums of integers below 2^53, times 2^exponent.
+inline void add_lanes(int64_t* limbs, const double* sums, int64_t exponent) {
+  int64_t total = 0;
+  for (int lane = 0; lane < LANES; ++lane) total += (int64_t)sums[lane];
+  add_at(limbs, total, exponent);
+}
+
+// Squares of a block whose numbers are integers times 2^unit, zeros apart, and below 2^(24 + unit):
+// those of one lane, 2^5 of 2^9, add up below 2^53.
+void add_direct(int64_t* limbs, const float* x, int64_t count, int64_t unit) {
+  double sums[LANES] = {};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int lane = 0; lane < LANES; ++lane) sums[lane] += (double)x[i + lane] * (double)x[i + lane];
+  for (; i < count; ++i) sums[i % LANES] += (double)x[i] * (double)x[i];
+  // Twice, since 2^-2unit may be no number.
+  for (double& sum : sums) sum = sum * two_to(-unit) * two_to(-unit);
+  add_lanes(limbs, sums, 2 * unit);
+}
+
+// The magnitude of a finite number.
+inline float magnitude_of_half(uint16_t half) {
+  const uint32_t word = (uint32_t)(half & 0x7FFF) << 13;
+  const float small = bits_of<float>(word + 0x38800000) - bits_of<float>(0x38800000u);
+  const float normal = bits_of<float>(word + 0x38000000);
+  return word < 0x00800000 ? small : normal;
+}
+
+// Squares of a block of fp32 numbers below 2^top and not below 2^(top - 23), zeros apart: each is
+// two integers of 23 bits.
+void add_halves(int64_t* limbs, const float* x, int64_t count, int64_t top) {
+  const float scale = (float)two_to(23 - top);
+  double high[LANES] = {}, cross[LANES] = {}, low[LANES] = {};
+  auto add = [&](float value, int lane) {
+    const float scaled = std::fabs(value) * scale, whole = (float)(int32_t)scaled;
+    const double h = whole, l = (scaled - whole) * 8388608.0f;
+    high[lane] += h * h;
+    cross[lane] += h * l;
+    low[lane] += l * l;
+  };
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int lane = 0; lane < LANES; ++lane) add(x[i + lane], lane);
+  for (; i < count; ++i) add(x[i], (int)(i % LANES));
+  add_lanes(limbs, high, 2 * (top - 23));
+  add_lanes(limbs, cross, 2 * (top - 23) - 22);
+  add_lanes(limbs, low, 2 * (top - 46));
+}
+
+// Squares of any finite numbers, as `fast.kernels._limbs.add_tile`: windows of 40 bits from the top
+// down, each cut off by adding 1.5 * 2^(52 + 40 k), whose last bit weighs 2^(40 k); the cut is read
+// off as an integer.
+void add_windows(int64_t* limbs, const float* x, int64_t count, double largest) {
+  const double square = largest * largest;
+  int64_t k = (((int64_t)(bits_of<uint64_t>(square) >> 52) - 1023) + 1200) / 40 - 30;
+  double rest[BLOCK];
+  for (int64_t i = 0; i < count; ++i) rest[i] = (double)x[i] * (double)x[i];
+  for (uint64_t left = 1; left != 0; --k) {
+    const double c = 1.5 * bits_of<double>((uint64_t)(52 + 40 * k + 1023) << 52);
+    const int64_t zero = bits_of<int64_t>(c);
+    int64_t total = 0;
+    left = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const double shifted = rest[i] + c;
+      total += bits_of<int64_t>(shifted) - zero;
+      rest[i] = rest[i] - (shifted - c);
+      left |= bits_of<uint64_t>(rest[i]) << 1;
+    }
+    add_at(limbs, total, 40 * k);
+  }
+}
+
+// Adds the squares of a chunk, or counts it as not finite. A word of 16 or 32 bits has a sign, an
+// exponent and DIGITS bits.
+template <class Word, Type TYPE, int DIGITS>
+void add_squares(int64_t* limbs, const void* values, int64_t first, int64_t count) {
+  constexpr int BITS = 8 * sizeof(Word) - 1, BIAS = (1 << (BITS - DIGITS - 1)) - 1;
+  constexpr Word MAGNITUDE = (Word)((1ull << BITS) - 1);
+  constexpr Word INFINITE = (Word)(MAGNITUDE >> DIGITS << DIGITS);
+  const Word* words = (const Word*)values + first;
+  Word most[CHUNK / BLOCK], least[CHUNK / BLOCK], largest = 0;
+  for (int64_t at = 0; at < count; at += BLOCK) {
+    Word high = 0, low = (Word)~0;
+    for (int64_t i = at; i < std::min(at + BLOCK, count); ++i) {
+      const Word word = (Word)(words[i] & MAGNITUDE);
+      high = std::max(high, word);
+      low = std::min(low, (Word)(word - 1));  // a zero is the largest of all
+    }
+    most[at / BLOCK] = high;
+    least[at / BLOCK] = (Word)(low + 1);
+    largest = std::max(largest, high);
+  }
+  if (largest >= INFINITE) {
     bool infinite = false;
-    for (int64_t i = 0; i < count; ++i)
-      infinite |= (bits_of<uint32_t>(x[i]) & 0x7FFFFFFF) == 0x7F800000;
-    limbs[NONFINITE] += (int64_t)infinite + (int64_t(largest > 0x7F800000) << 32);
+    for (int64_t i = 0; i < count; ++i) infinite |= (words[i] & MAGNITUDE) == INFINITE;
+    limbs[NONFINITE] += (int64_t)infinite + (int64_t(largest > INFINITE) << 32);
     return;
   }
-  if (largest == 0) return;
-  const double square = (double)bits_of<float>(largest) * (double)bits_of<float>(largest);
-  const int64_t top = (((int64_t)(bits_of<uint64_t>(square) >> 52) - 1023) + 1200) / 40 - 30;
-  int64_t totals[WINDOWS] = {}, used = 0;
   for (int64_t at = 0; at < count; at += BLOCK) {
     const int64_t size = std::min(BLOCK, count - at);
-    double rest[BLOCK];
-    for (int64_t i = 0; i < size; ++i) rest[i] = (double)x[at + i] * (double)x[at + i];
-    uint64_t left = 1;
-    for (int64_t window = 0; left != 0; ++window) {
-      const double c = 1.5 * bits_of<double>((uint64_t)(52 + 40 * (top - window) + 1023) << 52);
-      const int64_t zero = bits_of<int64_t>(c);
-      int64_t total = 0;
-      left = 0;
-      for (int64_t i = 0; i < size; ++i) {
-        const double shifted = rest[i] + c;
-        total += bits_of<int64_t>(shifted) - zero;
-        rest[i] = rest[i] - (shifted - c);
-        left |= bits_of<uint64_t>(rest[i]) << 1;
-      }
-      totals[window] += total;
-      used = std::max(used, window + 1);
+    const Word high = most[at / BLOCK], low = least[at / BLOCK];
+    if (high == 0) continue;
+    // Exponents; a subnormal has that of the smallest normal number.
+    const int64_t top = std::max<int64_t>(high >> DIGITS, 1) - BIAS + 1;
+    const int64_t bottom = std::max<int64_t>(low >> DIGITS, 1) - BIAS;
+    float buffer[BLOCK];
+    const float* x = buffer;
+    if (TYPE == FP16)
+      for (int64_t i = 0; i < size; ++i) buffer[i] = magnitude_of_half((uint16_t)words[at + i]);
+    else
+      x = widened(values, TYPE, first + at, size, buffer);
+    if (sizeof(Word) == 2 && top - (bottom - DIGITS) <= 24) {
+      add_direct(limbs, x, size, bottom - DIGITS);
+      continue;
     }
+    if (top - bottom <= 23 && top >= -100)
+      add_halves(limbs, x, size, top);
+    else
+      add_windows(limbs, x, size, two_to(top));
   }
-  for (int64_t window = 0; window < used; ++window) add_window(limbs, totals[window], top - window);
 }
 
 }  // namespace
@@ -207,7 +313,8 @@ void add_squares(int64_t* limbs, const float* x, int64_t count) {
 extern "C" {
 
 struct AdamRow {
-  void *param, *grad, *exp_avg, *exp_avg_sq, *copy;  // copy: nullptr for none
+  // copy: nullptr for none; remainders where its type is INT16
+  void *param, *grad, *exp_avg, *exp_avg_sq, *copy;
   int64_t* step;
   int64_t numel, param_type, grad_type, copy_type;
 };
@@ -237,7 +344,11 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
     float params[BLOCK], grads[BLOCK];
     for (int64_t at = begin; at < begin + length; at += BLOCK) {
       const int64_t count = std::min(BLOCK, begin + length - at);
-      float* p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
+      float* p = params;
+      if (row.copy_type == INT16)
+        joined(row.param, row.copy, at, count, p);
+      else
+        p = const_cast<float*>(widened(row.param, (Type)row.param_type, at, count, params));
       const float* g = widened(row.grad, (Type)row.grad_type, at, count, grads);
       if (as_sums) {
         for (int64_t i = 0; i < count; ++i) grads[i] = g[i] + 0.0f;
@@ -245,6 +356,10 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
       }
       float *m = (float*)row.exp_avg + at, *v = (float*)row.exp_avg_sq + at;
       (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars[t]);
+      if (row.copy_type == INT16) {
+        split(p, row.param, row.copy, at, count);
+        continue;
+      }
       rounded(p, row.param, (Type)row.param_type, at, count);
       if (row.copy) rounded(p, row.copy, (Type)row.copy_type, at, count);
     }
@@ -277,9 +392,11 @@ void twinstep_add_squares(const SquareRow* rows, int64_t tensors, int64_t* limbs
   threads = std::max<int64_t>(threads, 1);
   std::vector<int64_t> own(threads * LIMBS, 0);
   for_chunks(rows, tensors, threads, [&](int64_t t, int64_t at, int64_t count, int64_t thread) {
-    float values[CHUNK];
-    const float* x = widened(rows[t].values, (Type)rows[t].type, at, count, values);
-    add_squares(own.data() + thread * LIMBS, x, count);
+    int64_t* sums = own.data() + thread * LIMBS;
+    const void* values = rows[t].values;
+    if (rows[t].type == FP32) add_squares<uint32_t, FP32, 23>(sums, values, at, count);
+    if (rows[t].type == FP16) add_squares<uint16_t, FP16, 10>(sums, values, at, count);
+    if (rows[t].type == BF16) add_squares<uint16_t, BF16, 7>(sums, values, at, count);
   });
   for (size_t i = 0; i < own.size(); ++i) limbs[i % LIMBS] += own[i];
 }

@@ -32,7 +32,7 @@ AVX2 = ("-mavx2",)
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": AVX2, "AVX512": AVX512}
 COMPILERS = ("c++", "g++", "clang++")
-NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # of dtypes, in the source
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # in the source
 SECONDS = 120  # for a build
 
 

@@ -24,6 +24,7 @@ from twinstep.parity.operations.steps import mixed_step
 from twinstep.reference.adam import adam_step, adamw_step
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
+from twinstep.reference.remainder import adamw_remainder_step
 from twinstep.reference.sgd import sgd_step
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -93,6 +94,8 @@ def _steps(make: Maker, dtype: torch.dtype) -> Iterator[tuple[str, Sequence[obje
     usual = {**_numbers(HYPER), **flags, "bias_correction": True}
     yield "adam_step", _run(adam_step, make, dtype, **usual)
     yield "adamw_step", _run(adamw_step, make, dtype, **usual)
+    if dtype != HALF:
+        yield "adamw_remainder_step", _remainder(make, dtype, **usual)
     limits = _numbers({"max_coeff": 7.0, "min_coeff": 0.02})
     yield "lamb_step", _run(lamb_step, make, dtype, **usual, **limits, eps_inside_sqrt=False)
     yield "sgd_step", _sgd(make, dtype)
@@ -113,6 +116,14 @@ def _steps(make: Maker, dtype: torch.dtype) -> Iterator[tuple[str, Sequence[obje
             raise_error_at_min_scale=True,
         ),
     )
+
+
+def _remainder(make: Maker, dtype: torch.dtype, **arguments: object) -> Sequence[object]:
+    _, grads, first, second, _, steps = _state(make, dtype)
+    halves = [make(COUNT, seed, BRAIN) for seed in (7, 8)]
+    remainders = [halves[1].view(torch.int16)]
+    step: Step = adamw_remainder_step
+    return step([halves[0]], grads, first, second, remainders, steps, **arguments)
 
 
 def _run(step: Step, make: Maker, dtype: torch.dtype, **arguments: object) -> Sequence[object]:

@@ -229,6 +229,8 @@ def _lacking(error: BaseException) -> str:
         return f"needs the module {error.name}, which is not installed"
     if text.startswith("there is no C++ compiler"):
         return "needs a C++ compiler, and there is none here"
+    if text.startswith("kernels in CUDA C++ need"):
+        return "needs NVRTC, which is not installed"
     # Triton keeps what it compiles below HOME.
     if isinstance(error, OSError) and (error.errno in UNWRITABLE or "/triton/" in _last(error)):
         return f"cannot write {error.filename or 'a file'}: {error.strerror}"

@@ -46,6 +46,7 @@ OTHERS: Mapping[str, object] = {
     "reduce_bucket_size": 11,
     "clip_grad": 0.123,
     "gradient_average": None,
+    "elastic_checkpoint": None,
 }
 CLEAN: Step = ("train", PLAIN_TRAIN)
 OVERFLOW: Step = ("train", {"regime": "planted", "missing": 0})

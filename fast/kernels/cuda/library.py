@@ -1,0 +1,202 @@
+"""The CUDA C++ kernels: compiled by NVRTC at first use, kept, and launched on torch's stream.
+
+A variant is a source with the dtypes and options of its macros. It takes half a second to compile,
+needs neither a toolkit nor a GPU, and is kept in the user's cache folder under a digest of sources,
+options and compiler. Machine code runs on the GPU; where a Triton driver that executes kernels on
+CPU tensors is active, that driver takes the PTX.
+"""
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from twinstep.fast.runtime.dispatch import executes_cpu_tensors, require_engine
+from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
+from twinstep.fast.runtime.uploads import on_device
+
+HEADERS = ("common.h", "exact_sum.h")
+FLAGS = (
+    *("--std=c++17", "--generate-line-info"),
+    # Every rounding that is written, and no other.
+    *("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
+)
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # in the sources
+
+
+def launch(
+    source: str,
+    kernel: str,
+    programs: int,
+    threads: int,
+    near: Tensor,
+    args: Sequence[Tensor | int],
+    macros: Mapping[str, int],
+    *,
+    reaches: TensorLists = (),
+) -> None:
+    """Launch a kernel of `programs` blocks on the device of `near`; zero blocks: nothing.
+
+    Args:
+        source: the file without its ending.
+        kernel: its entry.
+        programs: blocks.
+        threads: of a block.
+        near: a tensor on the device where the kernel is to run.
+        args: tensors for pointers, numbers of 64 bits.
+        macros: dtypes and options that the source is compiled with.
+        reaches: tensors that the kernel finds through a pointer table among its arguments.
+
+    Raises:
+        RuntimeError: nothing here can run kernels on that device, NVRTC is not installed, or the
+            driver refuses. Nothing was launched.
+    """
+    require_engine(near.device, kernel)
+    if programs == 0:
+        return
+    chosen = tuple(sorted(macros.items()))
+    with on_device(near.device), reachable(reaches):
+        if executes_cpu_tensors():
+            driver = triton.runtime.driver.active
+            driver.register_buffer_provider(live_tensors)
+            ptx = compiled(source, "ptx", 90, chosen).decode()
+            driver.run_ptx(ptx, kernel, (programs,), (threads,), args)
+            return
+        function = _loaded(source, kernel, near.device, chosen)
+        values = tuple(arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args)
+        types = (ctypes.c_uint64,) * len(values)
+        stream = torch.cuda.current_stream(near.device).cuda_stream
+        shape = (programs, 1, 1, threads, 1, 1)
+        _answer(_cuda().cuLaunchKernel(function, *shape, 0, stream, (values, types), 0))
+
+
+def resident(
+    source: str, kernel: str, threads: int, near: Tensor, macros: Mapping[str, int]
+) -> int:
+    """Blocks that the device holds at once; 8 where kernels run on CPU tensors."""
+    if executes_cpu_tensors():
+        return 8
+    function = _loaded(source, kernel, near.device, tuple(sorted(macros.items())))
+    (each,) = _answer(_cuda().cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0))
+    return int(each) * torch.cuda.get_device_properties(near.device).multi_processor_count
+
+
+@cache
+def compiled(source: str, kind: str, target: int, macros: tuple[tuple[str, int], ...]) -> bytes:
+    """Machine code or PTX of a variant.
+
+    Args:
+        source: the file without its ending.
+        kind: "cubin" or "ptx".
+        target: compute capability without its point: 90 for 9.0.
+        macros: names and values.
+
+    Raises:
+        RuntimeError: NVRTC is not installed, or refuses the source.
+    """
+    compiler = _nvrtc()
+    files = {name: _text(name) for name in (f"{source}.cu", *HEADERS)}
+    options = [f"--gpu-architecture=sm_{target}", *FLAGS, *(f"-D{n}={v}" for n, v in macros)]
+    version = compiler.nvrtcVersion()[1:]
+    facts = "\0".join([kind, str(version), *options, *files.values()])
+    kept = _folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
+    if kept.exists():
+        return kept.read_bytes()
+    code = _compile(compiler, f"{source}.cu", files, options, kind)
+    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as made:
+        made.write(code)
+    os.replace(made.name, kept)
+    return code
+
+
+def _compile(
+    compiler: ModuleType, name: str, files: dict[str, str], options: Sequence[str], kind: str
+) -> bytes:
+    headers = [files[header].encode() for header in HEADERS]
+    names = [header.encode() for header in HEADERS]
+    _, program = compiler.nvrtcCreateProgram(
+        files[name].encode(), name.encode(), len(headers), headers, names
+    )
+    try:
+        encoded = [option.encode() for option in options]
+        (status,) = compiler.nvrtcCompileProgram(program, len(encoded), encoded)
+        if status:
+            _, size = compiler.nvrtcGetProgramLogSize(program)
+            log = bytearray(size)
+            compiler.nvrtcGetProgramLog(program, log)
+            lines = bytes(log).rstrip(b"\0").decode().strip().splitlines() or [str(status)]
+            raise RuntimeError(f"NVRTC refuses {name}: {lines[0]} [fast.kernels.cuda]")
+        noun = {"ptx": "PTX", "cubin": "CUBIN"}[kind]
+        _, size = getattr(compiler, f"nvrtcGet{noun}Size")(program)
+        code = bytearray(size)
+        getattr(compiler, f"nvrtcGet{noun}")(program, code)
+        return bytes(code).rstrip(b"\0") if kind == "ptx" else bytes(code)
+    finally:
+        compiler.nvrtcDestroyProgram(program)
+
+
+@cache
+def _loaded(
+    source: str, kernel: str, device: torch.device, macros: tuple[tuple[str, int], ...]
+) -> Any:
+    """A kernel in the memory of a GPU; its module is kept for as long as the process lives."""
+    major, minor = torch.cuda.get_device_capability(device)
+    code = compiled(source, "cubin", 10 * major + minor, macros)
+    torch.cuda.current_stream(device).cuda_stream  # noqa: B018  the device's context exists now
+    (module,) = _answer(_cuda().cuModuleLoadData(code))
+    (function,) = _answer(_cuda().cuModuleGetFunction(module, kernel.encode()))
+    return function
+
+
+def _answer(result: Any) -> Any:
+    """What a call of the driver returns besides its status.
+
+    Raises:
+        RuntimeError: the status is an error.
+    """
+    status, *rest = result
+    if status:
+        raise RuntimeError(f"the CUDA driver answers {status.name} [fast.kernels.cuda]")
+    return rest
+
+
+@cache
+def _nvrtc() -> ModuleType:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader's own error type depends on its version
+        raise RuntimeError(
+            "kernels in CUDA C++ need cuda-bindings and nvidia-cuda-nvrtc: install the extra "
+            f'"cuda" of this project ({str(error).splitlines()[0]}) [fast.kernels.cuda]'
+        ) from error
+    return nvrtc  # type: ignore[no-any-return]
+
+
+def _cuda() -> ModuleType:
+    from cuda.bindings import driver
+
+    return driver  # type: ignore[no-any-return]
+
+
+def _text(name: str) -> str:
+    return (resources.files(__package__) / name).read_text()
+
+
+def _folder() -> Path:
+    """The user's cache folder of this package, made if it is not there."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "twinstep"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
