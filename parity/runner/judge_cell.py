@@ -252,7 +252,7 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
         once = not turn and not quick
         norm, lamb = "norm" in kernel.operation.writes, kernel.operation.whole_tensors
         past = once and (norm or lamb)
-        large = enlarged(kernel.operation, first, LARGE[1] if past else sizes, beside)
+        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside)
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")
