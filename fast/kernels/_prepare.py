@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels._arith import HEADER, LANES
-from twinstep.fast.runtime.dispatch import Jitted, cdiv, launch
+from twinstep.fast.runtime.compiled import Jitted
+from twinstep.fast.runtime.dispatch import cdiv, launch
 from twinstep.fast.runtime.tables import TableCache, address_table
 
 

@@ -24,7 +24,7 @@ from twinstep.fast.kernels._layout import (
 )
 from twinstep.fast.runtime.checks import require_pairs
 from twinstep.fast.runtime.dispatch import TRITON_DTYPE, cdiv, launch
-from twinstep.fast.runtime.tables import only_slot, tensor_tables
+from twinstep.fast.runtime.tables import SHARED, TableCache, only_slot, tensor_tables
 
 
 @triton.jit
@@ -89,6 +89,13 @@ def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None
         RuntimeError: nothing here can run kernels on that device.
     """
     require_pairs("accumulate_", {"accumulators": accumulators, "grads": grads})
+    accumulate_lists(accumulators, grads, SHARED)
+
+
+def accumulate_lists(
+    accumulators: Sequence[Tensor], grads: Sequence[Tensor], cache: TableCache
+) -> None:
+    """Do so with lists that are known to fit; a gradient may have any shape of as many elements."""
     slot = only_slot([accumulators, grads])
     if slot is not None:
         accumulator, grad = accumulators[slot], grads[slot]
@@ -96,7 +103,7 @@ def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None
         args = (accumulator, grad, numel)
         launch(accumulate_flat_kernel, cdiv(numel, CHUNK.value), accumulator, args)
         return
-    for table in tensor_tables([accumulators, grads], chunk=CHUNK.value):
+    for table in tensor_tables([accumulators, grads], chunk=CHUNK.value, cache=cache):
         launch(
             accumulate_list_kernel,
             table.chunks,

@@ -33,24 +33,23 @@ from twinstep.contract.parallel import (
     tensor_parallel_rank,
 )
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
-from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.whole import WholeTensors
 from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
-    accumulate_gradients,
     copy_masters_to_model,
     copy_model_to_masters,
     gather,
-    gradients_in_runs,
     immediate_hooks,
     partitioned_group,
 )
+from twinstep.fast.optimizers.bf16_plan import Accumulation, Runs
 from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.norms import exact_kind_of_norm
 from twinstep.fast.optimizers.parallelism import Parallelism
 from twinstep.fast.optimizers.wrapper import Wrapper
+from twinstep.fast.optimizers.zeros import clear_gradients
 
 
 class BF16Optimizer(Wrapper):
@@ -124,6 +123,8 @@ class BF16Optimizer(Wrapper):
         self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
+        self._runs = Runs(self.groups, self._parallelism)
+        self._accumulation = Accumulation(self.groups, "BF16Optimizer.update_hp_grads")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
     def _agree(self) -> None:
@@ -183,9 +184,7 @@ class BF16Optimizer(Wrapper):
     @torch.no_grad()
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
-        check_dense_gradients(self._params(), "BF16Optimizer.update_hp_grads")
-        if not self.immediate_grad_update:
-            accumulate_gradients(self.groups)
+        self._accumulation.add(by_hooks=self.immediate_grad_update)
         if clear_lp_grads:
             self.clear_lp_grads(set_to_none=True)
 
@@ -238,7 +237,7 @@ class BF16Optimizer(Wrapper):
         try:
             self._refuse(closure)
             self.sync_hyperparameters()
-            gradients = gradients_in_runs(self.groups, self._parallelism)
+            gradients = self._runs.gradients()
             groups = [self._group_tensors(index) for index in range(len(self.groups))]
             apart = self._clipped_apart()
         except Exception as error:
@@ -253,7 +252,7 @@ class BF16Optimizer(Wrapper):
         state = self._state_to_step(group.master)
         moments = [state[name] for name in MOMENTS]
         row = [group.master, group.accumulator, *moments, group.flat]
-        fixed = self._fixed[index].of(row, partial(group.lists, moments))
+        fixed = self._fixed[index].of(lambda: row, partial(group.lists, moments))
         bias_correction = bool(self.param_groups[index]["bias_correction"])
         return GroupTensors(lists=fixed, steps=[state["step"]], bias_correction=bias_correction)
 
@@ -261,7 +260,7 @@ class BF16Optimizer(Wrapper):
         """Accumulators that are rounded when they are clipped, because they have 16 bits."""
         if self.clip_grad <= 0.0 or self.grad_acc_dtype == torch.float32:
             return []
-        return [run for group in self.groups for run in group.runs([True] * len(group.params))]
+        return self._runs.whole()
 
     def sync_hyperparameters(self) -> None:
         """Send changed hyper-parameters; before replaying a captured graph, call this."""
@@ -301,11 +300,11 @@ class BF16Optimizer(Wrapper):
         """Zero the accumulators and forget which parameters have a gradient."""
         for group in self.groups:
             group.accumulator.zero_()
-            group.has_gradient = [False for _ in group.params]
+            group.has_gradient = [False] * len(group.params)
 
     def clear_lp_grads(self, set_to_none: bool = False) -> None:
         """Zero the parameters' own gradients, or drop them."""
-        drop_gradients(self._params(), set_to_none=set_to_none)
+        clear_gradients(self._params(), set_to_none=set_to_none)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' own gradients and the accumulators."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,11 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from twinstep.contract.fragments import Fragment, fragments_of
-from twinstep.contract.tensors import check_param, dtype_names
-from twinstep.fast.kernels.accumulate import accumulate_
+from twinstep.contract.tensors import FLOATS, check_param, dtype_names
+from twinstep.fast.kernels.accumulate import accumulate_, accumulate_lists
 from twinstep.fast.kernels.cast import cast_copy_
-from twinstep.fast.optimizers.parallelism import NOWHERE, Gradients, Parallelism, Place
+from twinstep.fast.runtime.lists import FixedTensors, Layout, MovingTensors
+from twinstep.fast.runtime.tables import TableCache
 
 UNIT = 2  # elements for each rank that the padded length is a multiple of
 
@@ -193,7 +193,7 @@ def _moved(params: Sequence[Tensor], dtype: torch.dtype, device: torch.device, u
     return flat
 
 
-def _flat(grad: Tensor) -> Tensor:
+def flat_gradient(grad: Tensor) -> Tensor:
     """Elements of a gradient in a row; an expanded one is copied."""
     return grad.detach().reshape(-1).contiguous()
 
@@ -205,41 +205,58 @@ def accumulate_gradients(groups: Sequence[PartitionedGroup]) -> None:
         for index, (param, view) in enumerate(zip(group.params, group.gradients(), strict=True)):
             if param.grad is not None:
                 views.append(view)
-                grads.append(_flat(param.grad))
+                grads.append(flat_gradient(param.grad))
                 group.has_gradient[index] = True
     accumulate_(views, grads)
 
 
-def gradients_in_runs(groups: Sequence[PartitionedGroup], parallelism: Parallelism) -> Gradients:
-    """Accumulated gradients by what they count for, in as few views as can be."""
-    at: dict[Place, list[Tensor]] = {}
-    for group in groups:
-        places = parallelism.places(group.params)
-        # Only the norm decides whether a step is skipped: what does not count is left out.
-        for place in {*places} - {NOWHERE}:
-            rows = zip(places, group.has_gradient, strict=True)
-            at.setdefault(place, []).extend(group.runs([has and p == place for p, has in rows]))
-    return parallelism.gradients(at)
-
-
 def immediate_hooks(groups: Sequence[PartitionedGroup]) -> list[RemovableHandle]:
     """Accumulate each gradient when backward has it, and drop it: it cannot count twice."""
-    return [
-        param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            partial(_accumulate_now, weakref.ref(group), index)
-        )
-        for group in groups  # the garbage collector does not see what hooks hold
-        for index, param in enumerate(group.params)
-    ]
+    hooks = []
+    for group in groups:
+        tables = TableCache(limit=len(group.params))
+        start = 0
+        for index, param in enumerate(group.params):
+            # The garbage collector does not see what hooks hold.
+            part = _Part(weakref.ref(group), index, start, param.numel(), tables)
+            hooks.append(param.register_post_accumulate_grad_hook(part.accumulate))  # type: ignore[no-untyped-call]
+            start += param.numel()
+    return hooks
 
 
-@torch.no_grad()
-def _accumulate_now(held: weakref.ref[PartitionedGroup], index: int, param: Tensor) -> None:
-    group = held()
-    if group is not None and param.grad is not None:
+class _Part:
+    """The part of an accumulator that belongs to one parameter."""
+
+    def __init__(
+        self,
+        group: weakref.ref[PartitionedGroup],
+        index: int,
+        start: int,
+        size: int,
+        tables: TableCache,
+    ) -> None:
+        self._group, self._index = group, index
+        self._start, self._size, self._tables = start, size, tables
+        self._known: tuple[object, FixedTensors, Layout] | None = None
+
+    @torch.no_grad()
+    def accumulate(self, param: Tensor) -> None:
+        """Add the parameter's gradient and drop it; the cost is that of one launch."""
+        group = self._group()
+        if group is None or param.grad is None:
+            return
         grad, param.grad = param.grad, None
-        accumulate_([group.gradients()[index]], [_flat(grad)])
-        group.has_gradient[index] = True
+        plain = grad.layout == torch.strided and grad.is_contiguous() and grad.dtype in FLOATS
+        key = (group.accumulator.data_ptr(), grad.dtype)
+        if self._known is None or self._known[0] != key:
+            part = group.accumulator.narrow(0, self._start, self._size)
+            self._known = key, FixedTensors([part]), Layout([grad])
+        _, parts, layout = self._known
+        if plain:
+            accumulate_lists(parts, MovingTensors([grad], [grad.data_ptr()], layout), self._tables)
+        else:
+            accumulate_(parts, [flat_gradient(grad)])
+        group.has_gradient[self._index] = True
 
 
 def copy_masters_to_model(groups: Sequence[PartitionedGroup]) -> None:

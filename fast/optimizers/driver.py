@@ -41,6 +41,8 @@ from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.runtime.control import SLOTS, ControlBlock, GroupBlock
 from twinstep.fast.runtime.tables import TableCache
 
+OWN = finalise_unscaled.CONTROLS[5:]  # that belong to no group
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTensors:
@@ -80,6 +82,7 @@ class StepDriver:
         self.device = device
         self.cache = TableCache(limit=64)
         self._scaler, self._finish, self._norm_type = scaler, finish, norm_type
+        self._finishes: dict[tuple[bool, bool, bool], Finish] = {}
         self._own = ControlBlock(device, {})
         self._kind = kind_of_norm(norm_type, "StepDriver")
         self._limbs = new_limbs(device)
@@ -173,6 +176,21 @@ class StepDriver:
         Returns:
             The coefficients; INV_SCALE is what gradients are multiplied by.
         """
+        try:
+            return self._decide(gradients, first, external, clips_apart, leaves_scaled_norm)
+        except BaseException:
+            # What has been entered belongs to no step: a lost rank, or a kernel that failed.
+            self._limbs.zero_()
+            raise
+
+    def _decide(
+        self,
+        gradients: Gradients,
+        first: GroupTensors | None,
+        external: bool,
+        clips_apart: bool,
+        leaves_scaled_norm: bool,
+    ) -> Tensor:
         self._reduce(gradients, external=external)
         coefficients = self._room_for(0 if first is None else len(first.steps))
         if self._finish is None:
@@ -181,12 +199,21 @@ class StepDriver:
                 self.control["exhausted"].add_(self._limbs[TOLD.value], alpha=REFUSED.value)
             self._finalise_unscaled(first, coefficients, clips_apart)
         else:
-            finish = replace(
-                self._finish,
-                bias_correction=first is None or first.bias_correction,
-                reports_scaled_norm=self._finish.reports_scaled_norm or leaves_scaled_norm,
-                over_ranks=gradients.over_ranks,
+            choices = (
+                first is None or first.bias_correction,
+                self._finish.reports_scaled_norm or leaves_scaled_norm,
+                gradients.over_ranks,
             )
+            finish = self._finishes.get(choices)
+            if finish is None:
+                bias_correction, scaled, over_ranks = choices
+                finish = replace(
+                    self._finish,
+                    bias_correction=bias_correction,
+                    reports_scaled_norm=scaled,
+                    over_ranks=over_ranks,
+                )
+                self._finishes[choices] = finish
             self._finalise(first, coefficients, finish, external)
         return coefficients
 
@@ -194,7 +221,7 @@ class StepDriver:
         self, first: GroupTensors | None, coefficients: Tensor, finish: Finish, external: bool
     ) -> None:
         control = self.control
-        controls = [control[name] for name in finalise_kernel.CONTROLS]
+        controls = list(control.several(finalise_kernel.CONTROLS))
         bounds = None
         if first is not None:
             hyper = self._hyper[0].hyper()
@@ -215,7 +242,7 @@ class StepDriver:
         self, first: GroupTensors, coefficients: Tensor, clips_apart: bool
     ) -> None:
         control = self.control
-        own = [control[name] for name in finalise_unscaled.CONTROLS[5:]]
+        own = control.several(OWN)
         finalise_unscaled.finalise_unscaled(
             self._limbs,
             first.steps[0],

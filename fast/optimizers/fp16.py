@@ -5,7 +5,8 @@ autograd left them, and masters, moments and model weights are written in one pa
 The host decides nothing and waits for nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from typing import overload
@@ -20,7 +21,7 @@ from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
-from twinstep.contract.tensors import check_dense_gradients, drop_gradients
+from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.driver import GroupTensors
@@ -28,7 +29,7 @@ from twinstep.fast.optimizers.flat_groups import flat_group
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.optimizers.zeros import clear_gradients
 
 # What kernels do in one pass has one timer; overflows are found with the norm.
 PHASES = ["compute_norm", "basic_step"]
@@ -126,7 +127,6 @@ class FP16Optimizer(ScaledWrapper):
         self._groups = [flat_group(g["params"], where.format(i)) for i, g in enumerate(options)]
         for group, flat in zip(options, self._groups, strict=True):
             group["params"] = [flat.master]
-        self._zeros = ZeroGradients()
         self._prepare(self._params())
         if compat.step_at_construction:
             self.initialize_optimizer_states()
@@ -182,43 +182,41 @@ class FP16Optimizer(ScaledWrapper):
         """
         try:
             self._refuse(closure)
-            params = self._params()
-            check_dense_gradients(params, "FP16Optimizer.step")
             # Copied at most once: the norm and the update read the same memory.
-            held = [param.grad for param in params]
-            grads = [None if grad is None else grad.contiguous() for grad in held]
+            gradients, given = self._read(self.fp16_groups)
             self.sync_hyperparameters()
             inside = self._fused()
-            gradients = self._gradients(params, grads)
-            groups = [] if inside is None else self._group_tensors(iter(grads))
+            groups = [] if inside is None else self._group_tensors(given())
         except Exception as error:
             self._step.refuse(self._parallelism, error)
+        params = self._params()
         external = self._external_scale() is not None
         if inside is None:
             self._step_by_torch(params, gradients, external)
         else:
-            self._step.run(gradients, groups, inside, external=external, timed=self._timed)
+            timed = nullcontext if self.timers is None else self._timed
+            self._step.run(gradients, groups, inside, external=external, timed=timed)
             self._stepped = True
         drop_gradients(params, set_to_none=True)
         if self.timers is not None:
             self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
-    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+    def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them: pieces of masters, in the order of the parameters."""
         found = []
-        for index, group in enumerate(self._groups):
+        for index, (group, grads) in enumerate(zip(self._groups, given, strict=True)):
             state = self._state_to_step(group.master)
             flat = [group.master, *(state[name] for name in MOMENTS)]
-            fixed = self._fixed[index].of([*flat, *group.params], partial(group.lists, flat))
-            masters, *moments, weights = fixed
-            given = [
-                self._zeros.like(param) if grad is None else grad
-                for param, grad in zip(group.params, grads, strict=False)
-            ]
+            masters, *moments, weights = self._fixed[index].of(
+                partial(chain, flat, group.params),
+                partial(group.lists, flat),
+                few=flat,
+                plan=self._plan,
+            )
             found.append(
                 GroupTensors(
-                    lists=[masters, given, *moments, weights],
+                    lists=[masters, grads, *moments, weights],
                     steps=[state["step"]],
                     bias_correction=bool(self.param_groups[index]["bias_correction"]),
                     shared=True,
@@ -253,7 +251,7 @@ class FP16Optimizer(ScaledWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        drop_gradients(self._params(), set_to_none=set_to_none)
+        clear_gradients(self._params(), set_to_none=set_to_none)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:

@@ -6,10 +6,11 @@ a skipped step are dropped as soon as something tells the host of it, and are ze
 before a backward pass that comes earlier.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import cast, overload
 
@@ -23,15 +24,16 @@ from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
-from twinstep.contract.tensors import check_dense_gradients, check_param, drop_gradients
+from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.parallelism import Gradients
+from twinstep.fast.optimizers.plan import MasterPlan
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.optimizers.zeros import clear_gradients
 from twinstep.fast.runtime.strides import contiguous_lists
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
@@ -68,6 +70,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     Source: Micikevicius et al. (2018); names as in DeepSpeed's `FP16_UnfusedOptimizer`.
     """
+
+    _copies = False  # the update reads gradients in any layout
 
     @constructed_by_all
     def __init__(
@@ -123,7 +127,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
-        self._zeros = ZeroGradients()
+        self._laid_out: MasterPlan | None = None
         self._stale: list[tuple[Tensor, Tensor]] = []
         self._prepare(
             self._params(),
@@ -200,15 +204,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         with ExitStack() as lent:
             try:
                 self._refuse(closure)
+                gradients, given = self._read(self.fp16_groups)
                 params = self._params()
-                check_dense_gradients(params, "FP16UnfusedOptimizer.step")
                 grads = [param.grad for param in params]
                 self.sync_hyperparameters()
                 inside = self._fused()
                 if inside is None:
                     self._sync_state()
-                gradients = self._gradients(params, grads)
-                groups = [] if inside is None else self._group_tensors(iter(grads))
+                groups = [] if inside is None else self._group_tensors(given())
                 for index, group in enumerate(groups):
                     lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
                     groups[index] = replace(group, lists=lists)
@@ -224,31 +227,32 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self._stale = [(param, grad) for param, grad in pairs if grad is not None]
         return None
 
-    def _group_tensors(self, grads: Iterator[Tensor | None]) -> list[GroupTensors]:
+    def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them."""
-        found = []
-        pairs = zip(self.fp16_groups, self.fp32_groups, strict=True)
-        for index, (params, masters) in enumerate(pairs):
-            states = [self._state_to_step(master) for master in masters]
-            moments = [[state[name] for state in states] for name in MOMENTS]
-            columns = [masters, *moments, params]
-            own, first, second, weights = self._fixed[index].of(
-                chain(*columns), partial(_detached, columns)
+        if self._laid_out is None or not self._laid_out.holds(
+            self._plan, self.fp32_groups, self._states()
+        ):
+            self._laid_out = MasterPlan(self._plan, self._columns(), self._fixed, self._states)
+        return [
+            GroupTensors(
+                lists=[masters, grads, *rest],
+                steps=steps,
+                bias_correction=bool(options["bias_correction"]),
             )
-            given = [
-                self._gradient(param, grad) for param, grad in zip(params, grads, strict=False)
-            ]
-            found.append(
-                GroupTensors(
-                    lists=[own, given, first, second, weights],
-                    steps=[state["step"] for state in states],
-                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
-                )
+            for (masters, *rest), steps, grads, options in zip(
+                self._laid_out.lists, self._laid_out.steps, given, self.param_groups, strict=True
             )
-        return found
+        ]
 
-    def _gradient(self, param: Tensor, grad: Tensor | None) -> Tensor:
-        return self._zeros.like(param).view(param.shape) if grad is None else grad
+    def _columns(self) -> Iterator[list[list[Tensor]]]:
+        """Masters, counters, moments and model weights of each group."""
+        for params, masters in zip(self.fp16_groups, self.fp32_groups, strict=True):
+            states = [self._state_to_step(master) for master in masters]
+            named = [[state[name] for state in states] for name in ("step", *MOMENTS)]
+            yield [masters, *named, params]
+
+    def _gradient(self, param: Tensor) -> Tensor:
+        return self._zeros(param) if param.grad is None else param.grad
 
     def _step_inside(self, params: list[Tensor], gradients: Gradients, external: bool) -> None:
         """Let the inner optimizer step; the host waits."""
@@ -264,7 +268,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         else:
             factor = block[INV_SCALE.value]
             for param, master in zip(params, self._masters(), strict=True):
-                master.grad = self._gradient(param, param.grad).to(torch.float32) * factor
+                master.grad = self._gradient(param).to(torch.float32) * factor
             self._held().step()
             drop_gradients(self._masters(), set_to_none=True)
             self._copy_masters_to_model()
@@ -289,14 +293,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     def _hand_over(self, divisor: Tensor) -> None:
         """Let the inner optimizer unscale, step and copy to the model."""
         cast(FusedLamb, self._held()).step(
-            grads=[[self._gradient(p, p.grad) for p in group] for group in self.fp16_groups],
+            grads=[[self._gradient(p) for p in group] for group in self.fp16_groups],
             output_params=[[param.detach() for param in group] for group in self.fp16_groups],
             scale=divisor,
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model weights, or zero them."""
-        drop_gradients(self._params(), set_to_none=set_to_none)
+        clear_gradients(self._params(), set_to_none=set_to_none)
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
@@ -357,10 +361,6 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for master, saved in zip(self._masters(), loaded.masters, strict=True):
             master.copy_(saved)
         self._copy_masters_to_model()
-
-
-def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[tensor.detach() for tensor in column] for column in columns]
 
 
 def _master(param: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ one launch for each dtype combination; it never waits for the GPU. Numbers reach
 a control block, and only when they have changed.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import cast, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
@@ -27,9 +29,12 @@ from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
 from twinstep.fast.runtime.strides import contiguous_lists
-from twinstep.fast.runtime.tables import FixedLists, TableCache
+from twinstep.fast.runtime.tables import TableCache
+from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
@@ -83,6 +88,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
         self._fixed: defaultdict[tuple[object, ...], FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
+        self._plan: _Plan | None = None
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; what it does not say comes from the constructor.
@@ -125,74 +131,53 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for params in self._by_device():
-            check_dense_gradients(params.members, "FusedAdam.step")
-        for params in self._by_device():
-            self._step_members(params)
+        found = None if self._plan is None else self._plan.read(self)
+        if self._plan is None or found is None:
+            self._plan = _Plan(self)
+            found = self._plan.read(self)
+            assert found is not None
+        for part in self._plan.parts:
+            self._update(part, found)
         return loss
 
-    def _by_device(self) -> "Iterator[_Members]":
-        """Yield what has a gradient, for each group and device."""
-        for index, group in enumerate(self.param_groups):
-            found: dict[torch.device, list[Tensor]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    found.setdefault(param.device, []).append(param)
-            for device, members in found.items():
-                yield _Members(index=index, group=group, device=device, members=members)
-
-    def _step_members(self, params: "_Members") -> None:
-        for param in params.members:
-            if not self.state[param]:
-                self.state[param] = self._new_state(param)
-        block = self._block(params)
-        controls = [*block.hyper(), block["factor"], block["found_inf"]]
-        if not self.compat.shared_step_counter:
-            self._update(params, params.members, params.members, controls)
-            return
-        # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
-        for dtype in FLOATS:
-            alike = [param for param in params.members if param.dtype == dtype]
-            if alike:
-                self._update(params, alike, params.members[-1:], controls)
-
-    def _block(self, params: "_Members") -> GroupBlock:
-        key = (params.index, params.device)
+    def _block(self, part: _Part) -> GroupBlock:
+        key = (part.index, part.device)
         if key not in self._blocks:
-            self._blocks[key] = GroupBlock(params.device, lamb=False)
-        self._blocks[key].set_group(params.group)
+            self._blocks[key] = GroupBlock(part.device, lamb=False)
+        self._blocks[key].set_group(self.param_groups[part.index])
         return self._blocks[key]
 
-    def _update(
-        self,
-        place: "_Members",
-        params: list[Tensor],
-        counting: list[Tensor],
-        controls: list[Tensor],
-    ) -> None:
-        """Advance the counters of `counting` and update `params` with their corrections."""
-        steps = [self.state[param]["step"] for param in counting]
-        bias_correction = bool(place.group["bias_correction"])
+    def _update(self, part: _Part, found: Found) -> None:
+        """Advance the counters of a part and update its parameters with their corrections."""
+        block = self._block(part)
         coefficients = prepare_adam(
-            steps, controls, bias_correction=bias_correction, cache=self._cache
+            part.steps,
+            [*block.hyper(), block["factor"], block["found_inf"]],
+            bias_correction=bool(self.param_groups[part.index]["bias_correction"]),
+            cache=self._cache,
         )
-        columns = [params, *([self.state[param][name] for param in params] for name in MOMENTS)]
-        key = (place.index, place.device, params[0].dtype if params is not counting else None)
-        weights, *moments = self._fixed[key].of(chain(*columns), lambda: columns)
-        grads = [cast(Tensor, param.grad) for param in params]
+        weights, *moments = part.lists
+        grads = found.moving(part.places, part.layout)
         with contiguous_lists([weights, grads, *moments], WRITTEN) as lanes:
             update_adam(
                 lanes,
                 coefficients,
                 decoupled=self.adam_w_mode,
                 cache=self._cache,
-                shared=len(counting) == 1,
+                shared=len(part.steps) == 1,
             )
 
     def initialize_states(self) -> None:
         """Make the state of parameters that have not been stepped yet; values stay as they are."""
         for param in (p for group in self.param_groups for p in group["params"]):
             self.state[param] = self.state[param] or self._new_state(param)
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+        """State of a parameter; new where it has none."""
+        if not self.state[param]:
+            require_not_captured("FusedAdam", param.device)
+            self.state[param] = self._new_state(param)
+        return cast("dict[str, Tensor]", self.state[param])
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
         return new_state(param, moment_dtype(self.compat, param.dtype))
@@ -206,6 +191,7 @@ class FusedAdam(torch.optim.Optimizer):
         with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
         self._fixed.clear()
+        self._plan = None
 
     def __getstate__(self) -> StateDict:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in KEPT}}
@@ -216,10 +202,100 @@ class FusedAdam(torch.optim.Optimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Members:
-    """Parameters of one group on one device that have a gradient."""
+class _Part:
+    """Parameters of one group on one device that are updated together.
+
+    Attributes:
+        index: of the group.
+        device: of the parameters.
+        places: of their gradients among those of all groups.
+        lists: parameters, first and second moments.
+        layout: of the gradients; None where one is not contiguous.
+        steps: counters that advance; one for all, or one for each.
+    """
 
     index: int
-    group: ParamGroup
     device: torch.device
-    members: list[Tensor]
+    places: slice | list[int]
+    lists: list[FixedTensors]
+    layout: Layout | None
+    steps: FixedTensors
+
+
+class _Plan:
+    """A step, but for the addresses of gradients and the values of hyper-parameters.
+
+    Attributes:
+        parts: updates in the order of their launches.
+    """
+
+    def __init__(self, optimizer: FusedAdam) -> None:
+        self._params = [list(group["params"]) for group in optimizer.param_groups]
+        self._shared = optimizer.compat.shared_step_counter
+        everything = list(chain(*self._params))
+        check_dense_gradients(everything, "FusedAdam.step")
+        self._reader = GradientReader(everything)
+        self.parts: list[_Part] = []
+        for (index, device), places in self._by_device().items():
+            self._add(optimizer, index, device, places)
+        self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
+
+    def _by_device(self) -> dict[tuple[int, torch.device], list[int]]:
+        """Places of parameters that have a gradient, for each group and device."""
+        found: dict[tuple[int, torch.device], list[int]] = {}
+        place = 0
+        for index, params in enumerate(self._params):
+            for param in params:
+                if param.grad is not None:
+                    found.setdefault((index, param.device), []).append(place)
+                    place += 1
+        return found
+
+    def _add(
+        self, optimizer: FusedAdam, index: int, device: torch.device, places: list[int]
+    ) -> None:
+        params = [self._reader.params[place] for place in places]
+        states = [optimizer._state_of(param) for param in params]
+        if not self._shared:
+            self._add_alike(optimizer, (index, device), places, states, states)
+            return
+        # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
+        for dtype in FLOATS:
+            rows = zip(places, params, states, strict=True)
+            alike = [(at, state) for at, param, state in rows if param.dtype == dtype]
+            if alike:
+                chosen, own = map(list, zip(*alike, strict=True))
+                self._add_alike(optimizer, (index, device, dtype), chosen, own, states[-1:])
+
+    def _add_alike(
+        self,
+        optimizer: FusedAdam,
+        key: tuple[Any, ...],
+        places: list[int],
+        states: list[dict[str, Tensor]],
+        counting: list[dict[str, Tensor]],
+    ) -> None:
+        params = [self._reader.params[place] for place in places]
+        columns = [params, *([state[name] for state in states] for name in MOMENTS)]
+        whole = places == list(range(places[0], places[0] + len(places)))
+        contiguous = all(self._reader.contiguous[place] for place in places)
+        self.parts.append(
+            _Part(
+                index=key[0],
+                device=key[1],
+                places=slice(places[0], places[0] + len(places)) if whole else places,
+                lists=optimizer._fixed[key].of(lambda: chain(*columns), lambda: columns),
+                layout=Layout([gradient(param) for param in params]) if contiguous else None,
+                steps=FixedTensors(state["step"] for state in counting),
+            )
+        )
+
+    def read(self, optimizer: FusedAdam) -> Found | None:
+        """Return the gradients of this step; None where the plan does not fit any more."""
+        groups = optimizer.param_groups
+        if len(groups) != len(self._params) or self._shared != optimizer.compat.shared_step_counter:
+            return None
+        for group, params in zip(groups, self._params, strict=True):
+            if len(group["params"]) != len(params) or not same(group["params"], params):
+                return None
+        return self._reader.read() if self._state.holds(optimizer.state) else None

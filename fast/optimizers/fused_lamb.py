@@ -27,6 +27,7 @@ from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
@@ -206,6 +207,7 @@ class FusedLamb(torch.optim.Optimizer):
         first = rows[0]
         for row in rows:
             if not self.state[row.param]:
+                require_not_captured("FusedLamb", row.param.device)
                 self.state[row.param] = self._new_state(row.param)
         block = self._block(first)
         factor = _factor(first, block, scale)

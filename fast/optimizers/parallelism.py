@@ -74,8 +74,10 @@ class Gradients:
         return any(share.experts or share.replicas for share in self.shares)
 
     @property
-    def counted(self) -> list[Tensor]:
+    def counted(self) -> Sequence[Tensor]:
         """Gradients that count on this rank."""
+        if len(self.shares) == 1:
+            return self.shares[0].tensors
         return [tensor for share in self.shares for tensor in share.tensors]
 
 

@@ -5,7 +5,9 @@ the state dicts wait for it; `backward` and `step` do not.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import cast
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from twinstep.contract.compat import Compat
 from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.fast.kernels.finalise import Finish
@@ -22,8 +25,13 @@ from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import kind_of_norm
 from twinstep.fast.optimizers.parallelism import Gradients, Parallelism, Place
+from twinstep.fast.optimizers.plan import GradientPlan
 from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.optimizers.wrapper import Wrapper
+from twinstep.fast.optimizers.zeros import ZeroGradients
+from twinstep.fast.runtime.checks import require_one_device
+
+Given = Callable[[], list[list[Tensor]]]
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +48,8 @@ class ScaledWrapper(Wrapper):
 
     # Whose dtype decides that the loss is not scaled, in messages.
     _unscaled = "low_precision_dtype"
+    # Whether the update reads contiguous copies of gradients.
+    _copies = True
 
     def __init__(
         self,
@@ -57,8 +67,12 @@ class ScaledWrapper(Wrapper):
         timers: Timers | None,
         compat: Compat,
     ) -> None:
+        params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+        require_one_device(type(self).__name__, params)
         super().__init__(optimizer, timers)
         self._stepped = False
+        self._plan: GradientPlan | None = None
+        self._zero_gradients = ZeroGradients()
         self.mpu, self.deepspeed = mpu, deepspeed
         self.expert_groups = dict(expert_groups or {})
         self.expert_data_groups = dict(expert_data_groups or {})
@@ -88,6 +102,10 @@ class ScaledWrapper(Wrapper):
         finish = self._finish(reports_scaled_norm)
         self._step = StepDriver(device, self.loss_scaler, finish, self.norm_type)
 
+    def _zeros(self, param: Tensor) -> Tensor:
+        """What is read in place of a parameter's gradient."""
+        return self._zero_gradients.like(param).view(param.shape)
+
     def _finish(self, reports_scaled_norm: bool) -> Finish:
         """Choices of all steps, as the kernel takes them."""
         scaling = self.loss_scaler.scaling
@@ -101,14 +119,42 @@ class ScaledWrapper(Wrapper):
             reports_scaled_norm=reports_scaled_norm,
         )
 
-    def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
-        """Gradients that there are, contiguous, by what they count for."""
+    def _read(self, groups: Sequence[Sequence[Tensor]]) -> tuple[Gradients, Given]:
+        """Gradients by what they count for, and what the update reads of each group.
+
+        Raises:
+            RuntimeError: one is sparse.
+        """
+        plan = self._plan
+        found = None if plan is None else plan.read(groups)
+        if plan is None or found is None:
+            params = list(chain(*groups))
+            check_dense_gradients(params, f"{type(self).__name__}.step")
+            places = self._parallelism.places(params, without_experts=self._without_experts)
+            plan = GradientPlan(groups, places, self._zeros)
+            self._plan = plan if plan.fits else None
+            found = plan.read(groups) if plan.fits else None
+            if found is None:
+                return self._read_strided(groups, places)
+        return self._parallelism.gradients(plan.counted(found)), partial(plan.given, found)
+
+    def _read_strided(
+        self, groups: Sequence[Sequence[Tensor]], places: Sequence[Place]
+    ) -> tuple[Gradients, Given]:
+        """The same where gradients are not contiguous: those are copied, at most once."""
+        held = [param.grad for param in chain(*groups)]
+        copies = [None if grad is None else grad.contiguous() for grad in held]
         at: dict[Place, list[Tensor]] = {}
-        places = self._parallelism.places(params, without_experts=self._without_experts)
-        for grad, place in zip(grads, places, strict=True):
+        for grad, place in zip(copies, places, strict=True):
             if grad is not None:
-                at.setdefault(place, []).append(grad.contiguous())
-        return self._parallelism.gradients(at)
+                at.setdefault(place, []).append(grad)
+
+        def given() -> list[list[Tensor]]:
+            rest = iter(copies if self._copies else held)
+            pairs = [[(param, next(rest)) for param in group] for group in groups]
+            return [[self._zeros(p) if g is None else g for p, g in group] for group in pairs]
+
+        return self._parallelism.gradients(at), given
 
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State
-from twinstep.fast.runtime.tables import FixedLists
+from twinstep.fast.runtime.checks import require_not_captured
+from twinstep.fast.runtime.lists import FixedLists
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
@@ -48,8 +50,13 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """The state that kernels write; new where there is none. Nothing waits."""
         known = self._held().state.get(master) or self._pending.get(master)
         if not known:
+            require_not_captured(type(self).__name__, master.device)
             known = self._pending[master] = new_state(master)
         return known
+
+    def _states(self) -> tuple[Mapping[Tensor, State], Mapping[Tensor, State]]:
+        """State that the inner optimizer has, and state that steps have written since."""
+        return self._held().state, self._pending
 
     def _sync_state(self) -> None:
         """Hand over the state of masters that have been stepped."""

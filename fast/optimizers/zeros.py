@@ -1,7 +1,11 @@
-"""Zeros for gradients that are missing."""
+"""Zeros: for gradients that are missing, and into gradients that are kept."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from twinstep.contract.tensors import drop_gradients
 
 
 class ZeroGradients:
@@ -17,3 +21,21 @@ class ZeroGradients:
         if kept is None or kept.numel() < param.numel():
             kept = self._kept[key] = torch.zeros(param.numel(), dtype=key[0], device=key[1])
         return kept[: param.numel()]
+
+
+@torch.no_grad()
+def clear_gradients(params: Iterable[Tensor], *, set_to_none: bool) -> None:
+    """Drop the gradients, or write zeros into all of them in few launches."""
+    params = list(params)
+    grads = [param.grad for param in params if param.grad is not None]
+    if set_to_none or not all(grad.layout == torch.strided for grad in grads):
+        drop_gradients(params, set_to_none=set_to_none)
+        return
+    for grad in grads:
+        # With `create_graph` a gradient has a graph of its own. One that is a view has none, and
+        # could not be detached in place.
+        if grad.grad_fn is not None:
+            grad.detach_()
+        grad.requires_grad_(False)
+    if grads:
+        torch._foreach_zero_(grads)

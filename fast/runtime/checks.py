@@ -4,12 +4,13 @@ A kernel sees addresses: a wrong length, dtype or device there is a wrong number
 an error. Every check here looks at metadata alone and never waits for a GPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.tensors import FLOATS, dtype_names
+from twinstep.fast.runtime.uploads import is_capturing
 
 FP32 = (torch.float32,)
 FP64 = (torch.float64,)
@@ -17,6 +18,27 @@ INT64 = (torch.int64,)
 
 Lists = Mapping[str, Sequence[Tensor]]
 Dtypes = tuple[torch.dtype, ...]
+
+
+def require_one_device(where: str, params: Iterable[Tensor]) -> None:
+    """Require that all parameters of an optimizer are on one device."""
+    first: Tensor | None = None
+    for index, param in enumerate(params):
+        first = param if first is None else first
+        if param.device != first.device:
+            raise ValueError(
+                f"parameter {index} is on {param.device}, but should be on {first.device} like "
+                f"the first [{where}]"
+            )
+
+
+def require_not_captured(where: str, device: torch.device) -> None:
+    """Refuse to make state inside a CUDA graph, which would make it anew at every replay."""
+    if is_capturing(device):
+        raise RuntimeError(
+            "state of a first step is made while a CUDA graph is being captured, but should be "
+            f"made before: take a step, or have the optimizer make its state first [{where}]"
+        )
 
 
 def require_lengths(where: str, lists: Lists) -> None:

@@ -30,7 +30,7 @@ beginning of the block, so that one asynchronous copy carries it.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -38,6 +38,7 @@ from torch import Tensor
 
 from twinstep.contract.hyper import Number, require_number
 from twinstep.contract.wrapper import ParamGroup
+from twinstep.fast.runtime.uploads import StagingRing
 
 HOST = {
     "lr": torch.float64,
@@ -84,33 +85,6 @@ def word_of(name: str, value: float) -> int:
     return int(word)
 
 
-class StagingRing:
-    """Pinned buffers that take turns: one is written again only after its copy has been made.
-
-    Where all are still in flight another one is added; the host never waits.
-    """
-
-    def __init__(self, words: int) -> None:
-        self._words = words
-        self._slots: list[tuple[Tensor, torch.cuda.Event]] = []
-
-    def send(self, words: list[int], target: Tensor) -> None:
-        """Copy the words into a tensor on a GPU, asynchronously."""
-        buffer, event = self._free_slot()
-        buffer.copy_(torch.tensor(words))
-        target.copy_(buffer, non_blocking=True)
-        event.record()
-
-    def _free_slot(self) -> tuple[Tensor, torch.cuda.Event]:
-        for slot in self._slots:
-            if slot[1].query():  # type: ignore[no-untyped-call]
-                return slot
-        buffer = torch.empty(self._words, dtype=torch.int64).pin_memory()
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._slots.append((buffer, event))
-        return self._slots[-1]
-
-
 class ControlBlock:
     """Controls by name, as 0-dim tensors on the device.
 
@@ -129,6 +103,7 @@ class ControlBlock:
         self._changed = False
         self._given: dict[str, float] = {}  # numbers as they were set last
         self._foreign: dict[str, Tensor] = {}  # tensors used instead of a slot
+        self._ordered: dict[tuple[str, ...], list[Tensor]] = {}  # of `several`
         self._held: dict[str, Tensor] = {}  # converted ones, at addresses that do not change
         kinds = {dtype: self.block.view(dtype) for dtype in FORMATS}
         self._views = {
@@ -140,17 +115,31 @@ class ControlBlock:
         """Return a control: a view of its slot, or the tensor that was set in its place."""
         return self._foreign.get(name, self._views[name])
 
+    def several(self, names: Sequence[str]) -> list[Tensor]:
+        """Controls in the order of their names; nothing may be written into the list."""
+        key = tuple(names)
+        found = self._ordered.get(key)
+        if found is None:
+            found = self._ordered[key] = [self[name] for name in names]
+        return found
+
     def set(self, name: str, value: Number) -> None:
         """Give a control of the host a new value; `sync_hyperparameters` sends it.
 
         A tensor of the slot's dtype on the device is used where it lies, without a copy; another
-        tensor is converted on the device, now.
+        one there is converted, now. A tensor on the CPU beside a GPU is a number.
         """
         if value is self._given.get(name):
             return
-        self._foreign.pop(name, None)
+        if self._foreign.pop(name, None) is not None or isinstance(value, Tensor):
+            self._ordered.clear()
         self._given.pop(name, None)
         require_number(name, value, "ControlBlock.set")
+        if isinstance(value, Tensor) and (value.device.type, self.block.device.type) == (
+            "cpu",
+            "cuda",
+        ):
+            value = value.item()  # known here, and sent like any number: nothing waits
         if not isinstance(value, Tensor):
             word = word_of(name, value)
             self._changed = self._changed or word != self._words[SLOTS[name]]
@@ -218,4 +207,4 @@ class GroupBlock(ControlBlock):
 
     def hyper(self) -> list[Tensor]:
         """The group's controls, in the order of HYPER."""
-        return [self[name] for name in (HYPER if self.lamb else HYPER[:5])]
+        return self.several(HYPER if self.lamb else HYPER[:5])

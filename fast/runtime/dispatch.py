@@ -4,16 +4,16 @@ CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that e
 kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from twinstep.fast.runtime.compiled import Driver, Jitted, start
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
-from twinstep.fast.runtime.uploads import on_device
 
 TRITON_DTYPE = {
     torch.float16: tl.float16,
@@ -21,15 +21,6 @@ TRITON_DTYPE = {
     torch.float32: tl.float32,
     torch.int16: tl.int16,
 }
-
-
-class Jitted(Protocol):
-    """A function under `@triton.jit`."""
-
-    __name__: str
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        """The kernel, ready to be called on a grid."""
 
 
 def cdiv(count: int, size: int) -> int:
@@ -48,10 +39,10 @@ def executes_cpu_tensors() -> bool:
     return bool(getattr(_active_driver(), "executes_cpu_tensors", False))
 
 
-def _active_driver() -> object:
+def _active_driver() -> Driver | None:
     """Return Triton's driver; None where there is neither a GPU nor replay."""
     try:
-        return triton.runtime.driver.active
+        return cast(Driver, triton.runtime.driver.active)
     except RuntimeError:
         return None
 
@@ -89,15 +80,23 @@ def launch(
     Raises:
         RuntimeError: nothing here can run kernels on that device. Nothing was launched.
     """
-    require_engine(near.device, kernel.__name__)
+    device, driver = near.device, _active_driver()
+    if device.type != "cuda":
+        require_engine(device, kernel.__name__)
     if programs == 0:
         return
-    # A driver that executes kernels itself keeps to memory that it knows; it cannot see tables.
-    ask = getattr(_active_driver(), "register_buffer_provider", None)
+    options.update(num_warps=warps, enable_fp_fusion=False)
+    ask = getattr(driver, "register_buffer_provider", None)
     if ask is not None:
+        # A driver that executes kernels itself keeps to memory that it knows: it sees no tables.
         ask(live_tensors)
-    with on_device(near.device), reachable(reaches):
-        kernel[(programs,)](*args, num_warps=warps, enable_fp_fusion=False, **options)
+        with reachable(reaches):
+            start(kernel, driver, programs, args, options)
+    elif device.type == "cuda":
+        with torch.cuda.device(device):
+            start(kernel, driver, programs, args, options)
+    else:
+        start(kernel, driver, programs, args, options)
 
 
 def resident_programs(device: torch.device, chunks: int) -> int:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from twinstep.fast.runtime.tables import FixedTensors
+from twinstep.fast.runtime.lists import FixedTensors, MovingTensors
 
 
 def steps_of(tensor: Tensor) -> list[tuple[int, int]]:
@@ -85,6 +85,8 @@ def contiguous_lists(
 def _contiguous(tensors: Sequence[Tensor]) -> bool:
     if isinstance(tensors, FixedTensors):
         return tensors.contiguous
+    if isinstance(tensors, MovingTensors):
+        return True
     return all(tensor.is_contiguous() for tensor in tensors)
 
 

@@ -5,27 +5,35 @@ a function of addresses, sizes and dtypes alone, so a table stays right for as l
 the same, whichever Python objects hold the tensors; it is rebuilt when one of them changes.
 """
 
-import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from twinstep.fast.runtime.uploads import Upload, is_capturing
+from twinstep.fast.runtime.lists import (
+    Facts,
+    FixedTensors,
+    Key,
+    MovingTensors,
+    facts_of,
+    filled_slots,
+)
+from twinstep.fast.runtime.uploads import RenewedUpload, Upload, is_capturing
 
 TensorLists = Sequence[Sequence[Tensor]]  # one list for each role, all of equal length
-Key = tuple[object, ...]
-Built = TypeVar("Built", "AddressTable", "TensorTable")
+Built = TypeVar("Built", "AddressTable", "TensorTable", "MovingTable")
+
+FEW, MOST_WORDS = 8, 2**23  # past 64 MiB a cache keeps this many keys
 
 _reached: ContextVar[TensorLists] = ContextVar("tensors within reach", default=())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class AddressTable:
     """Addresses of 0-dim tensors, one after the other."""
 
@@ -37,7 +45,7 @@ class AddressTable:
         return self.upload.data
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class TensorTable(AddressTable):
     """The tensors of one dtype combination, cut into chunks."""
 
@@ -46,69 +54,37 @@ class TensorTable(AddressTable):
     dtypes: tuple[torch.dtype, ...]  # one for each role
 
 
-class FixedTensors(list[Tensor]):
-    """A list that is not changed, of tensors that stay where they are: looked at once.
+@dataclass(eq=False, kw_only=True)
+class MovingTable(TensorTable):
+    """A table of which one row of addresses is written again when its tensors have moved.
 
     Attributes:
-        facts: addresses, sizes and dtypes.
-        contiguous: whether all of them are.
+        row: that moves.
+        slots: of the tensors in the caller's lists.
+        aligned: of each tensor, 1 if its other addresses are multiples of 16.
+        now: addresses of all of the caller's tensors, as the row has them.
+        crooked: whether one of them is no multiple of 16.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__(tensors)
-        self.facts = _read(self)
-        self.contiguous = all(tensor.is_contiguous() for tensor in self)
+    row: int
+    slots: list[int]
+    aligned: Tensor
+    now: list[int] = field(default_factory=list)
+    crooked: bool = False
 
-
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """Ingredients of a table, for each tensor of a list; compared by identity."""
-
-    addresses: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-
-    def key(self) -> Key:
-        """The same as something that is compared by value."""
-        return self.addresses, self.sizes, self.dtypes
-
-
-def facts_of(tensors: Sequence[Tensor]) -> Facts:
-    """Return addresses, sizes and dtypes of a list."""
-    return tensors.facts if isinstance(tensors, FixedTensors) else _read(tensors)
-
-
-def _read(tensors: Sequence[Tensor]) -> Facts:
-    return Facts(
-        addresses=tuple(tensor.data_ptr() for tensor in tensors),
-        sizes=tuple(tensor.numel() for tensor in tensors),
-        dtypes=tuple(tensor.dtype for tensor in tensors),
-    )
-
-
-class FixedLists:
-    """Lists for kernels, made anew only when memory or layout of a tensor has changed."""
-
-    def __init__(self) -> None:
-        self._places: list[Key] | None = None
-        self._lists: list[FixedTensors] = []
-
-    def of(
-        self, tensors: Iterable[Tensor], make: Callable[[], Iterable[Iterable[Tensor]]]
-    ) -> list[FixedTensors]:
-        """Return what `make` has returned for tensors of this memory and layout.
-
-        Args:
-            tensors: whose memory the lists are views of. It is kept alive, so that nothing else
-                can come to lie at the same addresses.
-            make: returns the lists.
-        """
-        # `param.data = other` may keep the address and change the rest.
-        places: list[Key] = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
-        if places != self._places:
-            self._lists = [FixedTensors(tensors) for tensors in make()]
-            self._places = places
-        return self._lists
+    def move(self, tensors: MovingTensors) -> None:
+        """Write the addresses that the tensors have now, unless they have not moved."""
+        if tensors.addresses == self.now:
+            return
+        upload, words = cast(RenewedUpload, self.upload), tensors.words
+        if len(words) != self.tensors:
+            words = words[self.slots]
+        upload.renew(self.row * self.tensors, words)
+        before, self.crooked = self.crooked, tensors.crooked
+        if before or self.crooked:
+            aligned = self.aligned * (words & 15 == 0)
+            upload.renew((len(self.dtypes) + 1) * self.tensors, aligned)
+        self.now = tensors.addresses
 
 
 class TableCache:
@@ -141,7 +117,7 @@ class TableCache:
                 self.built += 1
                 if not capturing:
                     tables = self._tables.setdefault(key, tables)
-                while len(self._tables) > self._limit:
+                while self._overfull():
                     self._tables.popitem(last=False)
         if capturing:
             self._captured.append(tables)
@@ -149,6 +125,20 @@ class TableCache:
             for table in tables:
                 table.upload.order()
         return tables  # type: ignore[return-value]  # a key begins with its kind
+
+    def _overfull(self) -> bool:
+        kept = len(self._tables)
+        words = sum(table.data.numel() for tables in self._tables.values() for table in tables)
+        return kept > self._limit or (kept > FEW and words > MOST_WORDS)
+
+    def retire(self, key: Key, fits: Callable[[MovingTable], bool]) -> Sequence[MovingTable] | None:
+        """Give tables to the graph that is being captured, for good; None if they do not fit."""
+        with self._lock:
+            tables = cast("Sequence[MovingTable] | None", self._tables.get(key))
+            if tables is None or not all(map(fits, tables)):
+                return None
+            self._captured.append(self._tables.pop(key))
+        return tables
 
 
 SHARED = TableCache()
@@ -208,25 +198,87 @@ def tensor_tables(
         cache: where tables live between calls.
         shared: give every tensor slot 0.
     """
-    facts = [facts_of(role) for role in lists]
-    sizes = facts[0].sizes
-    if not any(sizes):
+    if not filled_slots(lists[0]):
         return []
-    device = lists[0][0].device
+    moving = [row for row, role in enumerate(lists) if isinstance(role, MovingTensors)]
+    fixed = [isinstance(role, FixedTensors) for role in lists]
+    if len(moving) == 1 and sum(fixed) == len(lists) - 1:
+        tables = _moving_tables(lists, moving[0], chunk, cache, shared)
+        if tables is not None:
+            return tables
+    facts, device = [facts_of(role) for role in lists], lists[0][0].device
+    # What is fixed is found by identity, which costs nothing; what may have moved, by address.
+    keys = [one if still else one.key() for one, still in zip(facts, fixed, strict=True)]
 
     def build() -> list[TensorTable]:
-        groups: dict[tuple[torch.dtype, ...], list[int]] = {}
-        for slot in filter(sizes.__getitem__, range(len(sizes))):
-            groups.setdefault(tuple(role.dtypes[slot] for role in facts), []).append(slot)
         return [
             _group_table(facts, members, chunk, combination, device, shared)
-            for combination, members in groups.items()
+            for combination, members in _combinations(facts).items()
         ]
 
-    # What is fixed is found by identity, which costs nothing; what may have moved, by address.
-    fixed = [isinstance(role, FixedTensors) for role in lists]
-    keys = [one if still else one.key() for one, still in zip(facts, fixed, strict=True)]
     return cache.find(("tensors", device, chunk, shared, *keys), device, build)
+
+
+def _combinations(facts: Sequence[Facts]) -> dict[tuple[torch.dtype, ...], list[int]]:
+    """Slots of tensors that are not empty, by the dtypes of all roles."""
+    found: dict[tuple[torch.dtype, ...], list[int]] = {}
+    sizes = facts[0].sizes
+    for slot in filter(sizes.__getitem__, range(len(sizes))):
+        found.setdefault(tuple(role.dtypes[slot] for role in facts), []).append(slot)
+    return found
+
+
+def _moving_tables(
+    lists: TensorLists, row: int, chunk: int, cache: TableCache, shared: bool
+) -> Sequence[MovingTable] | None:
+    """Tables that are found by identity, with the addresses of now; None for a graph's."""
+    device, moving = lists[0][0].device, cast(MovingTensors, lists[row])
+    identities = [
+        moving.layout if place == row else facts_of(role) for place, role in enumerate(lists)
+    ]
+    key = ("moving", device, chunk, shared, *identities)
+    if is_capturing(device):
+        # A graph keeps what it reads: tables of these very addresses, which then move no more.
+        return cache.retire(key, lambda table: table.now == moving.addresses)
+
+    def build() -> list[MovingTable]:
+        facts = [facts_of(role) for role in lists]
+        return [
+            _moving_table(facts, row, members, chunk, combination, device, shared)
+            for combination, members in _combinations(facts).items()
+        ]
+
+    tables = cache.find(key, device, build)
+    for table in tables:
+        table.move(moving)
+    return tables
+
+
+def _moving_table(
+    facts: Sequence[Facts],
+    row: int,
+    members: list[int],
+    chunk: int,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    shared: bool,
+) -> MovingTable:
+    table = _group_table(facts, members, chunk, dtypes, torch.device("cpu"), shared)
+    count = len(members)
+    others = [role for place, role in enumerate(facts) if place != row]
+    crooked = [any(role.addresses[slot] % 16 for role in others) for slot in members]
+    moving = [facts[row].addresses[slot] % 16 for slot in members]
+    return MovingTable(
+        upload=RenewedUpload(table.data, device, count),
+        tensors=count,
+        chunks=table.chunks,
+        dtypes=dtypes,
+        row=row,
+        slots=members,
+        aligned=1 - torch.tensor(crooked, dtype=torch.int64),
+        now=list(facts[row].addresses),
+        crooked=any(moving),
+    )
 
 
 def _group_table(
@@ -251,13 +303,13 @@ def _group_table(
 
 def address_table(scalars: Sequence[Tensor], cache: TableCache = SHARED) -> AddressTable:
     """Return the table of the addresses of 0-dim tensors; at least one."""
-    addresses = tuple(scalar.data_ptr() for scalar in scalars)
-    device = scalars[0].device
+    facts, device = facts_of(scalars), scalars[0].device
 
     def build() -> list[AddressTable]:
-        return [AddressTable(upload=Upload(torch.tensor(addresses), device))]
+        return [AddressTable(upload=Upload(torch.tensor(facts.addresses), device))]
 
-    return cache.find(("addresses", device, addresses), device, build)[0]
+    key = facts if isinstance(scalars, FixedTensors) else facts.addresses
+    return cache.find(("addresses", device, key), device, build)[0]
 
 
 def only_slot(lists: TensorLists) -> int | None:
@@ -267,26 +319,23 @@ def only_slot(lists: TensorLists) -> int | None:
     Where one is not, the compiler would give each tensor a thread layout of its own and send
     values from one to the other through shared memory; a table's element path does not.
     """
-    filled = [slot for slot, size in enumerate(_sizes(lists[0])) if size]
+    filled = filled_slots(lists[0])
     if len(filled) != 1 or any(role[filled[0]].data_ptr() % 16 for role in lists):
         return None
     return filled[0]
 
 
-def _sizes(tensors: Sequence[Tensor]) -> Iterable[int]:
-    if isinstance(tensors, FixedTensors):
-        return tensors.facts.sizes
-    return (tensor.numel() for tensor in tensors)
-
-
-@contextlib.contextmanager
-def reachable(lists: TensorLists) -> Iterator[None]:
+class reachable:  # noqa: N801  # a context; a generator costs more than a launch
     """Name the tensors that the launches of this thread inside reach through tables."""
-    token = _reached.set((*_reached.get(), *lists))
-    try:
-        yield
-    finally:
-        _reached.reset(token)
+
+    def __init__(self, lists: TensorLists) -> None:
+        self._lists = lists
+
+    def __enter__(self) -> None:
+        self._token = _reached.set((*_reached.get(), *self._lists))
+
+    def __exit__(self, *_: object) -> None:
+        _reached.reset(self._token)
 
 
 def live_tensors() -> list[Tensor]:

@@ -65,3 +65,66 @@ class Upload:
             stream.wait_event(self._arrived)
             self.data.record_stream(stream)
             self._ordered.add(stream)
+
+
+class RenewedUpload(Upload):
+    """An upload of which parts are written again, in order for every stream.
+
+    Args:
+        host: as of `Upload`.
+        device: as of `Upload`.
+        most: words in the largest part.
+    """
+
+    def __init__(self, host: Tensor, device: torch.device, most: int) -> None:
+        super().__init__(host, device)
+        self._ring = StagingRing(most)
+        self._last = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def order(self) -> None:
+        """Order the current stream after everything that other streams have to do by now."""
+        if self._last is None:
+            return
+        stream = torch.cuda.current_stream(self.data.device)
+        if stream != self._last:
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._last)
+            stream.wait_event(done)
+            self.data.record_stream(stream)
+            self._last = stream
+
+    def renew(self, start: int, words: Tensor) -> None:
+        """Write words from `start` on; after `order`."""
+        target = self.data[start : start + len(words)]
+        if self._last is None:
+            target.copy_(words)
+        else:
+            with on_device(self.data.device):
+                self._ring.send(words, target)
+
+
+class StagingRing:
+    """Pinned buffers that take turns: one is written again only after its copy has been made.
+
+    Where all are still in flight another one is added; the host never waits.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._words = words
+        self._slots: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def send(self, words: list[int] | Tensor, target: Tensor) -> None:
+        """Copy at most as many words as there is room for to a GPU, asynchronously."""
+        room, event = self._free_slot()
+        buffer = room[: len(words)].copy_(torch.as_tensor(words))
+        target.copy_(buffer, non_blocking=True)
+        event.record()
+
+    def _free_slot(self) -> tuple[Tensor, torch.cuda.Event]:
+        for slot in self._slots:
+            if slot[1].query():  # type: ignore[no-untyped-call]
+                return slot
+        buffer = torch.empty(self._words, dtype=torch.int64).pin_memory()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._slots.append((buffer, event))
+        return self._slots[-1]

@@ -10,16 +10,16 @@ from __future__ import annotations
 OURS = "twinstep.fast.optimizers."
 SCALED = (
     *("_fixed", "_groups", "_inner", "_norm", "_pending", "_parallelism", "_stale", "_step"),
-    *("_stepped", "_without_experts", "_zeros"),
+    *("_laid_out", "_plan", "_stepped", "_without_experts", "_zero_gradients"),
     *("groups", "loss_scaler", "optimizer", "overflow"),
 )
 SCALERS = ("_block", "_counters", "compat", "rule", "scaling", "state")
 PRIVATE = {
-    "FusedAdam": ("_blocks", "_cache", "_fixed"),
+    "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan"),
     "FusedLamb": ("_blocks", "_cache", "_ratios"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
-        *("optimizer", "overflow", "timers"),
+        *("_accumulation", "_runs", "optimizer", "overflow", "timers"),
     ),
     "FP16Optimizer": SCALED,
     "FP16UnfusedOptimizer": SCALED,

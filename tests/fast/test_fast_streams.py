@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from twinstep.fast.runtime.control import StagingRing
-from twinstep.fast.runtime.tables import TableCache, tensor_tables
-from twinstep.fast.runtime.uploads import Upload
+from twinstep.fast.runtime.lists import FixedTensors, Layout, MovingTensors
+from twinstep.fast.runtime.tables import AddressTable, TableCache, tensor_tables
+from twinstep.fast.runtime.uploads import StagingRing, Upload
 from twinstep.replay import modelled_gpu
 
 GPU = torch.device("cuda", 0)
@@ -227,3 +227,66 @@ def test_a_captured_kernel_takes_a_table_of_before_and_waits_for_nothing() -> No
         device.capturing = False
         tensor_tables([[torch.zeros(5, device=GPU)]], chunk=8, cache=cache)
         assert [before] in cache._captured  # pushed out, but the graph holds its address
+
+
+@settings(max_examples=60)
+@given(USES)
+def test_a_kernel_on_any_stream_finds_the_addresses_of_its_own_call(
+    uses: list[tuple[int, int, list[int]]],
+) -> None:
+    """The table is written again while kernels of other streams may still have to read it."""
+    with late_gpu() as device:
+        cache = TableCache()
+        weights = FixedTensors([torch.zeros(3, device=GPU), torch.zeros(5, device=GPU)])
+        layout = Layout(weights)
+        seen: list[tuple[list[int], list[int]]] = []
+
+        def read(data: Tensor, wanted: list[int]) -> None:
+            seen.append((data[2:4].tolist(), wanted))
+
+        for place, which, progress in uses:
+            device.current = device.streams[place]
+            addresses = [1600 * (which + 1), 3200 * (which + 1)]
+            moving = MovingTensors(weights, addresses, layout)
+            (table,) = tensor_tables([weights, moving], chunk=8, cache=cache)
+            device.current.add(partial(read, table.data, addresses))
+            for stream in progress:
+                device.streams[stream].advance()
+        device.finish()
+        assert len(seen) == len(uses)
+        assert all(found == wanted for found, wanted in seen)
+        assert cache.built == bool(uses)
+
+
+def test_a_graph_keeps_a_table_that_then_moves_no_more() -> None:
+    with late_gpu() as device:
+        cache = TableCache()
+        weights = FixedTensors([torch.zeros(3, device=GPU)])
+        layout = Layout(weights)
+
+        def find(address: int) -> AddressTable:
+            moving = MovingTensors(weights, [address], layout)
+            return tensor_tables([weights, moving], chunk=8, cache=cache)[0]
+
+        before = find(160)
+        device.finish()
+        device.capturing = True
+        assert find(160) is before
+        inside = find(320)
+        device.capturing = False
+        device.finish()
+        after = find(320)
+        device.finish()
+        assert len({id(table) for table in (before, inside, after)}) == 3
+        assert before.data[1] == 160
+        assert after.data[1] == 320
+
+
+def test_a_moved_address_that_is_no_multiple_of_16_takes_the_other_path_and_back() -> None:
+    weights = FixedTensors([torch.zeros(4), torch.zeros(4)])
+    layout, cache = Layout(weights), TableCache()
+    for addresses in ([16, 32], [16, 36], [20, 36], [48, 64]):
+        moving = MovingTensors(weights, addresses, layout)
+        (table,) = tensor_tables([weights, moving], chunk=8, cache=cache)
+        assert table.data[2:4].tolist() == addresses
+        assert table.data[6:8].tolist() == [int(a % 16 == 0) for a in addresses]

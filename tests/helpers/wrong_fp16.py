@@ -12,7 +12,8 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.moments import StateDict
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
-from twinstep.fast.optimizers.parallelism import Gradients
+from twinstep.fast.optimizers.parallelism import SHARED, Gradients
+from twinstep.fast.optimizers.scaled_wrapper import Given
 
 
 class SaysItStepped(FP16Optimizer):
@@ -102,9 +103,13 @@ class NormOfTheFirstBackward(FP16Optimizer):
             grads = [param.grad for param in self._params()]
             self._first = [None if grad is None else grad.clone() for grad in grads]
 
-    def _gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Gradients:
+    def _read(self, groups: Sequence[Sequence[Tensor]]) -> tuple[Gradients, Given]:
+        found, given = super()._read(groups)
         first, self._first = self._first, None
-        return super()._gradients(params, grads if first is None else first)
+        if first is not None:
+            counted = [grad for grad in first if grad is not None]
+            found = self._parallelism.gradients({SHARED: counted})
+        return found, given
 
 
 class EditsDeadGroups(FP16Optimizer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,7 +46,7 @@ def test_a_weight_is_the_nearest_and_a_tie_goes_away_from_zero() -> None:
     assert torch.equal(weights[tie & masters.isfinite()], expected)
 
 
-def numbers(lr: float, wd: float = 0.05, found_inf: float = 0.0) -> dict[str, Tensor]:
+def numbers(lr: float, wd: float = 0.05, found_inf: float = 0.0) -> dict[str, Any]:
     hyper = {"lr": lr, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": wd}
     found = {name: torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
     return {**found, "factor": torch.tensor(2.0**-7), "found_inf": torch.tensor(found_inf)}
@@ -54,7 +56,7 @@ def test_a_thousand_steps_are_those_of_fp32_masters() -> None:
     """Rates from 1e-8, where most steps change the remainder alone, to 30."""
     masters = moderate(1500, 1, SINGLE)
     weights, rest = split_master(masters)
-    state = [[torch.zeros(1500)] for _ in range(4)]
+    first, second, third, fourth = ([torch.zeros(1500)] for _ in range(4))
     counters = [[torch.tensor(0)] for _ in range(2)]
     still = 0
     for step in range(1000):
@@ -63,10 +65,10 @@ def test_a_thousand_steps_are_those_of_fp32_masters() -> None:
         given = numbers(rate, found_inf=float(step % 50 == 49))
         before = weights.clone()
         adam.adamw_step_(
-            [masters], grads, *state[:2], [], counters[0], **given, bias_correction=True
+            [masters], grads, first, second, [], counters[0], **given, bias_correction=True
         )
         adam_remainder.adamw_remainder_step_(
-            [weights], grads, *state[2:], [rest], counters[1], **given, bias_correction=True
+            [weights], grads, third, fourth, [rest], counters[1], **given, bias_correction=True
         )
         still += int(torch.equal(before, weights))
         joined = join_master(weights, rest)

@@ -1,0 +1,195 @@
+"""Launches of kernels that Triton has compiled already, past Triton's own Python.
+
+Triton binds and specialises all arguments again at every launch, which takes longer than a small
+kernel runs. Here a launch is looked up by what Triton would specialise on; the first one of a kind
+goes through Triton, which compiles it. A test compares what both ways hand to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter, is_
+from typing import Any, Protocol, cast
+
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+Key = tuple[object, ...]
+_GET: Callable[..., object] = dict.get
+_DTYPE: Callable[[object], object] = attrgetter("dtype")
+_INT32 = range(-(2**31), 2**31)
+_INT64 = range(-(2**63), 2**63)
+
+
+class Jitted(Protocol):
+    """A function under `@triton.jit`."""
+
+    __name__: str
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        """The kernel, ready to be called on a grid."""
+
+
+class Driver(Protocol):
+    """A driver of Triton's."""
+
+    def get_current_device(self) -> int:
+        """Index of the device that is launched on."""
+
+    def get_current_stream(self, device: int) -> int:
+        """Its current stream."""
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of one kernel.
+
+    Attributes:
+        kernel: kept alive, since it is found by its identity.
+        source: hash of the source that was compiled.
+        aligned: of each argument, whether Triton specialises on a multiple of 16.
+        typed: of each argument, whether an annotation gives its type.
+        equal: of each argument, whether Triton specialises on an integer's value.
+        modules: that the source has read names of.
+        names: that it has read, each with its module.
+        values: that they had.
+        kinds: places of tensors, of those that may be aligned, and of integers that matter, by the
+            types of all arguments; None where Triton must decide.
+        launches: compiled kernel and constants by key.
+    """
+
+    kernel: Any
+    source: str
+    aligned: list[bool]
+    typed: list[bool]
+    equal: list[bool]
+    modules: list[dict[str, object]]
+    names: list[str]
+    values: list[object]
+    kinds: dict[Key, tuple[list[int], list[int], list[int]] | None] = field(default_factory=dict)
+    launches: dict[Key, tuple[Any, tuple[object, ...]]] = field(default_factory=dict)
+
+    def sort(self, types: tuple[type, ...]) -> tuple[list[int], list[int], list[int]] | None:
+        """Places among arguments of these types."""
+        places = range(len(types))
+        tensors = [place for place in places if issubclass(types[place], Tensor)]
+        numbers = [place for place in places if types[place] is int]
+        if len(tensors) + len(numbers) < len(types):
+            return None
+        matter = [place for place in numbers if self.equal[place] or not self.typed[place]]
+        return tensors, [place for place in tensors if self.aligned[place]], matter
+
+
+_KNOWN: dict[int, _Known] = {}
+
+
+def start(
+    kernel: Jitted,
+    driver: Driver | None,
+    programs: int,
+    args: Sequence[object],
+    options: dict[str, object],
+) -> None:
+    """Launch a kernel on the current device, as `kernel[(programs,)](*args, **options)` does.
+
+    Args:
+        kernel: under `@triton.jit`.
+        driver: Triton's, or None under its interpreter.
+        programs: at least one.
+        args: everything but the constants, by position.
+        options: constants, and options of the compiler.
+    """
+    key = None if driver is None else _key(kernel, driver, args, options)
+    if driver is None or key is None:
+        kernel[(programs,)](*args, **options)
+        return
+    known = _KNOWN[id(kernel)]
+    found = known.launches.get(key)
+    if found is None:
+        compiled = kernel[(programs,)](*args, **options)
+        params = known.kernel.params[len(args) :]
+        constants = tuple(options[param.name] for param in params)
+        known.launches[key] = compiled, constants
+        return
+    compiled, constants = found
+    stream = driver.get_current_stream(cast(int, key[1]))
+    packed = compiled.packed_metadata
+    compiled.run(
+        programs, 1, 1, stream, compiled.function, packed, None, None, None, *args, *constants
+    )
+
+
+def _key(
+    kernel: Any, driver: Driver, args: Sequence[object], options: Mapping[str, object]
+) -> Key | None:
+    """What decides which compiled kernel a launch takes; None leaves the launch to Triton."""
+    known = _KNOWN.get(id(kernel))
+    if known is None or known.source != kernel.hash:
+        known = _look_at(kernel)
+        if known is None:
+            return None
+    runtime = triton.knobs.runtime
+    if kernel.pre_run_hooks or _listens(runtime.launch_enter_hook, runtime.launch_exit_hook):
+        return None
+    if triton.knobs.runtime.add_stages_inspection_hook is not None:
+        return None
+    # Triton refuses a kernel whose globals have changed: it decides.
+    if not all(map(is_, map(_GET, known.modules, known.names), known.values)):
+        return None
+    types = tuple(map(type, args))
+    if types not in known.kinds:
+        known.kinds[types] = known.sort(types)
+    kind = known.kinds[types]
+    if kind is None:
+        return None
+    tensors, aligned, numbers = kind
+    return (
+        driver,
+        driver.get_current_device(),
+        runtime.debug,
+        triton.knobs.compilation.instrumentation_mode,
+        types,
+        *map(_DTYPE, map(args.__getitem__, tensors)),
+        *[cast(Tensor, args[place]).data_ptr() % 16 == 0 for place in aligned],
+        *[_specialised(known, place, cast(int, args[place])) for place in numbers],
+        *options.items(),
+    )
+
+
+def _specialised(known: _Known, place: int, value: int) -> Key:
+    """What Triton makes of an integer."""
+    width = () if known.typed[place] else (value in _INT32, value in _INT64)
+    if not known.equal[place]:
+        return width
+    return (*width, value == 1, known.aligned[place] and value % 16 == 0)
+
+
+def _look_at(kernel: Any) -> _Known | None:
+    """Note what a kernel's launches are specialised on, once Triton has compiled one of them."""
+    if type(kernel) is not JITFunction or kernel.hash is None:
+        return None
+    # Other backends specialise on more, such as the size of a tensor's memory.
+    if triton.runtime.driver.active.get_current_target().backend != "cuda":
+        return None
+    params = [param for param in kernel.params if not param.is_constexpr]
+    if any(param.is_constexpr for param in kernel.params[: len(params)]):
+        return None
+    known = _KNOWN[id(kernel)] = _Known(
+        kernel=kernel,
+        source=kernel.hash,
+        aligned=[not param.do_not_specialize_on_alignment for param in params],
+        typed=[bool(param.annotation_type) for param in params],
+        equal=[not param.do_not_specialize for param in params],
+        modules=[names for _, names in kernel.used_global_vals.values()],
+        names=[name for name, _ in kernel.used_global_vals],
+        # Triton has copies of the values, and compares with these at its own launches.
+        values=[names.get(name) for (name, _), (_, names) in kernel.used_global_vals.items()],
+    )
+    return known
+
+
+def _listens(*hooks: Any) -> bool:
+    """Whether a profiler wants to hear of launches."""
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)

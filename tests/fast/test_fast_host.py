@@ -1,0 +1,254 @@
+"""A step does little on the host: what it costs for each tensor, and what it must still notice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tests.helpers.battery import HYPER, Subject, advance, fill, observed
+from twinstep.benchmarks.host import CASES, idle_launches
+from twinstep.benchmarks.host import Subject as Timed
+from twinstep.fast.runtime import checks
+from twinstep.fast.runtime.tables import TableCache
+
+PLANNED = ("FusedAdam", "FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
+# Bytecodes of a step for each tensor. What a wrapper hands on or drops takes a loop of a few.
+BYTECODES = {"FusedAdam": 2, "FP16Optimizer": 12, "FP16UnfusedOptimizer": 24, "BF16Optimizer": 2}
+
+
+def bytecodes(name: str, count: int) -> int:
+    """Bytecodes of Python that one step executes, once it has settled, with new gradients."""
+    subject = Timed(name, count)
+    for _ in range(3):
+        subject.prepare()
+        subject.step()
+    subject.prepare()
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        seen += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        subject.optimizer.step()
+    finally:
+        sys.settrace(before)
+    return seen
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_a_step_takes_few_bytecodes_for_each_tensor(name: str) -> None:
+    """A loop of Python over the tensors takes dozens; what runs in C takes none."""
+    assert name in CASES
+    with idle_launches():
+        few, many = bytecodes(name, 64), bytecodes(name, 320)
+    assert (many - few) / 256 <= BYTECODES[name]
+    assert few <= 9000
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_gradients_that_move_build_no_table(name: str, replay: object) -> None:
+    subject = Subject("fast", name)
+    params = subject.parameters(70, (3, 10), 5)
+    optimizer = subject(params, hyper=HYPER)
+    cache: TableCache = getattr(optimizer, "_cache", None) or optimizer._step.cache
+    built = []
+    for seed in range(4):
+        fill(params, seed)
+        advance(optimizer)
+        observed(optimizer, params)  # state appears when it is asked for, and lists are laid out
+        built.append(cache.built)
+    assert built[1:] == [built[1]] * 3
+
+
+Change = Callable[[Any, list[Parameter]], object]
+
+
+def _kept(optimizer: Any, param: Tensor) -> dict[str, Tensor]:
+    """State of a parameter or of the master that it is part of."""
+    masters = [master for group in optimizer.param_groups for master in group["params"]]
+    found: dict[str, Tensor] = optimizer.state[masters[-1] if param is None else masters[0]]
+    return found
+
+
+def _replace_moment(optimizer: Any, params: list[Parameter]) -> None:
+    held = _kept(optimizer, params[0])
+    held["exp_avg"] = held["exp_avg"].clone().mul_(0.5)
+
+
+def _move_moments(optimizer: Any, params: list[Parameter]) -> None:
+    for held in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            held[name].data = held[name].data.clone().mul_(0.5)
+
+
+def _replace_counter(optimizer: Any, params: list[Parameter]) -> None:
+    held = _kept(optimizer, params[0])
+    held["step"] = held["step"].clone().add_(3)
+
+
+def _forget_state(optimizer: Any, params: list[Parameter]) -> None:
+    masters = [master for group in optimizer.param_groups for master in group["params"]]
+    optimizer.state.pop(masters[0])
+
+
+def _new_data(optimizer: Any, params: list[Parameter]) -> None:
+    params[0].data = params[0].data.clone().mul_(2.0)
+
+
+def _other_groups(optimizer: Any, params: list[Parameter]) -> None:
+    first, second = optimizer.param_groups
+    first["lr"], second["betas"], second["bias_correction"] = 0.5, (0.5, 0.75), False
+
+
+def _exchanged(optimizer: Any, params: list[Parameter]) -> None:
+    first, second = optimizer.param_groups
+    first["params"][0], second["params"][0] = second["params"][0], first["params"][0]
+
+
+def _load(optimizer: Any, params: list[Parameter]) -> None:
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict([saved] if hasattr(optimizer, "update_hp_grads") else saved)
+
+
+ANYWHERE: dict[str, Change] = {
+    "moment": _replace_moment,
+    "memory of moments": _move_moments,
+    "counter": _replace_counter,
+    "state": _forget_state,
+    "hyper-parameters": _other_groups,
+    "load": _load,
+}
+PARAMETERS: dict[str, Change] = {"data": _new_data}
+GROUPS: dict[str, Change] = {"exchanged": _exchanged}
+GRADIENTS: dict[str, Callable[[list[Parameter]], object]] = {
+    "missing": lambda params: setattr(params[1], "grad", None),
+    "strided": lambda params: setattr(params[1], "grad", _crossed(params[1])),
+    "elsewhere": lambda params: setattr(params[1], "grad", _beside(params[1])),
+}
+ROWS = [
+    *((name, label) for name in PLANNED for label in ANYWHERE),
+    *((name, "data") for name in ("FusedAdam", "FP16UnfusedOptimizer")),
+    ("FusedAdam", "exchanged"),
+]
+
+
+def _crossed(param: Tensor) -> Tensor:
+    assert param.grad is not None
+    return param.grad.t().contiguous().t()
+
+
+def _beside(param: Tensor) -> Tensor:
+    """The gradient at an address that is no multiple of 16."""
+    assert param.grad is not None
+    room = torch.empty(param.numel() + 1, dtype=param.dtype)
+    return room[1:].view(param.shape).copy_(param.grad)
+
+
+def _trained(side: str, name: str, change: Change | None, label: str) -> list[dict[str, object]]:
+    subject = Subject(side, name)
+    params = subject.parameters(70, (3, 10), 5, (2, 7))
+    options = {} if name == "FusedAdam" else {"clip_grad": 0.5}
+    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.05}]
+    optimizer = subject(groups, hyper=HYPER, **options)
+    seen = []
+    for seed in range(6):
+        fill(params, seed)
+        if seed == 3 and change is not None:
+            change(optimizer, params)
+        if seed in (3, 4) and label in GRADIENTS:
+            GRADIENTS[label](params)
+        advance(optimizer)
+        if seed != 2:
+            seen.append(observed(optimizer, params))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "label"), ROWS)
+def test_what_a_caller_changes_between_steps_is_noticed(
+    name: str, label: str, replay: object
+) -> None:
+    change = (ANYWHERE | PARAMETERS | GROUPS)[label]
+    assert _trained("fast", name, change, "") == _trained("reference", name, change, "")
+
+
+@pytest.mark.parametrize("label", GRADIENTS)
+@pytest.mark.parametrize("name", PLANNED)
+def test_gradients_of_another_kind_are_noticed(name: str, label: str, replay: object) -> None:
+    assert _trained("fast", name, None, label) == _trained("reference", name, None, label)
+
+
+def test_a_group_that_is_added_is_stepped(replay: object) -> None:
+    def trained(side: str) -> list[dict[str, object]]:
+        subject = Subject(side, "FusedAdam")
+        params = subject.parameters(70, 5, 8)
+        optimizer, seen = subject(params[:2], **HYPER), []
+        for seed in range(4):
+            if seed == 2:
+                optimizer.add_param_group({"params": params[2:], "lr": 0.3})
+            fill(params, seed)
+            optimizer.step()
+            seen.append(observed(optimizer, params))
+        return seen
+
+    assert trained("fast") == trained("reference")
+
+
+@pytest.mark.parametrize("name", ["FP16Optimizer", "FP16UnfusedOptimizer"])
+def test_parameters_on_two_devices_are_refused_and_nothing_changes(name: str) -> None:
+    subject = Subject("fast", name)
+    params = [*subject.parameters(4), Parameter(torch.zeros(3, dtype=torch.float16, device="meta"))]
+    where = params[0].data_ptr()
+    with pytest.raises(ValueError, match=f"^parameter 1 is on meta, .* cpu like .* \\[{name}\\]$"):
+        subject(params)
+    assert params[0].data_ptr() == where
+
+
+@pytest.mark.parametrize("name", [*PLANNED, "FusedLamb"])
+def test_state_is_not_made_inside_a_captured_graph(
+    name: str, replay: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject("fast", name)
+    params = subject.parameters(4)
+    optimizer = subject(params)
+    fill(params, 1)
+    monkeypatch.setattr(checks, "is_capturing", lambda _: True)
+    with pytest.raises(RuntimeError, match="state of a first step is made while a CUDA graph"):
+        advance(optimizer)
+    monkeypatch.undo()
+    advance(optimizer)
+    monkeypatch.setattr(checks, "is_capturing", lambda _: True)
+    fill(params, 2)
+    advance(optimizer)
+
+
+@pytest.mark.parametrize("name", PLANNED[1:])
+def test_a_step_that_fails_in_between_leaves_nothing_in_the_next_norm(
+    name: str, replay: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject("fast", name)
+    params = subject.parameters(4)
+    optimizer = subject(params)
+    fill(params, 1)
+    driver = optimizer._step
+
+    def fails(*_: object) -> None:
+        raise OSError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_finalise", fails)
+        patch.setattr(driver, "_finalise_unscaled", fails)
+        with pytest.raises(OSError, match="lost"):
+            advance(optimizer)
+    assert driver._limbs.count_nonzero() == 0
