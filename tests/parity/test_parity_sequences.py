@@ -30,7 +30,7 @@ from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.contracts import Contract, adam_contracts
-from twinstep.parity.sequences.drive import Side, run, sequence
+from twinstep.parity.sequences.drive import EVERY, Side, run, sequence
 from twinstep.parity.sequences.fills import REGIMES, filled
 from twinstep.parity.sequences.judge import SEQUENCES, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.observe import Walk, differences
@@ -247,7 +247,7 @@ def test_sequences_are_the_same_in_every_run_and_differ_from_each_other() -> Non
 
 def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> None:
     rules, names, raised, broken = AdamRules(), Counter[str](), Counter[str](), 0
-    for number in range(40):
+    for number in range(EVERY):
         side = Side(FusedAdam, rules, "bf16", "cpu")
         for act in sequence(rules, 0, "bf16", number):
             side.carry_out(act)
