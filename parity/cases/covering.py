@@ -72,7 +72,7 @@ FADING, FADED = Range(low=2.0, high=17.0), Range(low=10.05, high=11.5)
 EARLY = 4
 STEPS = (
     *(4, 0, 1, 2, FADED, USUAL, 9, 300, 1_002, FADING),
-    *(2**24 + 1, LATE, 2**31 - 1, 2**31 + 6),
+    *(2**24 + 1, LATE, 2**31 - 1, 2**32 - 1),
 )
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16
@@ -90,8 +90,8 @@ WHOLE = 3 * 2**18
 PERIOD = 4093
 # A short range may hold listed values alone.
 TRIES = 9
-# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Not where a
-# launch is slow: a kernel may have one for each tensor.
+# Tensors in the longest list, likewise; more than a table of 512 or 1,024 places takes. Where a
+# launch is slow, and a kernel may have one for each tensor, for norms in the first combination.
 NUMEROUS = (Range(low=1_025, high=1_400), Range(low=513, high=700), Range(low=260, high=1_000))
 # Rows after which every value of a factor has been shown.
 ROUND = len(TURNS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,8 @@ from twinstep.parity.expected.periodic import of_one_period
 from twinstep.parity.operations.operation import Bound
 
 AcceptedOutputs = Mapping[str, Sequence[Accepted]]
+# Steps that treat each element alone; whoever leaves a decay of 0 out of them is right.
+DECAYING = ("adam_step", "adamw_step", "sgd_step", "mixed_step")
 
 
 def accepted_outputs(
@@ -40,7 +42,47 @@ def accepted_outputs(
                 other = _evaluated(case, instruction_error)
         return {name: list(map(_accepted, results[name], other[name])) for name in results}
 
-    return of_one_period(case, evaluated)
+    def lenient(case: Case) -> AcceptedOutputs:
+        found = evaluated(case)
+        return found if arithmetic == "exact" else _decay_left_out(case, found, evaluated)
+
+    return of_one_period(case, lenient)
+
+
+def _decay_left_out(
+    case: Case, found: AcceptedOutputs, evaluated: Callable[[Case], AcceptedOutputs]
+) -> AcceptedOutputs:
+    """The same, where a decay of 0 may be left out of a step although 0 times a weight is NaN.
+
+    The weight itself, which is infinite, then stays as it is.
+    """
+    if case.operation.name not in DECAYING or float(case.controls["weight_decay"]) != 0.0:
+        return found
+    finite = [torch.isfinite(param) for param in case.lists["params"]]
+    if all(bool(each.all()) for each in finite):
+        return found
+    weights = case.lists["params"]
+    zeros = [p.masked_fill(~kept, 0.0) for p, kept in zip(weights, finite, strict=True)]
+    others = dict(evaluated(case.with_lists({**case.lists, "params": zeros})))
+    for name in case.lists.keys() & {"params", "copies"}:
+        kept = [
+            weight.to(row.value.dtype) for weight, row in zip(weights, found[name], strict=False)
+        ]
+        others[name] = [Accepted(value=x, low=x, high=x) for x in kept]
+    rows = {name: found[name] for name in case.lists.keys() & found.keys() - {"steps"}}
+    return {
+        **found,
+        **{name: list(map(_either, row, others[name], finite)) for name, row in rows.items()},
+    }
+
+
+def _either(one: Accepted, other: Accepted, decided: Tensor) -> Accepted:
+    """The first interval; outside of a mask the second, too, where the first is NaN alone."""
+    if one.low is None or one.high is None or other.low is None or other.high is None:
+        return one
+    free = ~decided & torch.isnan(one.value)
+    low, high = (torch.where(free, b, a) for a, b in ((one.low, other.low), (one.high, other.high)))
+    return replace(one, low=low, high=high)
 
 
 @dataclass(frozen=True)

@@ -248,11 +248,13 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
         turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
         quick = engine.name in ("cpu", "cuda")
         sizes, beside = (LARGE[turn], (WHOLE,)) if quick else (LARGE_WHERE_SLOW, ())
-        large = enlarged(kernel.operation, first, sizes, beside)
+        # A sum in two stages may have room for 1,024 tensors, or for as many blocks of 1,024.
+        past = not quick and not turn and "norm" in kernel.operation.writes
+        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside)
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")
-        if quick and "list" in kernel.layouts:
+        if (quick or past) and "list" in kernel.layouts:
             yield crowd(kernel.operation, recipes[-1], NUMEROUS[turn])
 
 

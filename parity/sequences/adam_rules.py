@@ -40,6 +40,7 @@ class AdamRules(OptimizerRules):
     }
     options = {"adam_w_mode": (True, False), "set_grad_none": (True, False)}
     sparse = True
+    tensor_hyper = True
     refused = REFUSED
     exempt = {
         **OptimizerRules.exempt,
@@ -64,16 +65,11 @@ class AdamRules(OptimizerRules):
         return adam_contracts(world)
 
 
-class TensorAdamRules(AdamRules):
-    """Adam whose numbers may be 0-dim tensors as well, as those of ours may."""
-
-    tensor_hyper = True
-
-
 class LenientAdamRules(AdamRules):
-    """Adam that need not refuse anything: arguments and states are sound, gradients dense."""
+    """Adam that need not refuse anything: sound arguments and states, dense gradients, floats."""
 
     sparse = False
+    tensor_hyper = False
 
     def actions(self) -> dict[str, Action]:
         """Every action but those that should be refused."""

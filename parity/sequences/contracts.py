@@ -9,7 +9,7 @@ reference's bits. Everything between updates is compared exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -100,14 +100,7 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
         guard=0,
         recipe=Recipe(layout="list", sizes=tuple(param.numel() for param in lists["params"])),
     )
-    accepted = dict(accepted_outputs(case, "bounded"))
-    finite = [torch.isfinite(param) for param in lists["params"]]
-    if not decoupled and not group["weight_decay"] and not all(map(torch.all, finite)):
-        # A decay of 0 may be left out, and 0 NaN is NaN: moments may lack it, or be NaN.
-        plain = [p.masked_fill(~kept, 0.0) for p, kept in zip(lists["params"], finite, strict=True)]
-        without = accepted_outputs(replace(case, lists={**lists, "params": plain}), "bounded")
-        for name in ("exp_avgs", "exp_avg_sqs"):
-            accepted[name] = list(map(_or_nan, accepted[name], without[name], finite))
+    accepted = accepted_outputs(case, "bounded")
     chosen: dict[str, Accepted] = {}
     places: dict[str, Place] = {}
     for at, index in enumerate(indices):
@@ -116,12 +109,6 @@ def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[
             places[path] = StatePlace(index, entry) if entry else ParamPlace(index)
             chosen[path] = accepted[argument][at]
     return Contract(chosen, places)
-
-
-def _or_nan(moment: Accepted, without: Accepted, finite: Tensor) -> Accepted:
-    """The interval without decay; where the weight is not finite, the moment need not be."""
-    zone = None if without.zone is None else without.zone | ~finite
-    return replace(without, value=moment.value, zone=zone)
 
 
 def _controls(group: Mapping[str, object]) -> dict[str, Tensor]:

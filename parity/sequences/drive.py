@@ -29,6 +29,7 @@ EXTENDED: Mapping[int, Mapping[str, Value]] = {
     **dict.fromkeys((6, 31), {"extent": "large"}),
     **dict.fromkeys((18, 43), {"groups": 20}),
 }
+LONG, USUAL = "long", "usual"
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 
@@ -180,17 +181,29 @@ def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
     some have many parameters, a large one, or many groups.
     """
     dice = Random(f"{seed} {dtype} {number}")
-    if number % EVERY == EVERY - 1 and rules.lasting:
+    kind = kind_of(rules, seed, dtype, number)
+    if kind == LONG:
         return rules.draw(dice, rules.around, rules.lasting)
-    extended = rules.extended(EXTENDED[number % EVERY]) if number % EVERY in EXTENDED else ()
-    if extended:
-        return rules.draw(dice, 1, extended)
+    if isinstance(kind, int):
+        return rules.draw(dice, rules.around, rules.scripts()[kind])
+    if kind == USUAL:
+        return rules.draw(dice, rules.mean)
+    return rules.draw(dice, 1, rules.extended(EXTENDED[number % EVERY]))
+
+
+def kind_of(rules: Rules, seed: int, dtype: str, number: int) -> str | int:
+    """Kind of a sequence, all of which are drawn in one way: the place of its motif, or a name."""
+    place = number % EVERY
+    if place == EVERY - 1 and rules.lasting:
+        return LONG
+    if place in EXTENDED and rules.extended(EXTENDED[place]):
+        return str(EXTENDED[place])
     motifs = rules.scripts()
     if not motifs or number % 4 == 0:
-        return rules.draw(dice, rules.mean)
+        return USUAL
     first = Random(f"{seed} {dtype}").randrange(len(motifs))
     turn = sum(n % 4 > 0 and n % EVERY not in (*EXTENDED, EVERY - 1) for n in range(number))
-    return rules.draw(dice, rules.around, motifs[(first + turn) % len(motifs)])
+    return (first + turn) % len(motifs)
 
 
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:

@@ -40,6 +40,12 @@ MOTIFS: Mapping[str, Motif] = {
         *(OVERFLOW, "load", OVERFLOW, CLEAN, CLEAN),
     ),
     "the last of a correction": last_of_a_correction(CLEAN),
+    # Only a scale that counts steps shows where the counter ends.
+    "31 bits of a moving scale's counters full": (
+        ("build", {"recipe": "adamw, dynamic"}),
+        *("train", ("age", {"count": 2**31 - 2}), *(CLEAN,) * 3),
+    ),
+    "overflows in one tensor of three groups": (("build", {"groups": 3}), *(OVERFLOW,) * 9),
     "the edge of a window": (("age", {"since": 998}), *(CLEAN,) * 4),
     "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
     "graphs that are kept": (

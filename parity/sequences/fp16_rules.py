@@ -92,7 +92,11 @@ class FP16Rules(OptimizerRules):
     }
     sparse = True
     refused = {**REFUSED, "fused_adam_legacy": (True,)}
-    lasting = (*("train",) * STEPS, *("set_hyper", ("lower_rate", {"bits": 4}), "train") * 3)
+    lasting = (
+        *("train",) * STEPS,
+        *("set_hyper", ("lower_rate", {"bits": 4}), "train") * 3,
+        *("hold_rates", ("lower_rate", {"bits": 4}), "train"),
+    )
     motifs = MOTIFS
 
     def __init__(self, wide: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from twinstep.parity.sequences.adam_rules import TensorAdamRules
 from twinstep.parity.sequences.registry import DTYPES, register_optimizer, twins
 
 
@@ -25,6 +24,5 @@ def register_our_optimizers() -> None:
             reference=cls.__name__,
             arithmetic="exact",
             dtypes=DTYPES,
-            rules=TensorAdamRules() if cls is FusedAdam else None,
             engines=("cuda", "replay"),
         )(cls)

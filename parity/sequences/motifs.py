@@ -17,6 +17,14 @@ STEPS = 104
 LASTING: Motif = (
     *(("train", {"regime": "ordinary"}),) * STEPS,
     *("set_hyper", ("lower_rate", {"bits": 4}), ("train", {"regime": "ordinary"})) * 3,
+    # Rates in tensors that are changed in place, between steps some of which update nothing.
+    "hold_rates",
+    ("train", {"regime": "ordinary", "missing": 0}),
+    ("lower_rate", {"bits": 4, "group": 0}),
+    ("lower_rate", {"bits": 4, "group": 1}),
+    ("lower_rate", {"bits": 4, "group": 2}),
+    ("train", {"regime": "ordinary", "missing": 0}),
+    *(("train", {"missing": 7}), ("train", {"regime": "ordinary"})),
 )
 
 
@@ -47,7 +55,10 @@ COMMON: Mapping[str, Motif] = {
     "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
     "a damaged first state": ("load_damaged", "load", "train"),
     "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),
-    "gradients in a strange layout": ("fill_strangely", "step", "zero_grad", "train"),
+    "gradients in a strange layout": (
+        *(("build", {"groups": 2}), ("fill_last_strangely", {"layout": "sparse"}), "step"),
+        *("zero_grad", "fill_strangely", "step", "zero_grad", "train"),
+    ),
     "a closure after a step": ("train", "step_with_closure", CLEAR, "step"),
     "a closure that fails": (("step_with_closure", {"fails": True}), "train"),
     "counters set in place": ("train", ("set_counts", {"count": 3}), "train"),

@@ -136,10 +136,19 @@ class OptimizerRules(Rules):
     def fill_strangely(self, world: World, seed: int, layout: str, every: int) -> None:
         """New gradients in another layout; those of some parameters alone."""
         for index, param in enumerate(world.params):
-            if index % every == 0 and param.requires_grad:
+            if (index + seed) % every == 0 and param.requires_grad:
                 values = filled(tuple(param.shape), param.dtype, "ordinary", seed + index)
                 other = layout if layout != "sparse" or self.sparse else "expanded"
                 param.grad = laid_out(values.to(world.device), other)
+
+    @action(often=0, seed=SEEDS, layout=LAYOUTS)
+    def fill_last_strangely(self, world: World, seed: int, layout: str) -> None:
+        """New gradients; that of the last parameter alone in another layout."""
+        self.fill(world, seed, "ordinary", 0)
+        last = world.params[-1]
+        if last.grad is not None and last.requires_grad:
+            other = layout if layout != "sparse" or self.sparse else "expanded"
+            last.grad = laid_out(last.grad, other)
 
     @action(number=range(4), trained=(False, False, True))
     def freeze(self, world: World, number: int, trained: bool) -> None:
@@ -225,6 +234,13 @@ class OptimizerRules(Rules):
         groups = world.torch_optimizer.param_groups
         if "lr" in self.hyper:
             groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
+
+    @action(often=0)
+    def hold_rates(self, world: World) -> None:
+        """Give every group a rate in a 0-dim tensor, not 0, where numbers may be tensors."""
+        for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
+            if "lr" in group:
+                group["lr"] = torch.tensor(float(group["lr"]) or 0.25, dtype=torch.float64)
 
     @action(kind=("lambda", "cyclic", "onecycle"))
     def start_scheduler(self, world: World, kind: str) -> None:

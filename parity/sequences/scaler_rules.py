@@ -192,12 +192,12 @@ class ScalerRules(Rules):
 
     @action(drives=("scale_gradient",), seed=SEEDS)
     def hook(self, world: World, seed: int) -> object:
-        """Call it as a module's hook would; one gradient is missing."""
+        """Call it as a module's hook would; one gradient is missing, and none may be changed."""
         grads = [
             filled((3,), param.dtype, "ordinary", seed + index).to(world.device)
             for index, param in enumerate(world.params)
         ]
-        return _of(world).scale_gradient(nn.Identity(), (*grads, None), ())
+        return _of(world).scale_gradient(nn.Identity(), (*grads, None), ()), grads
 
     @action(
         often=2,

@@ -10,8 +10,8 @@ from twinstep.replay.checks.clocks import Clocks
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array
 from twinstep.replay.machine.lanes import MemoryOp
-from twinstep.replay.ptx.flow import influenced
-from twinstep.replay.ptx.syntax import Instruction
+from twinstep.replay.ptx.flow import influenced, stored_by_chance
+from twinstep.replay.ptx.syntax import Instruction, Kernel
 
 NOBODY = -1
 
@@ -62,7 +62,7 @@ class History:
         unwritten: Bytes that were never written.
         fenced: Whether the kernel has fences.
         word: Bytes of a word, which no access divides; 1 is always right, more is faster.
-        code: The instructions of the kernel.
+        kernel: The kernel.
     """
 
     def __init__(
@@ -71,10 +71,11 @@ class History:
         unwritten: Unwritten | None,
         fenced: bool,
         word: int,
-        code: list[Instruction],
+        kernel: Kernel,
     ) -> None:
         self.races = races
-        self.code = code
+        self.kernel = kernel
+        self.chance: dict[int, bool] = {}
         self.influence: dict[int, frozenset[int] | None] = {}
         self.word = word
         self.unwritten = unwritten
@@ -86,9 +87,20 @@ class History:
     def feeds(self, load: Instruction, store: int) -> bool:
         """True if what a load reads may reach the store of this `id`."""
         if id(load) not in self.influence:
-            self.influence[id(load)] = influenced(self.code, load)
+            self.influence[id(load)] = influenced(self.kernel.code, load)
         reached = self.influence[id(load)]
         return reached is None or store in reached
+
+    def by_chance(self, one: MemoryOp, other: MemoryOp) -> bool:
+        """True if one of two volatile accesses reads what it then stores, whoever came first."""
+        if {one.kind, other.kind} != {"read", "write"}:
+            return False
+        load = (one if one.kind == "read" else other).instruction
+        if not all("volatile" in site.instruction.parts for site in (one, other)):
+            return False
+        if id(load) not in self.chance:
+            self.chance[id(load)] = stored_by_chance(self.kernel, load)
+        return self.chance[id(load)]
 
     def number(self, site: MemoryOp) -> int:
         """A number for an access that is made now, to be kept in traces."""

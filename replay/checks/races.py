@@ -11,9 +11,11 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
-for those of scope `.cta` between blocks. Two things that compilers do with replicated threads are
-not reported within a block: a store of the value that is already there, and a read of global memory
-that another thread writes, by a thread that stores nothing that derives from it.
+for those of scope `.cta` between blocks, and for volatile ones within a block where a thread stores
+what it happened to read: volatile is no barrier, and threads of a warp need not run in step. Two
+things that compilers do with replicated threads are not reported within a block: a store of the
+value that is already there, and a read of global memory that another thread writes, by a thread
+that stores nothing that derives from it.
 """
 
 from __future__ import annotations
@@ -247,7 +249,10 @@ class BatchChecks:
             one, two = earlier[index], now[index]
             other = self.memory.sites[int(one[4])]
             blocks = one[0] // threads != two[0] // threads
-            if (strong(site, blocks) and strong(other, blocks)) or self._ordered(one, two):
+            free = strong(site, blocks) and strong(other, blocks)
+            if free and (blocks or not self.memory.by_chance(site, other)):
+                continue
+            if self._ordered(one, two):
                 continue
             said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
             read = one if other.kind == "read" else two

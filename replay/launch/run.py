@@ -211,7 +211,7 @@ def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
     fenced, word = _fenced(program), _word(program)
-    return History(settings.check_races, settings.unwritten, fenced, word, program.kernel.code)
+    return History(settings.check_races, settings.unwritten, fenced, word, program.kernel)
 
 
 @cache

@@ -89,19 +89,56 @@ def influenced(code: list[Instruction], load: Instruction) -> frozenset[int] | N
     Returns:
         None where that may be any: it decides a branch, or goes through memory of the thread's own.
     """
-    tainted = set(defined(load))
-    if family(load) not in ("ld", "ldu") or not tainted:
+    if family(load) not in ("ld", "ldu") or not defined(load):
         return None
-    before = -1
+    reached = _reached(code, load)
+    if any(family(instruction) in BRANCHES or _keeps(instruction) for instruction in reached):
+        return None
+    return frozenset(map(id, reached))
+
+
+def stored_by_chance(kernel: Kernel, load: Instruction) -> bool:
+    """True if what a load reads may be stored, and no loop repeats it until another thread stored.
+
+    In a kernel that waits in such a loop, or by exchanging, the order that this makes within a
+    block is not known; there it is never by chance.
+    """
+    code, loops = kernel.code, _loops(kernel)
+    exchanges = any({"cas", "exch"} & {*i.parts} for i in code)
+    if exchanges or any(_awaits(code, i, loops) for i in code):
+        return False
+    return any(family(i) in ("st", "atom", "red") for i in _reached(code, load))
+
+
+def _awaits(code: list[Instruction], load: Instruction, loops: list[range]) -> bool:
+    """True if a strong load decides when a loop around it ends."""
+    if family(load) != "ld" or not _listens(load):
+        return False
+    reached = {id(i) for i in _reached(code, load) if family(i) in BRANCHES}
+    around = [[id(code[at]) for at in loop] for loop in loops]
+    return any(id(load) in part and not reached.isdisjoint(part) for part in around)
+
+
+def _loops(kernel: Kernel) -> list[range]:
+    """Places of the instructions between a branch backwards and its target, both included."""
+    return [
+        range(kernel.labels[name], index + 1)
+        for index, instruction in enumerate(kernel.code)
+        if family(instruction) in BRANCHES
+        for name in branch_labels(kernel, instruction)
+        if kernel.labels[name] <= index
+    ]
+
+
+def _reached(code: list[Instruction], load: Instruction) -> list[Instruction]:
+    """Instructions that read what a load reads, or what derives from it, in registers."""
+    tainted, before = set(defined(load)), -1
     while before != len(tainted):
         before = len(tainted)
         for instruction in code:
             if not tainted.isdisjoint(used(instruction)):
                 tainted.update(defined(instruction))
-    reached = [i for i in code if not tainted.isdisjoint(used(i))]
-    if any(family(instruction) in BRANCHES or _keeps(instruction) for instruction in reached):
-        return None
-    return frozenset(map(id, reached))
+    return [i for i in code if not tainted.isdisjoint(used(i))]
 
 
 def _keeps(instruction: Instruction) -> bool:

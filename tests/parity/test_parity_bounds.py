@@ -117,6 +117,35 @@ def test_bound_is_a_few_ulp_on_ordinary_values() -> None:
     assert 2.0**-24 < relative < 2.0**-20
 
 
+@pytest.mark.parametrize(
+    ("name", "moment", "options"),
+    [
+        ("adam_step", "exp_avgs", {"bias_correction": True}),
+        ("adamw_step", "exp_avgs", {"bias_correction": True}),
+        ("sgd_step", "momentums", {"nesterov": False}),
+    ],
+)
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_decay_of_zero_may_be_left_out_for_a_weight_that_is_not_finite(
+    name: str, moment: str, options: dict[str, bool], bad: float
+) -> None:
+    recipe = Recipe(layout="list", sizes=(3,), regime="ordinary", options=options)
+    drawn = generate(operation_named(name, "tests"), "fp32", recipe)
+    finite = drawn.with_controls(weight_decay=0.0, found_inf=0.0, factor=1.0, lr=0.25)
+    case = replace(finite, lists={**finite.lists, "params": [torch.tensor([bad, 1.0, 2.0])]})
+    left_out = accepted_outputs(case, "bounded")
+    decayed = accepted_outputs(case.with_controls(weight_decay=0.5), "bounded")
+    plain = accepted_outputs(finite, "bounded")[moment][0].value[0]
+    for argument, kept in (("params", torch.tensor(bad)), (moment, plain)):
+        (accepted,) = left_out[argument]
+        first = torch.tensor([True, False, False])
+        for value, taken in ((accepted.value[0], True), (kept, True), (plain * 1.5 + 1.0, False)):
+            assert bool(accepted.accepts(accepted.value.where(~first, value))[0]) == taken
+        assert not bool(accepted.accepts(accepted.value * 1.5 + 1.0)[1])
+    in_moments = name != "adamw_step"
+    assert bool(decayed[moment][0].accepts(plain.expand(3))[0]) != in_moments
+
+
 def test_only_overflow_makes_a_zone() -> None:
     (accepted, _) = accepted_outputs(adamw_case(regime="ordinary"), "bounded")["params"]
     assert accepted.zone is not None

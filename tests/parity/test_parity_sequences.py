@@ -30,7 +30,7 @@ from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.contracts import Contract, adam_contracts
-from twinstep.parity.sequences.drive import Side, run, sequence
+from twinstep.parity.sequences.drive import EVERY, Side, run, sequence
 from twinstep.parity.sequences.fills import REGIMES, filled
 from twinstep.parity.sequences.judge import SEQUENCES, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.observe import Walk, differences
@@ -65,7 +65,7 @@ def test_a_default_run_notices_a_wrong_optimizer_with_99_percent(row: Optimizer)
 
     Of sequences over ranks a default run has fewer: there it takes more to know.
     """
-    power = power_of(row, row.dtypes[0], enough=12 if row.over_ranks else 4, most=130)
+    power = power_of(row, row.dtypes[0], enough=6 if row.over_ranks else 4, most=130)
     assert power.enough, f"{row.name}: {power.noticed} of {power.sequences}"
 
 
@@ -247,7 +247,7 @@ def test_sequences_are_the_same_in_every_run_and_differ_from_each_other() -> Non
 
 def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> None:
     rules, names, raised, broken = AdamRules(), Counter[str](), Counter[str](), 0
-    for number in range(40):
+    for number in range(EVERY):
         side = Side(FusedAdam, rules, "bf16", "cpu")
         for act in sequence(rules, 0, "bf16", number):
             side.carry_out(act)

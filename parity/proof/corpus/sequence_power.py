@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
-from twinstep.parity.sequences.drive import EVERY, EXTENDED, run, sequence
+from twinstep.parity.sequences.drive import EVERY, kind_of, run, sequence
 from twinstep.parity.sequences.judge import EACH, SEQUENCES
 
-WANTED, USUAL = 0.99, "usual"
+WANTED = 0.99
+Kind = str | int
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class Power:
     Attributes:
         row: the class.
         dtype: of the parameters.
+        default: sequences of each kind in a default run.
         kinds: sequences that showed a difference, and all of them, for each kind of sequence.
     """
 
     row: Optimizer
     dtype: str
-    kinds: Mapping[str, tuple[int, int]]
+    default: Mapping[Kind, int]
+    kinds: Mapping[Kind, tuple[int, int]]
 
     @property
     def noticed(self) -> int:
@@ -42,30 +44,25 @@ class Power:
     @property
     def each(self) -> float:
         """Probability that one sequence notices it."""
-        return self.noticed / self.sequences
+        return self.noticed / max(self.sequences, 1)
 
     @property
     def run(self) -> float:
         """Probability that the sequences of a default run notice it.
 
-        As if all of a kind were alike; motifs take turns, which makes a miss rarer still.
+        A run has as many of each kind as it always has, so kinds are counted apart. One sequence
+        more of each, as likely as all to notice, keeps few from being taken for certainty.
         """
-        kinds = Counter(kind_of(n) for n in range(SEQUENCES))
-        if self.row.over_ranks:
-            kinds = Counter({USUAL: SEQUENCES // EACH})
-        rates = {kind: noticed / driven for kind, (noticed, driven) in self.kinds.items()}
-        return 1.0 - math.prod((1.0 - rates[kind]) ** kinds[kind] for kind in rates)
+        missed = 1.0
+        for kind, number in self.default.items():
+            noticed, driven = self.kinds.get(kind, (0, 0))
+            missed *= (1.0 - (noticed + self.each) / (driven + 1)) ** number
+        return 1.0 - missed
 
     @property
     def enough(self) -> bool:
         """True if a default run notices it with the probability that is wanted."""
         return self.run >= WANTED
-
-
-def kind_of(number: int) -> str:
-    """Kind of the sequence of a number: those of a kind are drawn in one way."""
-    place = number % EVERY
-    return "long" if place == EVERY - 1 else str(EXTENDED.get(place, USUAL))
 
 
 def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
@@ -74,21 +71,24 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     Args:
         row: the class.
         dtype: of the parameters.
-        enough: notices after which the measurement ends.
+        enough: notices after which the measurement ends; twice as many where these are too few.
         most: limit of sequences.
     """
-    twin, kinds = twin_of(row), dict[str, tuple[int, int]]()
+    twin, kinds = twin_of(row), dict[Kind, tuple[int, int]]()
     if row.over_ranks:
         twin = twin.over_ranks() or twin
+    rules, share = twin.rules, EACH if row.over_ranks else 1
+    default = Counter(kind_of(rules, 0, dtype, n) for n in range(SEQUENCES // share))
     for number in count():
-        power = Power(row, dtype, kinds)
-        if power.noticed == enough or number == most:
+        power = Power(row, dtype, default, kinds)
+        decided = power.noticed >= enough and (power.enough or power.noticed >= 2 * enough)
+        if decided or number == most:
             return power
         # From there on all kinds come soon.
-        at = EVERY - 8 + number // 3
-        acts = sequence(twin.rules, 11 + number % 3, dtype, at)
+        seed, at = 11 + number % 3, EVERY - 8 + number // 3
+        acts = sequence(rules, seed, dtype, at)
         found = run(twin, dtype, "cpu", acts) is not None
-        kind = USUAL if row.over_ranks else kind_of(at)
+        kind = kind_of(rules, seed, dtype, at)
         noticed, driven = kinds.get(kind, (0, 0))
         kinds[kind] = noticed + found, driven + 1
     raise AssertionError

@@ -43,7 +43,7 @@ from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 LARGE, TABLE = 2**18, 1_280 * 1_024
-TILE = 12_288
+TILE, BYTE = 12_288, 256
 WORD = 2**31
 adamw = partial(wrong, SHELF, "adamw_step")
 value = partial(wrong, SHELF)
@@ -94,6 +94,19 @@ def usual_betas_hard_coded(call: AdamCall) -> None:
     """The betas are 0.9 and 0.999, whatever is asked for."""
     beta1, beta2 = torch.full_like(call.beta1, 0.9), torch.full_like(call.beta2, 0.999)
     step(replace(call, beta1=beta1, beta2=beta2))
+
+
+@adamw(component="many")
+def tensors_numbered_by_a_byte(call: AdamCall) -> None:
+    """The number of a tensor is a byte: the 257th reads the gradient of the first."""
+    pairs = [(call.grads[at % BYTE], own) for at, own in enumerate(call.grads)]
+    # One that is shorter would be read past its end.
+    near = [one.reshape(-1)[: own.numel()] for one, own in pairs]
+    read = [
+        part.reshape(own.shape) if part.numel() == own.numel() else own
+        for part, (_, own) in zip(near, pairs, strict=True)
+    ]
+    step(replace(call, grads=read))
 
 
 @adamw(component="counters")

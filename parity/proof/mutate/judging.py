@@ -28,6 +28,7 @@ from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.session import Session
+from twinstep.parity.sequences.judge import TwinEffort
 
 # A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 # A call may wait for the compiler, and a busy machine is no reason to call a kernel wrong.
@@ -117,7 +118,8 @@ def verdict_on(subject: Subject, profile: Profile) -> Verdict:
 def on_class(row: Optimizer, kind: Kind, profile: Profile) -> Verdict:
     """Judge an optimizer class by sequences of actions; it has that law and no other."""
     harmless = kind is Kind.HARMLESS
-    number = (10 if harmless else 60) if profile.name == "quick" else 60
+    # A rejection stops at its first sequence: a wrong class gets as many as a default run has.
+    number = TwinEffort.sequences if not harmless else 10 if profile.name == "quick" else 60
     failures = [judged_optimizer(row, dtype, number) for dtype in row.dtypes]
     broken = any(failures) if harmless else all(failures)
     ends = (End.REJECTED, End.ACCEPTED) if harmless else (End.KILLED, End.SURVIVED)

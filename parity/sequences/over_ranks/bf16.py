@@ -54,7 +54,7 @@ MOTIFS: dict[str, Motif] = {
     **{
         f"a checkpoint over {ranks}": (
             *(("build", {"ranks": ranks}), CLEAN, "save", CLEAN, "load", CLEAN),
-            *("resume", CLEAN, "recut", CLEAN),
+            *("resume", CLEAN, "recut", CLEAN, *(("set_whole", {"key": ""}),) * 2),
         )
         for ranks in ("data 2", "expert 2", "data 2, expert 2", "data 3", "data 8")
     },
@@ -67,7 +67,7 @@ MOTIFS: dict[str, Motif] = {
     **{
         f"a gather in pieces over {ranks}": (
             ("build", {"ranks": ranks, "bucket": 24, "groups": 3, "tiny": False}),
-            CLEAN,
+            *(CLEAN, *(("set_whole", {"key": ""}),) * 3),
         )
         for ranks in ("data 2", "data 3", "data 2, tensor 2")
     },
