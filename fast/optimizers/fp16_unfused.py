@@ -8,15 +8,16 @@ before a backward pass that comes earlier.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import cast, overload
 
 import torch
 from torch import Tensor
-from torch.utils.weak import TensorWeakRef
 
 from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
@@ -38,6 +39,19 @@ from twinstep.fast.optimizers.zeros import clear_gradients
 from twinstep.fast.runtime.strides import contiguous_lists
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
+
+
+GRADIENT: Callable[[Tensor], Tensor] = attrgetter("grad")
+
+
+def _holds(param: Tensor, grad: weakref.ref[Tensor]) -> bool:
+    """Whether this is still the gradient of a parameter."""
+    found = grad()
+    if found is None:
+        return False
+    # A tensor that C++ alone had kept alive is Python's again.
+    found._fix_weakref()  # type: ignore[attr-defined]
+    return param.grad is found
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -130,7 +144,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             group["params"] = masters
         self._laid_out: MasterPlan | None = None
         # Weak: what the caller drops is freed before the next forward pass.
-        self._stale: list[tuple[Tensor, TensorWeakRef]] = []
+        self._stale: list[tuple[Tensor, weakref.ref[Tensor]]] = []
         self._prepare(
             self._params(),
             reports_scaled_norm=compat.report_scaled_norm,
@@ -161,7 +175,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         stale, self._stale = self._stale, []
         if stale and self._step.control["found_inf"].item():
             for param, grad in stale:
-                if param.grad is not None and param.grad is grad():
+                if _holds(param, grad):
                     param.grad = None
         super()._sync_state()
 
@@ -176,8 +190,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         with torch.no_grad():
             for param, grad in self._stale:
                 # Nothing may add up to gradients that overflowed, and the host does not know yet.
-                if param.grad is not None and param.grad is grad():
-                    param.grad.masked_fill_(skipped, 0.0)
+                if _holds(param, grad):
+                    cast(Tensor, param.grad).masked_fill_(skipped, 0.0)
         self._stale = []
         super().backward(loss, create_graph, retain_graph)
 
@@ -208,7 +222,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 self._refuse(closure)
                 gradients, given = self._read(self.fp16_groups)
                 params = self._params()
-                grads = [param.grad for param in params]
+                grads = list(map(GRADIENT, params))
                 self.sync_hyperparameters()
                 inside = self._fused()
                 if inside is None:
@@ -225,8 +239,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 return None
             self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
-        pairs = zip(params, grads, strict=True)
-        self._stale = [(param, TensorWeakRef(grad)) for param, grad in pairs if grad is not None]
+        if type(None) in set(map(type, grads)):
+            pairs = zip(params, grads, strict=True)
+            params = [param for param, grad in pairs if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        self._stale = list(zip(params, map(weakref.ref, grads), strict=True))
         return None
 
     def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
