@@ -56,7 +56,6 @@ FORMS = (
     ("s32", "T T s64", "s64", "mad.wide.T"),
     ("u32", "T T u64", "u64", "mad.wide.T"),
     ("s32 u32", "T u32 u32", "T", "bfe.T"),
-    ("b64", "T T u32 u32", "T", "bfi.T"),
     ("s32 s64", "T", "T", "neg.T"),
     ("s16", "T T", "T", "add.T mul.hi.T mul.lo.T"),
     ("b16 b32 b64", "T T", "pred", "setp.eq.T setp.ne.T"),
@@ -88,6 +87,10 @@ SINCE_SM_90 = (
     ("bf16", "T", "f64", "cvt.f64.T"),
 )
 LOP3_TABLES = (0x96, 0xE8, 0xCA)
+PRODUCT = (
+    "{ .reg .b32 %l, %h; mov.b64 {%l, %h}, %s2; mad.lo.cc.s32 %l, %s0, %s1, %l; "
+    "madc.hi.s32 %h, %s0, %s1, %h; mov.b64 %r, {%l, %h}; }"
+)
 
 
 def _instructions() -> Iterator[Instruction]:
@@ -98,7 +101,10 @@ def _instructions() -> Iterator[Instruction]:
                 name = opcode.replace("T", kind)
                 yield Instruction(name, types, result.replace("T", kind), oldest=oldest)
     for table in LOP3_TABLES:
-        yield Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=table)
+        yield Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=(table,))
+    yield Instruction("bfi.b64", ("b64", "b64"), "b64", immediate=(32, 32))
+    for opcode in ("mad.lo.cc.s32", "madc.hi.s32"):
+        yield Instruction(opcode, ("s32", "s32", "s64"), "s64", within=PRODUCT)
 
 
 INSTRUCTIONS = tuple(_instructions())

@@ -39,21 +39,22 @@ class Instruction:
         opcode: with all modifiers, such as `add.rn.f32`.
         sources: types of the sources, at most three.
         result: type of the result.
-        immediate: last operand, where the instruction wants a constant.
+        immediate: last operands, where the instruction wants constants.
+        within: lines around it, which show what it does to the carry; `%r` and `%s0` are operands.
         oldest: compute capability × 10 of the first GPU that has it.
     """
 
     opcode: str
     sources: tuple[str, ...]
     result: str
-    immediate: int | None = None
+    immediate: tuple[int, ...] = ()
+    within: str = ""
     oldest: int = 80
 
     @property
     def entry(self) -> str:
         """Name of its kernel."""
-        constant = "" if self.immediate is None else f"_{self.immediate}"
-        return "k_" + self.opcode.replace(".", "_") + constant
+        return "_".join(["k", *self.opcode.split("."), *map(str, self.immediate)])
 
 
 def module(instructions: Sequence[Instruction], version: str, target: str) -> str:
@@ -75,10 +76,9 @@ def kernel(instruction: Instruction) -> str:
     for index, kind in enumerate(instruction.sources):
         lines += _load(index, kind)
     operands = ["%r", *(f"%s{index}" for index in range(len(instruction.sources)))]
-    if instruction.immediate is not None:
-        operands.append(str(instruction.immediate))
+    operands += map(str, instruction.immediate)
     lines.append(f".reg .{REGISTERS[instruction.result][0]} %r;")
-    lines.append(f"{instruction.opcode} {', '.join(operands)};")
+    lines.append(instruction.within or f"{instruction.opcode} {', '.join(operands)};")
     lines += _store(instruction.result)
     body = "\n".join(f"  {line}" for line in lines)
     return f".visible .entry {instruction.entry}({params})\n{{\n{body}\nEND:\n  ret;\n}}\n"

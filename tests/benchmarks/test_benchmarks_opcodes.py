@@ -105,5 +105,5 @@ def test_halves_of_packed_results_are_compared_apart() -> None:
 
 def test_an_immediate_stands_in_the_text() -> None:
     assert "lop3.b32 %r, %s0, %s1, %s2, 150;" in ptx_kernel(
-        Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=0x96)
+        Instruction("lop3.b32", ("b32", "b32", "b32"), "b32", immediate=(0x96,))
     )
