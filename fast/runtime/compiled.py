@@ -133,7 +133,8 @@ def _key(
     runtime = triton.knobs.runtime
     if kernel.pre_run_hooks or _listens(runtime.launch_enter_hook, runtime.launch_exit_hook):
         return None
-    if triton.knobs.runtime.add_stages_inspection_hook is not None:
+    # Somebody who asks to be told what is compiled may also keep it from being compiled.
+    if runtime.add_stages_inspection_hook is not None or runtime.jit_cache_hook is not None:
         return None
     # Triton refuses a kernel whose globals have changed: it decides.
     if not all(map(is_, map(_GET, known.modules, known.names), known.values)):

@@ -18,7 +18,7 @@ import twinstep.reference.remainder
 import twinstep.reference.sgd
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.parity.operations import arguments, combinations, controls
-from twinstep.parity.operations.operation import Operation, Option
+from twinstep.parity.operations.operation import Bound, Operation, Option
 from twinstep.parity.operations.scales import scale_controls, scale_state
 from twinstep.reference.loss_scale import DynamicRule, TorchRule, Transition, WrapperRule
 
@@ -141,6 +141,7 @@ ADAMW_REMAINDER_STEP = replace(
     writes=("params", "exp_avgs", "exp_avg_sqs", "remainders", "steps"),
     reference=twinstep.reference.remainder.adamw_remainder_step,
     combinations=combinations.remainder_combinations(),
+    bound=Bound.EXACT,
     laws=arguments.without(arguments.STEP_LAWS, "every_output_written"),
 )
 

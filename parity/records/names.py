@@ -22,6 +22,7 @@ def unknown(what: str, value: str, known: Collection[str], listed_by: str = "") 
     """
     many = listed_by and len(known) > LISTED
     names = f"one of those that {listed_by} lists" if many else f"among {', '.join(sorted(known))}"
-    near = get_close_matches(value, sorted(known), 1) or [n for n in sorted(known) if value in n]
+    within = sorted((name for name in known if value in name), key=len)
+    near = get_close_matches(value, sorted(known), 1) or within
     hint = f"; did you mean {near[0]}?" if value and near else ""
     return UsageError(f'{what} "{value}" is unknown, but should be {names}{hint}')
