@@ -103,6 +103,8 @@ class Box:
             self.fault(job)
             if job.module == "parity":
                 sys.argv = [job.module, *job.arguments]
+                # An import by another test would be a warning, and so an error.
+                sys.modules.pop("twinstep.parity.__main__", None)
                 runpy.run_module("twinstep.parity", run_name="__main__")
             return int(import_module(f"twinstep.{job.module}").main(job.arguments))
         except SystemExit as ended:
