@@ -15,7 +15,14 @@ from torch import Tensor
 from twinstep.contract.moments import MOMENTS
 from twinstep.fast.optimizers.parallelism import Place
 from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout, MovingTensors
-from twinstep.fast.runtime.watch import SAMPLE, Found, GradientReader, StateWatch, gradient, same
+from twinstep.fast.runtime.watch import (
+    Found,
+    GradientReader,
+    StateWatch,
+    addresses_of,
+    gradient,
+    same,
+)
 
 
 class GradientPlan:
@@ -137,11 +144,8 @@ class MasterPlan:
             self._masters += masters
             self.lists.append(fixed[index].of(partial(chain, *own), partial(_detached, own)))
             self.steps.append(FixedTensors(steps))
-        self._places = self._sampled()
+        self._places = addresses_of(self._masters)
         self._states = [StateWatch(state, ("step", *MOMENTS)) for state in states()]
-
-    def _sampled(self) -> list[int]:
-        return [master.data_ptr() for master in self._masters[::SAMPLE]]
 
     def holds(
         self,
@@ -155,7 +159,7 @@ class MasterPlan:
             and gradients is self._gradients
             and sum(map(len, masters)) == len(self._masters)
             and same(chain(*masters), self._masters)
-            and self._sampled() == self._places
+            and addresses_of(self._masters) == self._places
             and all(watch.holds(state) for watch, state in zip(self._states, states, strict=True))
         )
 

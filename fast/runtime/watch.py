@@ -1,9 +1,10 @@
 """Comparisons of an optimizer with what it was at the last step, in a few passes that run in C.
 
-Compared at every step: the parameters of each group and the tensors of their state, by identity;
-the address of each parameter; of each gradient whether there is one, its dtype and whether it is
-contiguous. Not compared: a gradient's size and device, which torch ties to the parameter's, and a
-parameter's dtype and shape where its address stays, which show in its next gradient.
+Compared at every step: the parameters of each group and the tensors of their state, by identity
+and by address (`tensor.data = other` keeps the identity); of each gradient whether there is one,
+its dtype and whether it is contiguous. Not compared: a gradient's size and device, which torch ties
+to the parameter's, and a parameter's dtype and shape where its address stays, which show in its
+next gradient.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ _CONTIGUOUS: Callable[[Any], bool] = Tensor.is_contiguous
 _ADDRESS: Callable[[Any], int] = Tensor.data_ptr
 _DTYPE: Callable[[object], torch.dtype] = attrgetter("dtype")
 BLOCK = 128  # tensors that are looked at in every respect before the next ones: they are in caches
-SAMPLE = 32  # of tensors that are known by identity, addresses are compared of every so many
 
 
 def gradient(param: Tensor) -> Tensor:
     """Return the gradient of a parameter that has one."""
     assert param.grad is not None
     return param.grad
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return where tensors lie."""
+    return list(map(_ADDRESS, tensors))
 
 
 def same(tensors: Iterable[object], before: Iterable[object]) -> bool:
@@ -77,7 +82,7 @@ class GradientReader:
         self.contiguous = [grad.is_contiguous() for grad in found]
         columns = (
             self.params,
-            list(map(Tensor.data_ptr, self.params)),
+            addresses_of(self.params),
             [grad.dtype for grad in found],
             self.contiguous,
         )
@@ -85,7 +90,7 @@ class GradientReader:
             tuple(column[start : start + BLOCK] for column in columns)
             for start in range(0, len(found), BLOCK)
         ]
-        self._places = list(map(Tensor.data_ptr, self._absent))
+        self._places = addresses_of(self._absent)
 
     def read(self) -> Found | None:
         """Return the gradients; None where anything but their addresses has changed."""
@@ -94,7 +99,7 @@ class GradientReader:
         if not all(map(is_, map(_GRAD, self._absent), repeat(None))):
             return None
         try:
-            if list(map(Tensor.data_ptr, self._absent)) != self._places:
+            if addresses_of(self._absent) != self._places:
                 return None
             for params, places, dtypes, contiguous in self._blocks:
                 block = list(map(_GRAD, params))
@@ -112,7 +117,7 @@ class GradientReader:
 
 
 class StateWatch:
-    """State of parameters as it was: dicts, and the tensors in them, by identity.
+    """State of parameters as it was: dicts, and the tensors in them, by identity and address.
 
     Args:
         state: of an optimizer, by parameter.
@@ -122,8 +127,10 @@ class StateWatch:
     def __init__(self, state: Mapping[Tensor, Mapping[str, Tensor]], names: Sequence[str]) -> None:
         self._keys, self._all = list(state), list(state.values())
         self._dicts = [held for held in self._all if all(name in held for name in names)]
-        self._columns = [(name, [held[name] for held in self._dicts]) for name in names]
-        self._sampled = [list(map(_ADDRESS, held[::SAMPLE])) for _, held in self._columns]
+        self._columns = []
+        for name in names:
+            column = [held[name] for held in self._dicts]
+            self._columns.append((name, column, addresses_of(column)))
 
     def holds(self, state: Mapping[Tensor, Mapping[str, Tensor]]) -> bool:
         """Return True if nothing was replaced."""
@@ -132,13 +139,11 @@ class StateWatch:
         if not (same(state, self._keys) and same(state.values(), self._all)):
             return False
         try:
-            for name, column in self._columns:
+            for name, column, places in self._columns:
                 if not same(map(itemgetter(name), self._dicts), column):
+                    return False
+                if addresses_of(column) != places:
                     return False
         except KeyError:
             return False
-        # `tensor.data = other` keeps the identity; who does it to state does it to all of it.
-        return all(
-            list(map(_ADDRESS, column[::SAMPLE])) == places
-            for (_, column), places in zip(self._columns, self._sampled, strict=True)
-        )
+        return True

@@ -93,6 +93,11 @@ def _move_moments(optimizer: Any, params: list[Parameter]) -> None:
             held[name].data = held[name].data.clone().mul_(0.5)
 
 
+def _move_one_moment(optimizer: Any, params: list[Parameter]) -> None:
+    held = list(optimizer.state.values())[-1]
+    held["exp_avg_sq"].data = held["exp_avg_sq"].data.clone().mul_(0.5)
+
+
 def _replace_counter(optimizer: Any, params: list[Parameter]) -> None:
     held = _kept(optimizer, params[0])
     held["step"] = held["step"].clone().add_(3)
@@ -125,6 +130,7 @@ def _load(optimizer: Any, params: list[Parameter]) -> None:
 ANYWHERE: dict[str, Change] = {
     "moment": _replace_moment,
     "memory of moments": _move_moments,
+    "memory of one moment": _move_one_moment,
     "counter": _replace_counter,
     "state": _forget_state,
     "hyper-parameters": _other_groups,
