@@ -43,7 +43,7 @@ def test_the_fast_side_repeats_the_trace_in_its_whole_steps(trace: Trace) -> Non
 
 
 @pytest.mark.usefixtures("replay")
-@pytest.mark.parametrize("trace", DIFFERING[::2], ids=lambda trace: trace.header.name)
+@pytest.mark.parametrize("trace", DIFFERING[::4], ids=lambda trace: trace.header.name)
 def test_our_default_differs_on_the_fast_side_where_the_trace_says_so(trace: Trace) -> None:
     entry = ENTRIES[trace.header.name]
     assert faults_of(trace, entry, ["fast"], ["default"]) == []

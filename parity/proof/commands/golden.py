@@ -43,6 +43,15 @@ def golden_verify(
     raise typer.Exit(verified(names or (), side, folder))
 
 
+@golden.command("planted")
+def golden_planted() -> None:
+    """Change single lines of our source, in a copy.
+
+    verify must name a trace, a step and a field each time.
+    """
+    raise typer.Exit(planted_faults())
+
+
 @golden.command("list")
 def golden_list(folder: Folder = None) -> None:
     """List the traces with what they were recorded from."""
@@ -93,6 +102,26 @@ def verified(names: Sequence[str], side: str, folder: Path | None = None) -> int
     if said:
         return EXIT_BROKEN
     return EXIT_KEPT if count else EXIT_TOO_LITTLE
+
+
+def planted_faults() -> int:
+    """Plant every fault and print what verify says of it; the exit code."""
+    import tempfile
+
+    from twinstep.parity.proof.golden.planted import PLANTED, verified_with
+    from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT
+
+    unnoticed = 0
+    for planted in PLANTED:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = verified_with(planted, Path(folder))
+        named = outcome.code == EXIT_BROKEN and outcome.first
+        unnoticed += not named
+        print(f"{planted.side}, {planted.name}: {outcome.first if named else 'NOT NAMED'}")
+        if not named:
+            print(outcome.said)
+    print(f"{len(PLANTED)} faults planted, {unnoticed} not named")
+    return EXIT_BROKEN if unnoticed else EXIT_KEPT
 
 
 def _progress() -> Callable[[str], None] | None:

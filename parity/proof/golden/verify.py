@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,7 +44,11 @@ def faults_of(
         for way in ways:
             if way == "fast" and entry.untaken:
                 continue
-            steps = replayed(trace.header, COMPATS[compat], way)
+            try:
+                steps = replayed(trace.header, COMPATS[compat], way)
+            except Exception as error:
+                said.append(f"{_failure(trace, way, COMPATS[compat], error)} [{way}, {compat}]")
+                continue
             done[way] = steps
             for fault in _judged(trace, entry, steps, way, compat):
                 said.append(f"{fault} [{way}, {compat}]")
@@ -53,6 +58,18 @@ def faults_of(
                 fault = found.replace("was recorded", "by the reference")
                 said.append(f"{fault} [fast, {compat}]")
     return said
+
+
+def _failure(trace: Trace, way: str, compat: Compat, error: Exception) -> str:
+    """The step whose replay raises, found by replaying ever more of them."""
+    header = trace.header
+    for count in range(len(header.steps)):
+        try:
+            replayed(replace(header, steps=header.steps[: count + 1]), compat, way)
+        except Exception:
+            at = f"step {count} ({header.steps[count]})"
+            return f"{header.name}, {at}, error: {type(error).__name__}: {error}"
+    return f"{header.name}: {type(error).__name__}: {error}"
 
 
 def _judged(trace: Trace, entry: Entry, steps: list[Step], way: str, compat: str) -> Iterator[str]:
