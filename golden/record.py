@@ -21,11 +21,11 @@ from twinstep.golden import (
     record_torch,
     record_wrappers,
 )
-from twinstep.golden.runs import RUNS
+from twinstep.golden.runs import OWN, OWN_RULES, RUNS
 from twinstep.golden.sequences import SITUATIONS, Situation
 from twinstep.golden.trace import TRACES, Trace, digest, write
 
-ALL = (*SITUATIONS, *RUNS)
+ALL = (*SITUATIONS, *RUNS, *OWN)
 Recorder = Callable[[Situation], Trace]
 BY_RULE: Mapping[str, Mapping[str, Recorder]] = {
     "torch": {"torch": record_torch.record, "adam": record_runs.record_optim},
@@ -46,6 +46,8 @@ def name_of(situation: Situation) -> str:
 
 def package_of(situation: Situation) -> str:
     """The package that a situation is recorded from."""
+    if situation.rule in OWN_RULES:
+        return "twinstep"
     return "torch" if situation.rule in BY_RULE["torch"] else "deepspeed"
 
 
@@ -134,14 +136,19 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         print(f"{given.package} should be installed to be recorded, but: {error}", file=sys.stderr)
         return 2
+    return finish(traces, given.package, given.folder, given.reason)
+
+
+def finish(traces: Sequence[Trace], recorder: str, folder: Path, reason: str | None) -> int:
+    """Keep traces, print what is new or refused, renew the page; the exit code."""
     situations = {name_of(run): run for run in ALL}
-    lines, refused = keep(traces, given.package, situations, given.folder, given.reason)
+    lines, refused = keep(traces, recorder, situations, folder, reason)
     print("\n".join(refused), end="\n" * bool(refused), file=sys.stderr)
     if refused:
         return 2
-    if given.folder == TRACES:
+    if folder == TRACES:
         page.PAGE.write_text(page.rendered(page.PAGE.read_text()))
-    print("\n".join([*lines, f"{len(traces)} traces recorded in {given.folder}"]))
+    print("\n".join([*lines, f"{len(traces)} traces recorded in {folder}"]))
     return 0
 
 

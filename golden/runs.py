@@ -46,12 +46,15 @@ OPTIM: Constants = {
     "beta2": 0.999,
     "eps": 1e-8,
 }
+LAMB: Constants = {"groups": 1, "weight_decay": 0.0, "max_coeff": 10.0, "min_coeff": 0.01}
 USUAL: Mapping[str, Constants] = {
     "flat": SCALED,
     "unfused": SCALED,
     "bf16": PLAIN,
     "zero": ZERO,
     "adam": OPTIM,
+    "lamb": LAMB,
+    "flat_lamb": {**SCALED, **LAMB},
 }
 
 
@@ -80,7 +83,7 @@ class Row(NamedTuple):
 def situation(row: Row) -> Situation:
     """The situation of a row; fp16 starts from a scale of 16."""
     constants = {**USUAL[row.rule], **row.changed}
-    unscaled = row.rule in ("bf16", "adam") or bool(constants.get("bf16"))
+    unscaled = row.rule in ("bf16", "adam", "lamb") or bool(constants.get("bf16"))
     return Situation(
         name=row.name,
         rule=row.rule,
@@ -158,3 +161,14 @@ ROWS = (
     Row("adam", "resumed", "ggRgg"),
 )
 RUNS = tuple(map(situation, ROWS))
+# Recorded from our reference: LAMB of others needs a GPU.
+OWN_ROWS = (
+    Row("lamb", "several_groups", "ggbLg", {"groups": 2, "weight_decay": 0.125}),
+    Row("lamb", "bounded_coefficients", "gbg", {"max_coeff": 0.5, "min_coeff": 0.25}),
+    Row("lamb", "zero_gradients", "gzg"),
+    Row("lamb", "resumed", "gRgg", {"weight_decay": 0.125}),
+    Row("flat_lamb", "overflow_and_growth", "ogggogg", SHORT),
+    Row("flat_lamb", "clipped_and_resumed", "goRbg", {**CLIP, **TWO, "weight_decay": 0.125}),
+)
+OWN = tuple(map(situation, OWN_ROWS))
+OWN_RULES = ("lamb", "flat_lamb")

@@ -127,6 +127,14 @@ def test_torch_is_recorded_again_to_equal_digests(tmp_path: Path, capsys: Captur
     assert capsys.readouterr().out.count("\n") == 1  # nothing new, nothing changed
 
 
+def test_our_own_are_recorded_again_to_equal_digests(tmp_path: Path, capsys: Capture) -> None:
+    assert parity("golden", "record", "twinstep", str(tmp_path)) == 0
+    assert "6 traces recorded" in capsys.readouterr().out
+    before, again = manifest.read(), manifest.read(tmp_path)
+    assert len(again) == 6
+    assert all(before[name].digest == entry.digest for name, entry in again.items())
+
+
 def test_another_outcome_is_written_only_with_a_reason(folder: Path) -> None:
     old = read(folder / f"{NAME}.jsonl")
     steps = [{**step, "scale": 3.0} for step in old.steps]
@@ -180,4 +188,4 @@ def test_two_traces_are_compared(capsys: Capture) -> None:
     assert out == f"constant stage: 1 in {names[0]}, 2 in {names[1]}\n"
     assert parity("golden", "diff", names[0], names[0]) == 0
     assert parity("golden", "list") == 0
-    assert "103 traces" in capsys.readouterr().out
+    assert "109 traces" in capsys.readouterr().out

@@ -21,6 +21,10 @@ Folder = Annotated[
 @golden.command("record", context_settings=THEIR_WORDS)
 def golden_record(context: typer.Context) -> None:
     """Record them again: parity golden record torch."""
+    if context.args[:1] == ["twinstep"]:
+        from twinstep.parity.proof.golden.record_own import main as own_main
+
+        raise typer.Exit(own_main(context.args[1:]))
     from twinstep.golden.record import main as record_main
 
     raise typer.Exit(record_main(context.args))

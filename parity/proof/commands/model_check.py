@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from twinstep.golden.trace import write
-from twinstep.parity.proof.model_check.check import Checked, Difference, check, known, silent
+from twinstep.parity.proof.model_check.check import (
+    SCALER,
+    Checked,
+    Difference,
+    check,
+    known,
+    silent,
+)
 from twinstep.parity.proof.model_check.configurations import configurations
 from twinstep.parity.proof.model_check.contrasts import (
     contrasts,
@@ -15,6 +22,7 @@ from twinstep.parity.proof.model_check.contrasts import (
     write_witnesses,
 )
 from twinstep.parity.proof.model_check.explore import Configuration
+from twinstep.parity.proof.peers.installed import is_installed
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, UsageError
 
 
@@ -69,6 +77,8 @@ def report(found: Checked) -> list[str]:
         f"{found.steps} transitions, {found.seconds:.0f} s"
     ]
     said += [f"{who}: {count} transitions compared" for who, count in found.compared.items()]
+    if SCALER not in found.compared and not is_installed("deepspeed"):
+        said.append("deepspeed is not installed: its three classes are left out")
     said += [f"broken: {sentence}" for sentence in found.invariants]
     said += list(map(_sentence, found.unexplained()))
     explained: dict[tuple[str, str], list[Difference]] = {}

@@ -117,14 +117,15 @@ def allowed_distances(trace: Trace) -> list[float]:
     most 2t + 1 roundings, and its square root, the two bias corrections, the quotient and the
     product with the learning rate add 10 at most. The update and the decay, which is at most 1/64
     of a weight, are thus uncertain by (4t + 12) U of themselves on either side, and the weight by
-    2 U of itself; both sides round.
+    U of itself, or by 2 U where it decays; both sides round.
     """
+    roundings = 2 if trace.header.constants["weight_decay"] else 1
     weights = [step["weights"] for step in trace.steps]
     known = [tuple(chain(*START)), *(row for row in weights if isinstance(row, tuple))]
     allowed, found = 0.0, []
     for t, (before, after) in enumerate(pairwise(known), start=1):
         largest = max(map(abs, (*before, *after)))
         moved = max(abs(a - b) for a, b in zip(after, before, strict=True))
-        allowed += 2 * (4 * t + 12) * U * (moved + largest / 64) + 4 * U * largest
+        allowed += 2 * (4 * t + 12) * U * (moved + largest / 64) + 2 * roundings * U * largest
         found.append(allowed)
     return found

@@ -21,8 +21,8 @@ from twinstep.golden.trace import Header, Step, Value
 from twinstep.parity.proof.golden.sides import CLASSES, descent
 from twinstep.parity.ranks.world import Rank, World
 
-RULES = ("flat", "unfused", "bf16", "zero", "adam")
-DTYPES = {"flat": torch.float16, "unfused": torch.float16, "bf16": torch.bfloat16}
+RULES = ("flat", "unfused", "bf16", "zero", "adam", "lamb", "flat_lamb")
+KINDS = {"flat_lamb": "flat"}
 COUNTERS = ("cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -36,11 +36,12 @@ def run(side: str, header: Header, compat: Compat, *, fused: bool) -> list[Step]
         fused: `FusedAdam` inside, not torch's optimizer.
     """
     given = header.constants
-    if header.rule == "adam":
-        return drive(header.steps, given, torch.float32, partial(_adam, side, header))
+    if header.rule in ("adam", "lamb"):
+        return drive(header.steps, given, torch.float32, partial(_alone, side, header))
     if header.rule != "zero":
         build = partial(_wrapper, side, header, compat, fused)
-        return drive(header.steps, given, DTYPES[header.rule], build)
+        low = torch.bfloat16 if header.rule == "bf16" else torch.float16
+        return drive(header.steps, given, low, build)
     dtype = torch.bfloat16 if given["bf16"] else torch.float16
     count = int(given["ranks"])
 
@@ -58,6 +59,8 @@ def run(side: str, header: Header, compat: Compat, *, fused: bool) -> list[Step]
 
 
 def _inside(side: str, header: Header, groups: Groups, fused: bool) -> torch.optim.Optimizer:
+    if header.rule == "flat_lamb":
+        return _lamb(side, header, groups)
     adamw = bool(header.constants["adamw"])
     if not fused:
         kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW if adamw else torch.optim.SGD
@@ -100,7 +103,7 @@ def _wrapper(
             "scale_window": float(given["scale_window"]),
             "min_scale": float(given["min_scale"]),
         }
-    optimizer = CLASSES[side][header.rule](inside, **options)
+    optimizer = CLASSES[side][KINDS.get(header.rule, header.rule)](inside, **options)
     if saved is not None:
         optimizer.load_state_dict([saved] if bf16 else saved)
 
@@ -187,14 +190,28 @@ def _zero(
     )
 
 
-def _adam(side: str, header: Header, params: list[Parameter], groups: Groups, saved: Any) -> Driven:
+def _lamb(side: str, header: Header, groups: Groups) -> torch.optim.Optimizer:
     given = header.constants
-    optimizer = CLASSES[side]["FusedAdam"](
+    bounds = {name: float(given[name]) for name in ("max_coeff", "min_coeff")}
+    made: torch.optim.Optimizer = CLASSES[side]["FusedLamb"](groups, **bounds)
+    return made
+
+
+def _adam(side: str, header: Header, groups: Groups) -> torch.optim.Optimizer:
+    given = header.constants
+    made: torch.optim.Optimizer = CLASSES[side]["FusedAdam"](
         groups,
         betas=(float(given["beta1"]), float(given["beta2"])),
         eps=float(given["eps"]),
         adam_w_mode=bool(given["adamw"]),
     )
+    return made
+
+
+def _alone(
+    side: str, header: Header, params: list[Parameter], groups: Groups, saved: Any
+) -> Driven:
+    optimizer = (_adam if header.rule == "adam" else _lamb)(side, header, groups)
     if saved is not None:
         state, values = saved
         optimizer.load_state_dict(state)

@@ -12,18 +12,21 @@ import twinstep.fast.optimizers.bf16
 import twinstep.fast.optimizers.fp16
 import twinstep.fast.optimizers.fp16_unfused
 import twinstep.fast.optimizers.fused_adam
+import twinstep.fast.optimizers.fused_lamb
 import twinstep.fast.optimizers.scalers
 import twinstep.fast.optimizers.zero
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
 import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
 import twinstep.reference.optimizers.scalers
 import twinstep.reference.optimizers.zero
 
 CLASSES: Mapping[str, Mapping[str, Any]] = {
     "fast": {
         "FusedAdam": twinstep.fast.optimizers.fused_adam.FusedAdam,
+        "FusedLamb": twinstep.fast.optimizers.fused_lamb.FusedLamb,
         "flat": twinstep.fast.optimizers.fp16.FP16Optimizer,
         "unfused": twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "bf16": twinstep.fast.optimizers.bf16.BF16Optimizer,
@@ -33,6 +36,7 @@ CLASSES: Mapping[str, Mapping[str, Any]] = {
     },
     "reference": {
         "FusedAdam": twinstep.reference.optimizers.fused_adam.FusedAdam,
+        "FusedLamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
         "flat": twinstep.reference.optimizers.fp16.FP16Optimizer,
         "unfused": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "bf16": twinstep.reference.optimizers.bf16.BF16Optimizer,
