@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton.language as tl
@@ -39,7 +39,7 @@ AVX2 = ("-mavx2",)
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": AVX2, "AVX512": AVX512}
 COMPILERS = ("c++", "g++", "clang++")
-SECONDS = 120  # for a build
+SECONDS = 600  # for a build, beside other work too
 SOURCES, MAIN = "twinstep.fast.kernels.cpu", "kernels.cpp"
 # As the sources number them.
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}
@@ -149,7 +149,7 @@ def launch(
     Raises:
         RuntimeError: there is no compiler, or no twin. Nothing has been written.
     """
-    function, typed, constants = _twin(library(), kernel, len(args))
+    function, typed, constants = _twin(library(), cast(Any, kernel), len(args))
     words = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     words += [NUMBERS[args[place].dtype] for place in typed]  # type: ignore[attr-defined]
     words += [_number(options[name]) for name in constants]

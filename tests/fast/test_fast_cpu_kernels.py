@@ -53,10 +53,10 @@ def launched() -> list[Tensor]:
     rates = {"momentum": number(0.9), "dampening": number(0.1)}
     sgd_step_(params, grads, means, copies, steps, **numbers, **rates, nesterov=True)
     numbers |= {"beta1": number(0.9), "beta2": number(0.999), "eps": number(1e-8)}
-    lists: tuple[Any, ...] = (params, grads, means, squares, copies, steps)
+    lists = (params, grads, means, squares, copies, steps)
     adam_list(*lists, **numbers, bias_correction=True)
-    ratios: dict[str, Any] = {"max_coeff": number(10.0), "min_coeff": number(0.01)}
-    lamb_step_(*lists, **numbers, **ratios, bias_correction=True, eps_inside_sqrt=False)
+    numbers |= {"max_coeff": number(10.0), "min_coeff": number(0.01)}
+    lamb_step_(*lists, **numbers, bias_correction=True, eps_inside_sqrt=False)
     unscale_(scaled, inv_scale=number(0.3, SINGLE), found_inf=number(0.0, SINGLE))
     found = [*params, *means, *squares, *copies, *scaled, *steps]
     for kind in ("1", "2", "inf"):

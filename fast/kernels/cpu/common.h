@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cfenv>
 #include <cfloat>
 #include <cmath>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr int64_t CHUNK = 4096;  // elements; that of the Triton kernels, whose tiles are the limbs'
 constexpr int64_t BLOCK = 512;  // elements whose buffers stay in the first cache
+constexpr int64_t RUN = 64;  // chunks that a thread takes at once
 constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread
 
 // In the order of `fast.runtime.native.NUMBERS`.
@@ -116,14 +118,17 @@ void split(const float* masters, void* weights, void* remainders, int64_t at, in
   }
 }
 
-// Calls work(part, thread) for every part, each thread a run of them.
+// Calls work(part, thread) for every part. A thread takes the next run of them when it is done with
+// one, so that none waits long for one whose core was taken away.
 template <class Work>
 void for_parts(int64_t parts, int64_t threads, Work work) {
   threads = std::max<int64_t>(1, std::min(threads, parts));
+  const int64_t size = std::max<int64_t>(1, std::min<int64_t>(RUN, parts / threads / 4));
+  std::atomic<int64_t> next{0};
   auto run = [&](int64_t thread) {
     Environment plain;
-    const int64_t end = parts * (thread + 1) / threads;
-    for (int64_t part = parts * thread / threads; part < end; ++part) work(part, thread);
+    for (int64_t first; (first = next.fetch_add(size)) < parts;)
+      for (int64_t part = first; part < std::min(first + size, parts); ++part) work(part, thread);
   };
   std::vector<std::thread> others;
   for (int64_t thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);

@@ -21,26 +21,17 @@ inline double two_to(int64_t exponent) {
   return bits_of<double>((uint64_t)(exponent + 1023) << 52);
 }
 
-constexpr int LANES = 16;  // sums that do not wait for one another
+// Adding this to numbers below 2^51 units cuts off what is below a unit, 2^exponent; its bits count
+// units.
+inline double cut_at(int64_t exponent) { return 1.5 * two_to(exponent + 52); }
 
-// Adds sums of integers below 2^53, times 2^exponent.
-inline void add_lanes(int64_t* limbs, const double* sums, int64_t exponent) {
-  int64_t total = 0;
-  for (int lane = 0; lane < LANES; ++lane) total += (int64_t)sums[lane];
-  add_at(limbs, total, exponent);
-}
-
-// Squares of a block whose numbers are integers times 2^unit, zeros apart, and below 2^(24 + unit):
-// those of one lane, 2^5 of 2^9, add up below 2^53.
+// Squares of a block whose numbers are integers times 2^unit, zeros apart, and below 2^(24 + unit).
 void add_direct(int64_t* limbs, const float* x, int64_t count, int64_t unit) {
-  double sums[LANES] = {};
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES)
-    for (int lane = 0; lane < LANES; ++lane) sums[lane] += (double)x[i + lane] * (double)x[i + lane];
-  for (; i < count; ++i) sums[i % LANES] += (double)x[i] * (double)x[i];
-  // Twice, since 2^-2unit may be no number.
-  for (double& sum : sums) sum = sum * two_to(-unit) * two_to(-unit);
-  add_lanes(limbs, sums, 2 * unit);
+  const double c = cut_at(2 * unit);
+  uint64_t total = 0;
+  for (int64_t i = 0; i < count; ++i)
+    total += bits_of<uint64_t>((double)x[i] * (double)x[i] + c);
+  add_at(limbs, (int64_t)(total - (uint64_t)count * bits_of<uint64_t>(c)), 2 * unit);
 }
 
 // The magnitude of a finite number.
@@ -51,25 +42,18 @@ inline float magnitude_of_half(uint16_t half) {
   return word < 0x00800000 ? small : normal;
 }
 
-// Squares of a block of fp32 numbers below 2^top and not below 2^(top - 23), zeros apart: each is
-// two integers of 23 bits.
+// Squares of a block of fp32 numbers below 2^top and not below 2^(top - 25), zeros apart: in two parts.
 void add_halves(int64_t* limbs, const float* x, int64_t count, int64_t top) {
-  const float scale = (float)two_to(23 - top);
-  double high[LANES] = {}, cross[LANES] = {}, low[LANES] = {};
-  auto add = [&](float value, int lane) {
-    const float scaled = std::fabs(value) * scale, whole = (float)(int32_t)scaled;
-    const double h = whole, l = (scaled - whole) * 8388608.0f;
-    high[lane] += h * h;
-    cross[lane] += h * l;
-    low[lane] += l * l;
-  };
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES)
-    for (int lane = 0; lane < LANES; ++lane) add(x[i + lane], lane);
-  for (; i < count; ++i) add(x[i], (int)(i % LANES));
-  add_lanes(limbs, high, 2 * (top - 23));
-  add_lanes(limbs, cross, 2 * (top - 23) - 22);
-  add_lanes(limbs, low, 2 * (top - 46));
+  const int64_t upper = 2 * top - 48, lower = 2 * top - 96;
+  const double c = cut_at(upper), d = cut_at(lower);
+  uint64_t high = 0, low = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double square = (double)x[i] * (double)x[i], head = square + c;
+    high += bits_of<uint64_t>(head);
+    low += bits_of<uint64_t>((square - (head - c)) + d);
+  }
+  add_at(limbs, (int64_t)(high - (uint64_t)count * bits_of<uint64_t>(c)), upper);
+  add_at(limbs, (int64_t)(low - (uint64_t)count * bits_of<uint64_t>(d)), lower);
 }
 
 // Squares or magnitudes of any finite numbers, as `fast.kernels._limbs.add_tile`: windows of 40 bits
@@ -82,7 +66,7 @@ void add_windows(int64_t* limbs, const float* x, int64_t count, double largest) 
   for (int64_t i = 0; i < count; ++i)
     rest[i] = SQUARED ? (double)x[i] * (double)x[i] : std::fabs((double)x[i]);
   for (uint64_t left = 1; left != 0; --k) {
-    const double c = 1.5 * bits_of<double>((uint64_t)(52 + 40 * k + 1023) << 52);
+    const double c = cut_at(40 * k);
     const int64_t zero = bits_of<int64_t>(c);
     int64_t total = 0;
     left = 0;
@@ -139,7 +123,7 @@ void add_squares(int64_t* limbs, const void* values, int64_t first, int64_t coun
       add_direct(limbs, x, size, bottom - DIGITS);
       continue;
     }
-    if (top - bottom <= 23 && top >= -100)
+    if (top - bottom <= 25)
       add_halves(limbs, x, size, top);
     else
       add_windows<true>(limbs, x, size, two_to(2 * top));

@@ -83,4 +83,17 @@ void twinstep_add_squares(const SquareRow* rows, int64_t tensors, int64_t* limbs
   });
   sums.add_to(limbs);
 }
+
+// Reads everything and hardly computes: the rate that a norm is compared with.
+void twinstep_read(const SquareRow* rows, int64_t tensors, uint64_t* sum, int64_t threads) {
+  std::vector<uint64_t> own(std::max<int64_t>(threads, 1), 0);
+  for_rows(rows, tensors, threads, [&](int64_t t, int64_t first, int64_t count, int64_t thread) {
+    const uint32_t* words = (const uint32_t*)rows[t].values + first;
+    uint32_t sums[16] = {};
+    for (int64_t i = 0; i + 16 <= count; i += 16)
+      for (int lane = 0; lane < 16; ++lane) sums[lane] += words[i + lane];
+    for (uint32_t lane : sums) own[thread] += lane;
+  });
+  for (uint64_t part : own) *sum += part;
+}
 }
