@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import os
 import statistics
 import time
@@ -78,9 +79,9 @@ def update(numel: int, rounds: int) -> Figures:
 
     def ours(grad: Tensor) -> Callable[[], None]:
         steps = [torch.zeros((), dtype=torch.int64)]
-        params, *moments = lists
+        params, means, squares = lists
         return lambda: adamw_step_(
-            params, [grad], *moments, copies, steps, **given, bias_correction=True
+            params, [grad], means, squares, copies, steps, **given, bias_correction=True
         )
 
     single, half, other = turns(rounds, ours(grads), ours(grads.bfloat16()), theirs.step)
@@ -142,11 +143,11 @@ class TorchTrainer(Trainer):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._weights = [weight.requires_grad_() for weight in self.initial_weights()]
-        given = {"lr": plan.lr, "eps": plan.eps, "weight_decay": plan.weight_decay}
+        given: dict[str, Any] = {"lr": plan.lr, "eps": plan.eps, "weight_decay": plan.weight_decay}
         betas = (plan.beta1, plan.beta2)
         self.optimizer = torch.optim.AdamW(self._weights, betas=betas, fused=True, **given)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=STATIC_SCALE)
-        self.seconds = 0.0
+        self.seconds = self.norm = 0.0
 
     @property
     def weights(self) -> list[Tensor]:
@@ -154,23 +155,36 @@ class TorchTrainer(Trainer):
         return self._weights
 
     def advance(self) -> trace.StepRecord:
-        """Not recorded: the bits are torch's."""
-        raise NotImplementedError
+        """Take one step, and note it."""
+        scale, loss = self.scaler.get_scale(), self.learn()
+        return trace.StepRecord(
+            step=self.step,
+            loss=loss,
+            lr=self.plan.lr,
+            scale=scale,
+            norm=self.norm,
+            skipped=not math.isfinite(self.norm),
+            state=trace.digest({"weights": self._weights}),
+        )
 
-    def learn(self) -> None:
-        """Take one step."""
+    def learn(self) -> float:
+        """Take one step; the loss of its last micro-batch."""
+        self.step += 1
+        last = 0.0
         self.optimizer.zero_grad()
         for windows in self.micro_batches():
             with torch.autocast("cpu", torch.float16):
                 loss = self.loss(self._weights, windows)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            float(loss.detach())
+            last = float(loss.detach())
         start = time.perf_counter()
         self.scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self._weights, self.plan.max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, self.plan.max_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.seconds = time.perf_counter() - start
+        self.norm = float(norm)
+        return last
 
 
 def training(rounds: int) -> Figures:
@@ -181,14 +195,15 @@ def training(rounds: int) -> Figures:
     ours.wrapper = timed  # type: ignore[assignment]
     parts: tuple[list[float], list[float]] = ([], [])
 
-    def step(side: Any, clock: Any, seconds: list[float]) -> Callable[[], None]:
-        def call() -> None:
-            side.learn()
-            seconds.append(clock.seconds)
+    def ours_learns() -> None:
+        ours.learn()
+        parts[0].append(timed.seconds)
 
-        return call
+    def theirs_learns() -> None:
+        theirs.learn()
+        parts[1].append(theirs.seconds)
 
-    whole = turns(rounds, step(ours, timed, parts[0]), step(theirs, theirs, parts[1]))
+    whole = turns(rounds, ours_learns, theirs_learns)
     fast, reference = train.run("fast", CURVE), train.run("reference", CURVE)
     return {
         "parameters": sum(weight.numel() for weight in theirs.weights),
