@@ -16,7 +16,7 @@ WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/n
 unexport PYTHONDONTWRITEBYTECODE
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers bench gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -80,6 +80,13 @@ foreign:  ## Triton's own tests on replay, from TRITON=/path/to/checkout or a cl
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
 	@$(READY)
 	$(PY) -m twinstep.parity compile
+
+bench:  ## our kernels beside peers and plain passes: a table, and a picture under the folder OUT
+	@$(READY) --need pytest pytest-benchmark matplotlib
+	@mkdir -p $(OUT)
+	$(PY) -m pytest -q -p pytest_benchmark.plugin twinstep/benchmarks/bench_kernels.py \
+		--benchmark-columns min,median,max --benchmark-json $(OUT)/pytest-benchmark.json
+	$(PY) -m twinstep.parity bench run --curves --processes 3 --json $(OUT)/bench.json --picture $(OUT)/bench.png
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)
