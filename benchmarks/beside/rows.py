@@ -20,6 +20,7 @@ from twinstep.parity.registry.kernels import Kernel
 
 USUAL = ("bf16", "fp32")  # dtype combinations that are timed, the first that is claimed
 AGAIN = " again"  # the same kernel once more: the A/A control
+SLOW = 1.0  # seconds of a peer's call, above which it takes no turns
 OURS, PEER, CEILING = "ours", "peer", "ceiling"
 
 
@@ -115,6 +116,19 @@ def subject_of(kernel: Kernel, group: Group) -> Subject:
     return Subject(lambda: arguments.call(kernel), arguments.restore, device)
 
 
+def require_quick(subject: Subject) -> None:
+    """Call a peer once, for what it compiles and allocates, and once more on the clock.
+
+    Raises:
+        Absent: it is too slow to take turns with the others.
+    """
+    subject.restore()
+    subject.call()
+    seconds = subject.turn()
+    if seconds > SLOW:
+        raise Absent(f"one call takes {seconds:.1f} s")
+
+
 def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
     """All rows of a group, and the bytes that one call must move, at least.
 
@@ -130,7 +144,7 @@ def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
         try:
             known, own = peer.version(), given()
             subject = Subject(peer.make(own), own.restore, device)
-            subject.settle()
+            require_quick(subject)
         except Absent as reason:
             found.append(Timed(peer.name, PEER, None, str(reason)))
         except Exception as error:  # a peer's build, or its kernels

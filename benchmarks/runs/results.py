@@ -93,6 +93,7 @@ def run(
         "stamp": stamp(),
         "key": key_of(),
         "file": Path(file).name if file else "",
+        "load": round(os.getloadavg()[0], 1),
         "processes": processes,
         "rounds": rounds,
         "groups": found,
