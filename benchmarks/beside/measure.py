@@ -12,7 +12,7 @@ from twinstep.parity.registry.kernels import Kernel
 
 Answer = dict[str, Any]
 Cells = tuple[str, str, int, int]
-SECONDS = 3.0  # of a group, after which no further round begins
+SECONDS = 1.5  # of a group, after which no further round begins
 LEAST = 3  # rounds
 
 

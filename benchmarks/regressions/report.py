@@ -30,8 +30,10 @@ def print_verdict(screen: Console, verdict: Verdict, plan: Plan, annotate: bool)
         if row.problem:
             screen.print(f"{label}: not timed, {row.problem}", highlight=False, markup=False)
     counted = sum(len(one["facts"]) for one in verdict.counts.get("candidate", {}).values())
-    for label, reason in verdict.uncounted.items():
-        screen.print(f"{label}: not counted, {reason}", highlight=False, markup=False)
+    for reason in dict.fromkeys(verdict.uncounted.values()):
+        labels = [label for label, known in verdict.uncounted.items() if known == reason]
+        rest = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        screen.print(f"{labels[0]}{rest}: not counted, {reason}", highlight=False, markup=False)
     for failure in verdict.failures:
         screen.print(str(failure), style="bold red", highlight=False, markup=False, soft_wrap=True)
     if annotate:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS
-from twinstep.benchmarks.runs.results import CURVES, Document, title
+from twinstep.benchmarks.beside.subject import Shape
+from twinstep.benchmarks.runs.results import CURVES, SHAPES, Document, title
 from twinstep.benchmarks.runs.tables import shown
 from twinstep.scenarios.pictures import figure, frame
 
@@ -44,11 +45,8 @@ def bars_of(groups: Sequence[Document]) -> list[Document]:
     return [
         group
         for group in groups
-        if group["operation"] not in CURVES or (group["tensors"], group["each"]) in MAIN
+        if group["operation"] not in CURVES or Shape(group["tensors"], group["each"]) in SHAPES
     ]
-
-
-MAIN = ((1, 2**24), (200, 2**16), (1000, 64))
 
 
 def ratios(axes: Axes, groups: Sequence[Document]) -> None:
