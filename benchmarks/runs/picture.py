@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs.results import CURVES, SHAPES, Document, title
-from twinstep.benchmarks.runs.tables import shown
+from twinstep.benchmarks.runs.tables import shown, told
 from twinstep.scenarios.pictures import figure, frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777"}
+EDGES = (0.05, 50.0)  # of the ratios
 SMALL = 64  # elements of each tensor of the curves over tensors
 
 
@@ -28,14 +29,14 @@ def draw_run(document: Document, path: Path) -> None:
     groups = bars_of(document["groups"])
     curves = [(name, one) for name in CURVES for one in ("sizes", "tensors")]
     curves = [row for row in curves if len(curve(document, *row)) > 1]
-    lines = sum(len(group["rows"]) + 1 for group in groups)
+    lines = sum(len(told(group)) + 1 for group in groups)
     sheet = figure(12 if curves else 7.5, max(4.0, 0.21 * lines + 1.2))
     grid = sheet.add_gridspec(max(1, len(curves)), 2 if curves else 1)
     ratios(sheet.add_subplot(grid[:, 0]), groups)
     for number, (name, kind) in enumerate(curves):
         curve_axes(sheet.add_subplot(grid[number, 1]), document, name, kind)
     key = document["key"]
-    made = f"{document['processes']} processes, {document['stamp']['commit']}"
+    made = f"{document['processes']} processes, load {document['load']}"
     sheet.suptitle(f"{key['device']}, torch {key['torch']}, {made}", fontsize=10)
     sheet.savefig(path, dpi=130)
 
@@ -54,7 +55,7 @@ def ratios(axes: Axes, groups: Sequence[Document]) -> None:
     names, place = [], 0
     for group in groups:
         names.append((place, f"{group['operation']} {group['dtype']} {title(group)}", True))
-        for row in group["rows"]:
+        for row in told(group):
             place += 1
             low, middle, high = row["times_ours"]
             colour = COLOURS[row["family"]]
@@ -65,6 +66,8 @@ def ratios(axes: Axes, groups: Sequence[Document]) -> None:
         place += 1
     axes.axvline(1.0, color=COLOURS["ours"], linewidth=1)
     axes.set_xscale("log")
+    # Intervals of a busy machine reach far beyond: they are cut, not shown whole.
+    axes.set_xlim(*EDGES)
     axes.set_ylim(place, -1)
     axes.set_yticks([at for at, _, _ in names])
     labels = axes.set_yticklabels([text for _, text, _ in names], fontsize=6.5)

@@ -34,7 +34,7 @@ def test_a_users_kernel_gets_its_rows_by_being_registered(
     outputs += [str(tmp_path / "run.png"), "--record", str(tmp_path / "history")]
     assert main(["run", str(file), "--processes", "2", "--rounds", "3", *outputs]) == 0
     said = capfd.readouterr().out
-    for row in ("plain", "plain (A/A)", "torch foreach", "ceiling: copy", "ceiling: in place"):
+    for row in ("plain", "plain (A/A)", "torch foreach", "torch loop"):
         assert row in said
     document = json.loads(found.read_text())
     assert [(g["tensors"], g["each"], g["bytes"]) for g in document["groups"]] == [
