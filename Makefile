@@ -19,6 +19,7 @@ test property: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property compile peers golden-rerecord gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers bench gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -90,6 +91,13 @@ golden-rerecord:  ## record the golden traces again from torch and DeepSpeed (RE
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
 	@$(READY)
 	$(PY) -m twinstep.parity compile
+
+bench:  ## our kernels beside peers and plain passes: a table, and a picture under the folder OUT
+	@$(READY) --need pytest pytest-benchmark matplotlib
+	@mkdir -p $(OUT)
+	$(PY) -m pytest -q -p pytest_benchmark.plugin twinstep/benchmarks/bench_kernels.py \
+		--benchmark-columns min,median,max --benchmark-json $(OUT)/pytest-benchmark.json
+	$(PY) -m twinstep.parity bench run --curves --processes 3 --json $(OUT)/bench.json --picture $(OUT)/bench.png
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)

@@ -81,8 +81,11 @@ def add_commands() -> None:
 
     @app.command("bench", context_settings=THEIR_WORDS)
     def bench(context: typer.Context) -> None:
-        """Run what only a GPU can show, as make gpu-check does."""
-        from twinstep.benchmarks.gpu_check import main as bench_main
+        """Time kernels, and gate what a change costs.
+
+        parity bench run, compare, gate, trend, gpu-check; docs/guide/benchmarks.md describes them.
+        """
+        from twinstep.benchmarks.bench import main as bench_main
 
         raise typer.Exit(bench_main(context.args))
 

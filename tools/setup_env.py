@@ -46,6 +46,7 @@ OPTIONAL = {
     "matplotlib": "pictures of scenarios",
     "cuda-bindings": "kernels in CUDA C++",
     "pytest-xdist": "parallel tests",
+    "pytest-benchmark": "make bench",
     "ruff": "make check",
     "mypy": "make check",
     "import-linter": "make check",

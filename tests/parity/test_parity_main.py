@@ -32,7 +32,7 @@ def test_scenario_run_hands_its_words_on(tmp_path: Path, capsys: Capture) -> Non
         (["scenario", "run", "lockstep", "--steps", "0"], "at least 1"),
         (["scenario", "run", "marathon"], "invalid choice"),
         (["golden", "record", "nobody"], "usage: python -m twinstep.golden.record"),
-        (["bench", "--only", "nothing"], "invalid choice"),
+        (["bench", "gpu-check", "--only", "nothing"], "invalid choice"),
     ],
 )
 def test_wrong_words_are_2(argv: list[str], says: str, capsys: Capture) -> None:

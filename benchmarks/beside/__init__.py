@@ -1,0 +1,1 @@
+"""Rows that are timed beside one another: registered kernels, peers, and what memory allows."""

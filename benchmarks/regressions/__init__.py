@@ -1,0 +1,1 @@
+"""Regressions between two checkouts: counts that are exact, times in pairs, and their history."""

@@ -1,0 +1,1 @@
+"""Runs of all benchmarks: results, their table and picture, their history."""

@@ -1,0 +1,82 @@
+"""A run as a table, and two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, PEER
+from twinstep.benchmarks.runs.history import rows_by_name
+from twinstep.benchmarks.runs.results import BIG, Document, title
+from twinstep.parity.report.table import plain_table
+
+HOLD = "time / ours is above 1 where ours is faster; in brackets an interval of 95 %"
+
+
+def run_table(document: Document) -> Table:
+    """A line for each row: time, ratio to ours with its interval, share of the ceiling."""
+    table = plain_table(HOLD, ("what", "row"), ("ms", "time / ours", "of ceiling"))
+    for group in document["groups"]:
+        name = f"{group['operation']} {group['dtype']} {title(group)}"
+        for row in told(group):
+            table.add_row(name, shown(row), *cells(row, group["bytes"]))
+            name = ""
+        for absent, reason in group["absent"].items():
+            table.add_row("", absent, reason[:40], "", "")
+    return table
+
+
+def told(group: Document) -> list[Document]:
+    """Rows of a group that mean something: of small calls no ceiling, since the host decides."""
+    return [row for row in group["rows"] if row["family"] != CEILING or group["bytes"] >= BIG]
+
+
+def shown(row: Document) -> str:
+    """Name of a row, with a version where it is a peer's and a word where it is none of both."""
+    if row["family"] == PEER:
+        return f"{row['name']} {row['version']}"
+    if row["family"] == CEILING:
+        return f"ceiling: {row['name']}"
+    return (
+        f"{row['name'].removesuffix(AGAIN)} (A/A)" if row["name"].endswith(AGAIN) else row["name"]
+    )
+
+
+def cells(row: Document, moved: int) -> tuple[str, str, str]:
+    """Milliseconds, ratio and share; of small calls no share, since the host decides."""
+    share = row["of_ceiling"][1]
+    ceiling = row["family"] == CEILING or moved < BIG
+    return f"{row['ms']:.4g}", bracketed(row["times_ours"]), "" if ceiling else f"{share:.2f}"
+
+
+def bracketed(interval: Sequence[float | None]) -> str:
+    """An estimate with its interval.
+
+    >>> bracketed([1.0, 1.5, 2.25]), bracketed([None, 0.001, None])
+    ('1.50 (1.00 to 2.25)', '0.0010')
+    """
+    low, middle, high = interval
+    assert middle is not None
+    digits = 2 if middle >= 0.1 else 4
+    if low is None or high is None:
+        return f"{middle:.{digits}f}"
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def compared(old: Document, new: Document) -> Table:
+    """Rows of two runs with one key: what was and is, and how far the runs alone differ."""
+    table = plain_table(
+        "two runs, not in pairs: a difference is news only beside those of the peers' rows",
+        ("row", "family"),
+        ("before, ms", "after, ms", "after / before"),
+    )
+    before = dict(rows_by_name(old))
+    for name, row in rows_by_name(new):
+        known = before.get(name)
+        if known is not None and row["family"] in (OURS, PEER):
+            ratio = row["ms"] / known["ms"]
+            table.add_row(
+                name, row["family"], f"{known['ms']:.4g}", f"{row['ms']:.4g}", f"{ratio:.2f}"
+            )
+    return table

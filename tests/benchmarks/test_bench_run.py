@@ -1,0 +1,68 @@
+"""`parity bench run` from start to end at a small size, and what is done with its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twinstep.benchmarks.bench import main
+from twinstep.benchmarks.beside.subject import Shape
+from twinstep.benchmarks.runs import results
+from twinstep.parity.records.errors import UsageError
+
+KERNEL = """
+from twinstep.parity import register
+
+
+@register("accumulate", name="plain", dtypes=("bf16",))
+def plain(accumulators, grads):
+    for total, grad in zip(accumulators, grads, strict=True):
+        total.add_(grad)
+"""
+
+
+def test_a_users_kernel_gets_its_rows_by_being_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    monkeypatch.setattr(results, "SHAPES", (Shape(1, 2000), Shape(3, 100)))
+    file, found = tmp_path / "mine.py", tmp_path / "found.json"
+    file.write_text(KERNEL)
+    outputs = ["--json", str(found), "--export", str(tmp_path / "export.json"), "--picture"]
+    outputs += [str(tmp_path / "run.png"), "--record", str(tmp_path / "history")]
+    assert main(["run", str(file), "--processes", "2", "--rounds", "3", *outputs]) == 0
+    said = capfd.readouterr().out
+    for row in ("plain", "plain (A/A)", "torch foreach", "torch loop"):
+        assert row in said
+    document = json.loads(found.read_text())
+    assert [(g["tensors"], g["each"], g["bytes"]) for g in document["groups"]] == [
+        (1, 2000, 20_000),
+        (3, 100, 3_000),
+    ]
+    for group in document["groups"]:
+        for row in group["rows"]:
+            low, middle, high = row["times_ours"]
+            assert low <= middle <= high
+    assert len(json.loads((tmp_path / "export.json").read_text())) == 4
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+    (history,) = (tmp_path / "history").iterdir()
+    assert main(["trend", str(history), str(tmp_path / "trend.png")]) == 0
+    assert (tmp_path / "trend.png").stat().st_size > 5_000
+
+    capfd.readouterr()
+    assert main(["compare", str(found), str(found)]) == 0
+    assert "1.00" in capfd.readouterr().out
+    document["key"]["torch"] = "1.0"
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert main(["compare", str(tmp_path / "old.json"), str(found)]) == 3
+    assert "cannot be compared: torch was 1.0, is" in capfd.readouterr().out
+
+
+def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(UsageError, match="is no results file"):
+        main(["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")])
+    with pytest.raises(UsageError, match="git worktree"):
+        main(["gate", "--baseline", "no-such-revision"])
