@@ -33,10 +33,12 @@ def add_commands() -> None:
 
     from twinstep.parity.cli.app import app
     from twinstep.parity.proof.commands.app import proof
+    from twinstep.parity.prove.app import prover
 
     scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
     golden = typer.Typer(no_args_is_help=True, help="Traces of third parties, kept for good.")
     app.add_typer(proof)
+    app.add_typer(prover)
     app.add_typer(scenario, name="scenario")
     app.add_typer(golden, name="golden")
 
