@@ -19,6 +19,7 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
 from twinstep.replay.errors import CannotReplay
+from twinstep.replay.names import assume
 from twinstep.replay.names.formula import side_by_side, text
 from twinstep.replay.names.session import NotNamed
 
@@ -147,7 +148,7 @@ class Prover:
             if wrong.any():
                 at = int(np.argmax(wrong))
                 return _Found(REFUTED, self._shown(case, output, at))
-        pairs = list(self._different(trace))
+        pairs = list(self._different(trace, path))
         for output, at in pairs[:LOOKED_AT]:
             found = self._witness(case, output, at, path)
             if found is not None:
@@ -160,11 +161,16 @@ class Prover:
         self.elements += sum(len(output.kernel) for output in trace.outputs)
         return None
 
-    def _different(self, trace: Trace) -> Iterator[tuple[Output, int]]:
+    def _different(self, trace: Trace, path: Path) -> Iterator[tuple[Output, int]]:
         """Elements whose expressions differ: of each output the first and the last first."""
         rest: list[tuple[Output, int]] = []
+        here = assume.Path(self.tracer.table, path)
         for output in trace.outputs:
-            places = np.flatnonzero(output.kernel != output.reference).tolist()
+            places = [
+                at
+                for at in np.flatnonzero(output.kernel != output.reference).tolist()
+                if len(set(map(here.rewritten, self._pair(output, at)))) > 1
+            ]
             if places:
                 yield output, places[0]
                 rest += [(output, at) for at in dict.fromkeys((places[-1], *places[1:3]))]
@@ -213,7 +219,7 @@ class Prover:
             leaves = leaves_of(self.tracer.table, self._pair(output, at))
         by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
         words = []
-        for number in leaves:
+        for number in (n for n in leaves if n in by_number):
             name, index, element = by_number[number]
             tensor = case.controls[name] if name in case.controls else case.lists[name][index]
             words.append(f"{self._leaf(number)}={tensor.reshape(-1)[element].item()!r}")
@@ -241,7 +247,7 @@ class Prover:
 
     def _by_leaf(self, bits: dict[int, int]) -> dict[Leaf, int]:
         by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
-        return {by_number[number]: own for number, own in bits.items()}
+        return {by_number[number]: own for number, own in bits.items() if number in by_number}
 
 
 def assumptions(case: Case) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ stand in the expressions with their neighbours, which is where conditions turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,9 @@ from twinstep.replay.names.evaluate import evaluate, leaves_of, needed
 from twinstep.replay.names.table import Table
 
 DRAWN = 1 << 12
+NOTHING: Mapping[int, int] = {}
+LEAVES = 1 << 18
+"""Most values of leaves in one draw, and so of few leaves many."""
 FLOAT = {1: np.float16, 2: np.float32, 4: np.float64}
 MANTISSA = {1: (10, 7), 2: (23,), 4: (52,)}
 
@@ -36,25 +39,38 @@ class Witness:
 
 
 def drawn(
-    table: Table, numbers: Iterable[int], keep: dict[int, int], seed: int = 0, count: int = DRAWN
+    table: Table,
+    numbers: Iterable[int],
+    keep: Mapping[int, int],
+    seed: int = 0,
+    count: int = DRAWN,
+    fixed: Mapping[int, int] = NOTHING,
 ) -> dict[int, Array]:
     """Bits of all leaves of some expressions.
 
     Args:
         table: that holds them.
         numbers: of the expressions.
-        keep: bits that leaves have in a run; in one assignment of two most leaves have these.
+        keep: bits that leaves have in a run; most assignments leave most leaves at these.
         seed: of the draw.
         count: assignments.
+        fixed: leaves that have these bits in every assignment.
     """
     rng = np.random.default_rng(seed)
     every = needed(table, numbers)
+    leaves = [n for n in every if table.rows[n].op == "leaf"]
+    thresholds = {g: _thresholds(table, every, g) for g in (1, 2, 4)}
+    # Some assignments change all leaves, others few or one of them.
+    share = np.array([0.1, 0.7, 1.0 - 1.0 / max(len(leaves), 1)])[np.arange(count) % 3]
     found = {}
-    for leaf in (n for n in every if table.rows[n].op == "leaf"):
+    for leaf in leaves:
         g = table.rows[leaf].granules
-        bits = _pool(rng, g, count, _thresholds(table, every, g))
+        if leaf in fixed:
+            found[leaf] = np.array([[fixed[leaf]]], f"u{2 * g}")
+            continue
+        bits = _pool(rng, g, count, thresholds[g])
         if leaf in keep:
-            kept = rng.random(count) < np.where(np.arange(count) % 2, 0.7, 0.1)
+            kept = rng.random(count) < share
             bits = np.where(kept, np.array(keep[leaf], bits.dtype), bits)
         found[leaf] = bits.reshape(1, -1)
     return found
@@ -101,16 +117,26 @@ def satisfying(
 ) -> dict[int, int] | None:
     """Bits of leaves with which predicates have these outcomes; None if none were drawn."""
     numbers = [number for number, _ in wanted]
+    # The last condition turns; what only the others depend on mostly stays.
+    turning = set(leaves_of(table, numbers[-1:]))
+    still = {leaf: bits for leaf, bits in keep.items() if leaf not in turning}
     for seed in range(rounds):
-        leaves = drawn(table, numbers, keep, seed)
-        at = _first(_holding(table, wanted, evaluate(table, numbers, leaves)))
+        fixed = still if seed < rounds - 1 else {}
+        count = _count(table, numbers, fixed)
+        leaves = drawn(table, numbers, keep, seed, count, fixed)
+        at = _first(_holding(wanted, evaluate(table, numbers, leaves), count))
         if at is not None:
-            return {leaf: int(bits.flat[at]) for leaf, bits in leaves.items()}
+            return {leaf: int(bits.flat[at % bits.size]) for leaf, bits in leaves.items()}
     return None
 
 
-def _holding(table: Table, wanted: Sequence[tuple[int, bool]], values: dict[int, Array]) -> Array:
-    held = np.ones((1, DRAWN), np.bool_)
+def _count(table: Table, numbers: Sequence[int], fixed: Mapping[int, int]) -> int:
+    free = sum(leaf not in fixed for leaf in leaves_of(table, numbers))
+    return min(DRAWN, max(256, LEAVES // max(free, 1)))
+
+
+def _holding(wanted: Sequence[tuple[int, bool]], values: dict[int, Array], count: int) -> Array:
+    held = np.ones((1, count), np.bool_)
     for number, outcome in wanted:
         held = held & (values[number] == outcome)
     return held
@@ -144,12 +170,13 @@ def telling(
     # Conditions on other leaves are kept as they are in the run.
     path = [(n, o) for n, o in path if inside & set(leaves_of(table, [n]))]
     numbers = [a, b, *(number for number, _ in path)]
+    count = _count(table, numbers, NOTHING)
     for seed in range(rounds):
-        leaves = drawn(table, numbers, keep, seed)
+        leaves = drawn(table, numbers, keep, seed, count)
         values = evaluate(table, numbers, leaves)
         x, y = np.broadcast_arrays(values[a], values[b])
         differ = (x != y) & ~(is_nan(x, dtype) & is_nan(y, dtype))
-        at = _first(differ & _holding(table, path, values))
+        at = _first(differ & _holding(path, values, count))
         if at is not None:
             known = {leaf: int(bits.flat[at]) for leaf, bits in leaves.items()}
             width = x.shape[-1]

@@ -55,6 +55,8 @@ class Situation:
             controls={control.name: control.values[0] for control in operation.controls},
             options=self.options,
             aligned=self.aligned,
+            # Unaligned tensors have made no step yet.
+            step=int(not self.aligned),
         )
         return generate(operation, self.dtype, recipe)
 

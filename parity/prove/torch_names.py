@@ -47,6 +47,11 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept: list[Tensor] = []
         self.before: dict[int, Tensor] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch imports its compiler, for seconds, to keep it away from a mode that is skipped."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -151,11 +156,14 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if plain in BINARY or plain in ("rsub", "pow"):
             return self._binary(plain, name, args, words, target, names)
         if plain in COMPARE:
-            common = _common(args[0], args[1])
+            common = _opmath(_common(args[0], args[1]))
             pair = [self._operand(x, common, names, target) for x in args[:2]]
             return self.compare(COMPARE[plain], common, pair)
-        if plain in ("isnan", "isinf", "isfinite"):
-            raise self.refusal(name)
+        if plain == "any" and name == "any" and args[0].dtype == torch.bool:
+            every = self._operand(args[0], torch.bool, names).reshape(-1).tolist()
+            return np.array(self.session.table.row("or", every, 0, _here()))
+        if plain in ("maximum", "minimum"):
+            return self._extremum(name, func, args, names, target)
         if plain == "where":
             flags = self._operand(args[0], torch.bool, names, target)
             pair = [self._operand(x, target.dtype, names, target) for x in args[1:3]]
@@ -217,6 +225,33 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         g = {torch.float32: 2, torch.float64: 4}.get(target, 1)
         return self.each(f"cvt.{rounds}{KIND[target]}.{KIND[source]}", [numbers], g)
 
+    def _extremum(
+        self,
+        name: str,
+        func: Any,
+        args: Sequence[Any],
+        names: Mapping[int, Array],
+        target: Tensor,
+    ) -> Array:
+        """Numbers of a maximum of a constant and of one of two constants; others are refused."""
+        table = self.session.table
+        pair = [self._operand(x, target.dtype, names) for x in args[:2]]
+        found = []
+        for own, other in np.broadcast(*pair):
+            if table.constant_bits(int(own)) is None:
+                own, other = other, own
+            row = table.rows[int(other)]
+            sides = row.args[1:] if row.op == "if" else ()
+            numbers = [int(own), *sides]
+            bits = [table.constant_bits(n) for n in numbers]
+            if len(bits) < 3 or None in bits or target.dtype != torch.float32:
+                raise self.refusal(name)
+            values = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
+            results = func(values[:1], values[1:]).view(torch.int32).tolist()
+            both = [table.const(b % (1 << 32), 2) for b in results]
+            found.append(table.row("if", (row.args[0], *both), 2, _here()))
+        return np.array(found, np.int64).reshape(np.broadcast(*pair).shape)
+
     def _moved(
         self,
         func: Any,
@@ -239,6 +274,10 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def unary(self, word: str, x: Tensor, target: Tensor, names: Mapping[int, Array]) -> Array:
         """Numbers of a function of one operand."""
         dtype = _opmath(target.dtype)
+        if word in ("abs", "neg"):
+            whole = self._operand(x, target.dtype, names)
+            g = target.element_size() // 2
+            return self.each(f"{word}.{KIND[target.dtype]}", [whole], g)
         if word == "sqrt" and dtype != torch.float64:
             raise self.refusal("sqrt of float32, which is not the correctly rounded one everywhere")
         number = self._operand(x, dtype, names)
@@ -256,8 +295,7 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             one = self._operand(torch.tensor(1.0, dtype=dtype), dtype, {})
             found = self.each(f"div.rn.{kind}", np.broadcast_arrays(one, number), g)
         else:
-            rounds = "rn." if word == "sqrt" else ""
-            found = self.each(f"{word}.{rounds}{kind}", [number], g)
+            found = self.each(f"{word}.rn.{kind}", [number], g)
         return self.converted(found, dtype, target.dtype)
 
     def _binary(

@@ -155,8 +155,14 @@ class Tracer:
 def is_named(case: Case, name: str, tensor: Tensor) -> bool:
     """True if every value of an argument is covered: floats, and 16- and 32-bit state.
 
-    Counters and whole numbers keep the values of the case.
+    Counters and whole numbers keep the values of the case, and so does a flag that is written.
     """
+    decision = any(
+        control.name == name and control.range is None and not control.output
+        for control in case.operation.controls
+    )
+    if decision and name in case.operation.writes:
+        return False
     return tensor.is_floating_point() or tensor.dtype in (torch.int16, torch.int32)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from twinstep.replay.names.table import Table
 
+INFINITY = 0x7F80_0000
+
 
 def logic(table: Table, op: str, args: tuple[int, ...], granules: int, site: str) -> int | None:
     """The number of a predicate or a selection in normal form; None where it is one already."""
@@ -39,6 +41,10 @@ def _set(table: Table, op: str, args: tuple[int, ...], site: str) -> int | None:
     rest = tuple(sorted(members - known))
     if not rest:
         return table.const(1 - absorbing, 0)
+    if op == "and":
+        finite = _finite(table, rest, site)
+        if finite is not None:
+            return table.row("and", finite, 0, site)
     negated = {table.rows[n].args[0] for n in rest if table.rows[n].op == "not"}
     if negated.intersection(rest):
         return table.const(absorbing, 0)
@@ -102,3 +108,51 @@ def flag(table: Table, op: str, args: tuple[int, ...], granules: int, site: str)
             if bits in (0, 1) and found is not None:
                 return found if bits else table.row("not", (found,), 0, site)
     return None
+
+
+def _finite(table: Table, members: tuple[int, ...], site: str) -> tuple[int, ...] | None:
+    """X = x and |x| not infinite, as |x| < infinity; None where no two members are that."""
+    equal = {table.rows[n].args[0]: n for n in members if _equals_itself(table, n)}
+    for number in members if equal else ():
+        inner = table.rows[table.rows[number].args[0]] if table.rows[number].op == "not" else None
+        if inner is None or inner.op != "eq.f32":
+            continue
+        for own, other in (inner.args, inner.args[::-1]):
+            if table.constant_bits(own) == INFINITY:
+                for x, same in equal.items():
+                    if table.row("abs.f32", (x,), 2) == other:
+                        below = table.row("lt.f32", (other, own), 0, site)
+                        return (below, *(n for n in members if n not in (number, same)))
+    return None
+
+
+def _equals_itself(table: Table, number: int) -> bool:
+    row = table.rows[number]
+    return row.op == "eq.f32" and row.args[0] == row.args[1]
+
+
+def below_infinity(table: Table, op: str, args: tuple[int, ...], site: str) -> int | None:
+    """Comparisons of bits without a sign with those of infinity, as |x| < infinity."""
+    name, _, kind = op.partition(".")
+    if name not in ("lt", "lo", "le", "ls") or kind not in ("s32", "u32"):
+        return None
+    left, right = (table.constant_bits(n) for n in args)
+    if name in ("le", "ls"):
+        # x <= c is x < c + 1, and c <= x is c - 1 < x.
+        left = left and left - 1
+        right = right and right + 1
+    if right == INFINITY and _unsigned(table, args[0]):
+        return table.row("lt.f32", (args[0], table.const(INFINITY, 2)), 0, site)
+    if left == INFINITY - 1 and _unsigned(table, args[1]):
+        below = table.row("lt.f32", (args[1], table.const(INFINITY, 2)), 0, site)
+        return table.row("not", (below,), 0, site)
+    return None
+
+
+def _unsigned(table: Table, number: int) -> bool:
+    """True if the sign bit of 32 bits is known to be clear."""
+    row = table.rows[number]
+    if row.op == "join":
+        row = table.rows[row.args[-1]]
+    masks = [table.constant_bits(n) for n in row.args] if row.op.startswith("and.b") else []
+    return any(bits is not None and not bits >> (16 * row.granules - 1) for bits in masks)

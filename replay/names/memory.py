@@ -67,5 +67,7 @@ class NamedMemory:
         return codes
 
     def forget(self, places: Array) -> None:
-        """Let granules hold any bits from now on: an atomic adds plain numbers to plain ones."""
+        """Let granules hold any bits from now on: an atomic puts plain numbers there."""
+        for page, _, at in self._pages(places):
+            page.code[at] = PLAIN
         self.free.update(places.tolist())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinstep.replay.names.evaluate import evaluate_row
-from twinstep.replay.names.flags import flag, logic
+from twinstep.replay.names.flags import below_infinity, flag, logic
 from twinstep.replay.names.table import Table
 
 FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
@@ -119,6 +119,9 @@ def _joined(table: Table, args: tuple[int, ...]) -> int | None:
 
 def _compared(table: Table, op: str, args: tuple[int, ...], site: str) -> int | None:
     """Comparisons of widened numbers are those of the narrow ones; bits without a sign with 0."""
+    found = below_infinity(table, op, args, site)
+    if found is not None:
+        return found
     name, _, kind = op.partition(".")
     if name not in ("eq", "lt", "le"):
         return None
@@ -216,6 +219,12 @@ def _converted(table: Table, op: str, args: tuple[int, ...], site: str) -> int |
                 if None not in narrow:
                     known = tuple(n for n in narrow if n is not None)
                     return table.row(f"{name}.rn.{target}", known, 1, site)
+    if op == "cvt.f32.f16" and row.op == "and.b16":
+        masks = [n for n in row.args if table.constant_bits(n) == SIGN[1] - 1]
+        if masks:
+            inside = next(n for n in row.args if n not in masks)
+            wide = table.row(op, (inside,), 2, site)
+            return table.row("and.b32", (wide, table.const(SIGN[2] - 1, 2)), 2, site)
     if row.op == "const":
         return _folded(table, op, row.args[0], source)
     if row.op == "if" and "const" in [table.rows[n].op for n in row.args[1:]]:

@@ -174,6 +174,22 @@ def _shuffle(emitter: LiftedEmitter, instruction: Instruction) -> None:
     emit_moves.shuffle(emitter, instruction)
 
 
+def _reduce(emitter: LiftedEmitter, instruction: Instruction) -> None:
+    """Redux of integers."""
+    naming, parts = _naming(emitter), instruction.parts
+    kind = parts[-1]
+    if kind == "f32":
+        naming.refuse(instruction)
+        return
+    op = next(p for p in parts if p in ("add", "min", "max", *COMBINE))
+    target, operand, mask = instruction.operands
+    place, names = naming.place(instruction), naming.shadow_of(operand)
+    bits, mask_bits = emitter.source(operand, _raw(kind)), emitter.source(mask, "u32")
+    naming.line(f"s_concrete({place}, {naming.shadow_of(mask)})")
+    found = f"s_reduced(L, {op!r}, {kind!r}, {place}, {bits}, {names}, {mask_bits})"
+    naming.give(target, found, instruction)
+
+
 def _places(
     naming: NamingEmitter, instruction: Instruction, place: Operand, space: str
 ) -> tuple[str, str]:
@@ -242,21 +258,27 @@ def _store(emitter: LiftedEmitter, instruction: Instruction) -> None:
 
 
 def _atomic(emitter: LiftedEmitter, instruction: Instruction) -> None:
-    """An atomic of plain operands on plain memory; names are refused."""
+    """An atomic of plain operands on plain memory, or an exchange; other names are refused."""
     naming = _naming(emitter)
     returns = instruction.parts[0] == "atom"
     kind = instruction.parts[-1]
+    swaps = "exch" in instruction.parts
     space = "shared" if any(p.startswith("shared") for p in instruction.parts) else "global"
     place = instruction.operands[1 if returns else 0]
     naming.refuse(instruction)
     at, memory = _places(naming, instruction, place, space)
-    emitter.line(f"s_clear({memory}, {at}[1], {width(kind)}, {naming.place(instruction)})")
+    emitter.line(f"s_clear({memory}, {at}[1], {width(kind)}, {naming.place(instruction)}, {swaps})")
+    target = instruction.operands[0]
+    if returns and swaps and isinstance(target, Reg) and emitter.has_shadow(target.name):
+        size, own = emitter.size(target.name), f"h{emitter.slot(target.name)}"
+        old = "None" if instruction.guard is None else own
+        naming.after.append(lambda: naming.line(f"{own} = s_unknown(L, {at}[0], {old}, {size})"))
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(IGNORED, nothing),
     **dict.fromkeys(("activemask", "elect", "cvta"), _unname),
-    **dict.fromkeys(("vote", "match", "redux", "bar", "barrier", "call", "trap"), _refuse),
+    **dict.fromkeys(("vote", "match", "bar", "barrier", "call", "trap"), _refuse),
     **dict.fromkeys(("cp", "ldmatrix", "stmatrix", "slct", "set", "testp"), _refuse),
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),
     **dict.fromkeys(("shl", "shr"), _shift),
@@ -269,5 +291,6 @@ RULES: dict[str, Rule] = {
     "cvt": _convert,
     "prmt": _permute,
     "shfl": _shuffle,
+    "redux": _reduce,
 }
 """What happens to names, by family; `computed` for every other pure instruction."""

@@ -41,14 +41,23 @@ def access(
     return flat, start
 
 
-def clear(where: NamedMemory, start: Array, word: int, site: str) -> None:
-    """Refuse an atomic on memory that has names.
+def unknown(lanes: Lanes, flat: Array, old: Names, g: int) -> Names:
+    """Names of what exchanges found: a leaf for each thread, for it depends on their order."""
+    codes = np.broadcast_to(np.int64(PLAIN) if old is None else old["n"], (*lanes.shape, g)).copy()
+    table = session().table
+    found = [table.leaf(f"what an exchange found ({n})", g) for n in range(len(flat))]
+    codes.reshape(-1, g)[flat] = table.codes(np.array(found, np.int64), g)
+    return wrapped(codes)
+
+
+def clear(where: NamedMemory, start: Array, word: int, site: str, swaps: bool) -> None:
+    """Let an atomic put plain bits into memory; refuse it where that has names, but for a swap.
 
     Raises:
         NotNamed: naming the instruction.
     """
     places = ((start // 2)[:, None] + np.arange(max(word // 2, 1))).reshape(-1)
-    if (where.held(places) >= 0).any():
+    if not swaps and (where.held(places) >= 0).any():
         raise NotNamed(f"an atomic on memory with names: {site}", "names", site)
     where.forget(places)
 

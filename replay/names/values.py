@@ -308,6 +308,32 @@ def split(word: str, g: int, site: str, bits: Sequence[Array], *names: Names) ->
     return wrapped(np.where(done, codes, rest))
 
 
+def reduced(
+    lanes: Lanes, op: str, kind: str, site: str, bits: Array, names: Names, mask: Array
+) -> Names:
+    """Names of an integer reduction over whole warps: every order has these bits.
+
+    Raises:
+        NotNamed: some threads take no part.
+    """
+    if not named(names):
+        return None
+    if lanes.ids is not None or lanes.shape[1] % 32 or (mask != 0xFFFFFFFF).any():
+        raise NotNamed(f"a reduction over some threads of a warp: {site}", "names", site)
+    whole = complete([value(bits, names, kind)], [bits], (kind,))[0]
+    flat = np.broadcast_to(whole, lanes.shape).reshape(-1, 32)
+    # Lanes without a name beside lanes with one are constants.
+    values = np.broadcast_to(bits, lanes.shape).reshape(-1, 32)
+    mixed = (flat >= 0).any(-1, keepdims=True) & (flat < 0)
+    if mixed.any():
+        flat = flat.copy()
+        flat[mixed] = session().table.consts(values[mixed], 2)
+    total = flat[:, 0]
+    for lane in range(1, 32):
+        total = session().table.each(f"{op}.{kind}", (total, flat[:, lane]), 2, site)
+    return put(np.repeat(total[:, None], 32, axis=1).reshape(lanes.shape), 2)
+
+
 def exchanged(lanes: Lanes, mode: str, names: Names, b: Array, c: Array, g: int) -> Names:
     """Names of a shuffle."""
     if names is None:

@@ -26,6 +26,7 @@ def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
         ("triton.adamw_step", "bf16", 2),
         ("triton.sgd_step", "fp16-pure", 2),
         ("triton.accumulate", "bf16-pure", 1),
+        ("triton.unscale", "mixed", 2),
         ("triton.cast_copy", "fp16", 1),
         ("triton.flatten", "bf16", 1),
         ("triton.clip_factor", "scalar", 1),
