@@ -23,7 +23,7 @@ from twinstep.replay.names.naming import set_names
 from twinstep.replay.names.session import NotNamed
 from twinstep.replay.names.values import comparison
 
-LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "cpu_numpy")
+LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__")
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 
 

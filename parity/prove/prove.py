@@ -93,6 +93,9 @@ class Prover:
             found = _Found(UNSUPPORTED, str(error))
         except CannotReplay as error:
             found = _Found(UNSUPPORTED, str(error))
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            found = _Found(UNSUPPORTED, f"the call raises {type(error).__name__}: {lines[0]}")
         return Verdict(
             found.word,
             found.detail,

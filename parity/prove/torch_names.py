@@ -156,7 +156,10 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if plain in BINARY or plain in ("rsub", "pow"):
             return self._binary(plain, name, args, words, target, names)
         if plain in COMPARE:
-            common = _opmath(_common(args[0], args[1]))
+            common = _common(args[0], args[1])
+            if common in NARROW and not all(_has(x, common) for x in args[:2]):
+                raise self.refusal(f"{name} of {common} and a number of another type")
+            common = _opmath(common)
             pair = [self._operand(x, common, names, target) for x in args[:2]]
             return self.compare(COMPARE[plain], common, pair)
         if plain == "any" and name == "any" and args[0].dtype == torch.bool:
@@ -343,6 +346,13 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _opmath(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in NARROW else dtype
+
+
+def _has(x: Any, dtype: torch.dtype) -> bool:
+    """True for a tensor of a type, and for a number that the type holds exactly."""
+    if isinstance(x, Tensor):
+        return x.dtype == dtype
+    return bool(torch.tensor(x, dtype=dtype).double() == x)
 
 
 def _common(*values: Any) -> torch.dtype:

@@ -131,11 +131,18 @@ def computed(emitter: LiftedEmitter, instruction: Instruction) -> None:
     if len(sources) != len(kinds):
         emitter.refuse(instruction)
         return
-    kinds, result = [_named_kind(k, parts) for k in kinds], _named_kind(result, parts)
+    bytes_ = any(k != "pred" and width(k) < 2 for k in (*kinds, result))
+    target = targets[0]
+    assert isinstance(target, Reg)
+    fits = result == "pred" or not emitter.has_shadow(target.name)
+    if bytes_ or not (fits or emitter.size(target.name) == lanes * width(result) // 2):
+        emitter.refuse(instruction)
+        return
+    kinds, result = [_named_kind(k) for k in kinds], _named_kind(result)
     give(emitter, instruction, opcode, kinds, result, lanes)
 
 
-def _named_kind(kind: str, parts: tuple[str, ...]) -> str:
+def _named_kind(kind: str) -> str:
     return "b16" if kind == "bf16" else kind
 
 
@@ -165,4 +172,4 @@ def give(
     emitter.give(instruction.operands[0], expression, instruction)
 
 
-IGNORED = frozenset(("createpolicy", "isspacep", "bra", "ret", "exit", *NO_EFFECT))
+IGNORED = frozenset(("bra", "ret", "exit", *NO_EFFECT))

@@ -7,7 +7,7 @@ from twinstep.replay.isa.forms import resolve
 from twinstep.replay.names.emit import IGNORED, NamingEmitter, computed, nothing
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.ptx.flow import family
-from twinstep.replay.ptx.syntax import Instruction, Operand, Reg
+from twinstep.replay.ptx.syntax import Instruction, Operand, Reg, Vec
 from twinstep.replay.shadow64 import emit_moves
 from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.shadow64.values import granules
@@ -71,6 +71,10 @@ def _move(emitter: LiftedEmitter, instruction: Instruction) -> None:
         emitter.give(
             instruction.operands[0], emitter.shadow_of(instruction.operands[1]), instruction
         )
+        return
+    parts = [o for o in instruction.operands if isinstance(o, Vec)]
+    if any(width(instruction.parts[-1]) < 2 * len(vec.items) for vec in parts):
+        _refuse(emitter, instruction)  # bytes
         return
     emit_moves.move(emitter, instruction)
 
@@ -229,7 +233,7 @@ def _load(emitter: LiftedEmitter, instruction: Instruction) -> None:
             bits = emitter.bits(item, max(word, 2))
             new = (
                 f"s_load({memory}, L, {at}[0], {at}[1] + {index * word}, {word}, {bits}, "
-                f"{naming.place(instruction)}, {space in ('global', '')})"
+                f"{naming.place(instruction)})"
             )
             if size != own:
                 new = f"s_packed((({new}, {own}),), {size})"
@@ -277,9 +281,9 @@ def _atomic(emitter: LiftedEmitter, instruction: Instruction) -> None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(IGNORED, nothing),
-    **dict.fromkeys(("activemask", "elect", "cvta"), _unname),
+    **dict.fromkeys(("activemask", "elect"), _unname),
     **dict.fromkeys(("vote", "match", "bar", "barrier", "call", "trap"), _refuse),
-    **dict.fromkeys(("cp", "ldmatrix", "stmatrix", "slct", "set", "testp"), _refuse),
+    **dict.fromkeys(("cp", "ldmatrix", "stmatrix", "cvta", "isspacep", "createpolicy"), _refuse),
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("ld", "ldu"), _load),

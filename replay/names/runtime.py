@@ -70,7 +70,6 @@ def load(
     word: int,
     bits: Array,
     site: str,
-    noted: bool,
 ) -> Names:
     """Names of one loaded word; `bits` is what was loaded, in the shape of the lanes."""
     if word == 1:
@@ -81,8 +80,9 @@ def load(
     own = halves(np.broadcast_to(bits, lanes.shape)).reshape(lanes.size, -1)[flat][:, :g]
     places = ((start // 2)[:, None] + np.arange(g)).reshape(-1)
     # Tables of addresses are the host's own.
-    checked = site if noted and word != 8 else ""
+    checked = site if word != 8 else ""
     codes = where.load(places, np.ascontiguousarray(own).reshape(-1), checked)
+    session().memory.foreign = session().memory.foreign or where.foreign
     if not (codes >= 0).any():
         return None
     result = np.full((lanes.size, g), PLAIN, np.int64)
