@@ -236,24 +236,26 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names: Mapping[int, Array],
         target: Tensor,
     ) -> Array:
-        """Numbers of a maximum of a constant and of one of two constants; others are refused."""
+        """Numbers of a maximum of constants and selections of them; of others it is refused."""
         table = self.session.table
         pair = [self._operand(x, target.dtype, names) for x in args[:2]]
-        found = []
-        for own, other in np.broadcast(*pair):
-            if table.constant_bits(int(own)) is None:
-                own, other = other, own
-            row = table.rows[int(other)]
-            sides = row.args[1:] if row.op == "if" else ()
-            numbers = [int(own), *sides]
-            bits = [table.constant_bits(n) for n in numbers]
-            if len(bits) < 3 or None in bits or target.dtype != torch.float32:
+
+        def _single(a: int, b: int) -> int:
+            """Of two constants, or of selections of them, case by case."""
+            for at, number in enumerate((a, b)):
+                row = table.rows[number]
+                if row.op == "if":
+                    sides = [_single(*((n, b) if at == 0 else (a, n))) for n in row.args[1:]]
+                    return table.row("if", (row.args[0], *sides), 2, _here())
+            bits = [table.constant_bits(a), table.constant_bits(b)]
+            if None in bits or target.dtype != torch.float32:
                 raise self.refusal(name)
             values = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
-            results = func(values[:1], values[1:]).view(torch.int32).tolist()
-            both = [table.const(b % (1 << 32), 2) for b in results]
-            found.append(table.row("if", (row.args[0], *both), 2, _here()))
-        return np.array(found, np.int64).reshape(np.broadcast(*pair).shape)
+            found = int(func(values[0], values[1]).view(torch.int32))
+            return table.const(found % (1 << 32), 2)
+
+        numbers = [_single(int(a), int(b)) for a, b in np.broadcast(*pair)]
+        return np.array(numbers, np.int64).reshape(np.broadcast(*pair).shape)
 
     def _moved(
         self,

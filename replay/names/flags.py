@@ -134,6 +134,16 @@ def _equals_itself(table: Table, number: int) -> bool:
 def below_infinity(table: Table, op: str, args: tuple[int, ...], site: str) -> int | None:
     """Comparisons of bits without a sign with those of infinity, as |x| < infinity."""
     name, _, kind = op.partition(".")
+    if op in ("eq.b32", "eq.u32", "eq.s32"):
+        # An exponent of ones only.
+        for own, other in (args, args[::-1]):
+            row = table.rows[other]
+            if table.constant_bits(own) == INFINITY and row.op == "and.b32":
+                rest = [n for n in row.args if table.constant_bits(n) != INFINITY]
+                if len(rest) == 1:
+                    pair = (table.row("abs.f32", (rest[0],), 2), table.const(INFINITY, 2))
+                    return table.row("not", (table.row("lt.f32", pair, 0, site),), 0, site)
+        return None
     if name not in ("lt", "lo", "le", "ls") or kind not in ("s32", "u32"):
         return None
     left, right = (table.constant_bits(n) for n in args)

@@ -49,6 +49,23 @@ def zero_by_bits(table: Table, leaves: list[int]) -> int:
     return table.row("eq.b32", (bits, table.const(0, 2)), 0)
 
 
+def exponent(table: Table, leaves: list[int]) -> int:
+    ones = table.const(0x7F80_0000, 2)
+    return table.row("eq.b32", (table.row("and.b32", (leaves[0], ones), 2), ones), 0)
+
+
+def magnitude(table: Table, leaves: list[int]) -> int:
+    bits = table.row("and.b32", (leaves[0], table.const(0x7FFF_FFFF, 2)), 2)
+    return table.row("le.u32", (bits, table.const(0x7F7F_FFFF, 2)), 0)
+
+
+def finite(table: Table, leaves: list[int]) -> int:
+    size = table.row("abs.f32", (leaves[0],), 2)
+    infinite = table.row("eq.f32", (size, table.const(0x7F80_0000, 2)), 0)
+    number = table.row("eq.f32", (leaves[0], leaves[0]), 0)
+    return table.row("and", (number, table.row("not", (infinite,), 0)), 0)
+
+
 def nested(table: Table, leaves: list[int]) -> int:
     p, q = (table.row("lt.f32", (leaves[0], leaves[i]), 0) for i in (1, 2))
     inner = table.row("if", (q, leaves[1], leaves[2]), 2)
@@ -94,6 +111,9 @@ MANY: dict[str, tuple[Rule, int, str]] = {
     "-f32": (unary(("neg.f32", 2)), 2, "f32"),
     "times one": (masked("mul.rn.f32", 0x3F80_0000, 2), 2, "f32"),
     "divided by one": (masked("div.rn.f32", 0x3F80_0000, 2), 2, "f32"),
+    "an exponent of ones": (exponent, 2, ""),
+    "bits below infinity": (magnitude, 2, ""),
+    "a finite number": (finite, 2, ""),
     "zero by bits": (zero_by_bits, 2, ""),
     "nested selection": (nested, 2, "f32"),
     "integers as flags": (flags, 2, ""),
