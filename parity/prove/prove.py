@@ -131,7 +131,7 @@ class Prover:
                 if side in sides or any(p[: at + 1] == side for p in self.done):
                     continue
                 sides.add(side)
-                bits = satisfying(self.tracer.table, side, self._bits(case))
+                bits = satisfying(self.tracer.table, side, self._bits(case), self._bits(self.case))
                 if bits is None:
                     condition = text(self.tracer.table, number, 5)
                     word = "false" if outcome else "true"

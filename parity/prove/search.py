@@ -113,9 +113,21 @@ def _pool(rng: np.random.Generator, g: int, count: int, thresholds: Sequence[int
 
 
 def satisfying(
-    table: Table, wanted: Sequence[tuple[int, bool]], keep: dict[int, int], rounds: int = 4
+    table: Table,
+    wanted: Sequence[tuple[int, bool]],
+    keep: dict[int, int],
+    first: Mapping[int, int] = NOTHING,
+    rounds: int = 4,
 ) -> dict[int, int] | None:
-    """Bits of leaves with which predicates have these outcomes; None if none were drawn."""
+    """Bits of leaves with which predicates have these outcomes; None if none were drawn.
+
+    Args:
+        table: that holds them.
+        wanted: predicates and outcomes; the last is to turn.
+        keep: bits of leaves in the run at hand.
+        first: bits of leaves in the first run, with which the last may turn back.
+        rounds: of draws.
+    """
     numbers = [number for number, _ in wanted]
     # The last condition turns; what only the others depend on mostly stays.
     turning = set(leaves_of(table, numbers[-1:]))
@@ -123,7 +135,8 @@ def satisfying(
     for seed in range(rounds):
         fixed = still if seed < rounds - 1 else {}
         count = _count(table, numbers, fixed)
-        leaves = drawn(table, numbers, keep, seed, count, fixed)
+        back = {leaf: bits for leaf, bits in first.items() if leaf in turning}
+        leaves = drawn(table, numbers, {**keep, **back} if seed % 2 else keep, seed, count, fixed)
         at = _first(_holding(wanted, evaluate(table, numbers, leaves), count))
         if at is not None:
             return {leaf: int(bits.flat[at % bits.size]) for leaf, bits in leaves.items()}
