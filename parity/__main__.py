@@ -36,9 +36,11 @@ def add_commands() -> None:
     from twinstep.parity.cli.app import app
     from twinstep.parity.proof.commands.app import proof
     from twinstep.parity.proof.commands.golden import golden
+    from twinstep.parity.prove.app import prover
 
     scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
     app.add_typer(proof)
+    app.add_typer(prover)
     app.add_typer(scenario, name="scenario")
     app.add_typer(golden, name="golden")
 

@@ -1,0 +1,1 @@
+"""Proof: a kernel's compiled code and its reference have the same expression for every output."""

@@ -1,0 +1,44 @@
+"""The words of `parity prove`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from twinstep.parity.cli.app import DtypeFlag, KernelFlag, OpFlag, VerboseFlag
+from twinstep.parity.cli.command_line import check_input, check_outputs
+
+prover = typer.Typer()
+
+
+@prover.command(name="prove")
+def prove_(
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="Python file that registers kernels; default: ours."),
+    ] = None,
+    op: OpFlag = None,
+    kernel: KernelFlag = None,
+    dtype: DtypeFlag = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, metavar="S", help="Limit of one situation.")
+    ] = 60.0,
+    verbose: VerboseFlag = False,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write as JSON here; - is standard output."),
+    ] = None,
+) -> None:
+    """Prove kernels equal to their reference, for every value.
+
+    Exit code 1 if one is refuted; docs/guide/proof.md describes it.
+    """
+    if file is not None:
+        check_input(file)
+    check_outputs(json, None)
+    from twinstep.parity.cli.judge_command import selection
+    from twinstep.parity.prove.command import prove
+
+    chosen = selection(op, kernel, dtype, None, None)
+    raise typer.Exit(prove(file, chosen, json, seconds, verbose))

@@ -1,0 +1,194 @@
+"""Numbers that the host reads from tensors with names: Python floats with a name of their own.
+
+`tensor.item()` gives a float that carries its expression in float64. Arithmetic of such floats is
+arithmetic of float64; a comparison is a branch. What would lose the name (`float(tensor)`,
+`tolist`, `numpy`) is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from twinstep.parity.prove.torch_names import KIND, TorchNames
+from twinstep.parity.runner.calls.places import place_in
+from twinstep.replay.names.naming import set_names
+from twinstep.replay.names.session import NotNamed
+from twinstep.replay.names.values import comparison
+
+LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__")
+EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
+
+
+class NamedFloat:
+    """A Python float with a name.
+
+    Args:
+        value: of this run.
+        number: of its expression, in float64.
+        mode: that it was read under.
+    """
+
+    def __init__(self, value: float, number: int, mode: TorchNames) -> None:
+        self.value, self.number, self.mode = value, number, mode
+
+    def _number(self, other: object) -> int:
+        if isinstance(other, NamedFloat):
+            return other.number
+        bits = int(np.array(float(other), np.float64).view(np.uint64))  # type: ignore[arg-type]
+        return self.mode.session.table.const(bits, 4)
+
+    def _with(self, word: str, left: object, right: object) -> object:
+        if isinstance(left, Tensor) or isinstance(right, Tensor):
+            return NotImplemented
+        if not all(isinstance(x, NamedFloat | int | float) for x in (left, right)):
+            return NotImplemented
+        numbers = [np.array([[self._number(x)]]) for x in (left, right)]
+        found = self.mode.session.table.each(f"{word}.rn.f64", numbers, 4, _here())
+        return NamedFloat(EXACT[word](_plain(left), _plain(right)), int(found.flat[0]), self.mode)
+
+    def _decided(self, word: str, other: object, outcome: bool) -> bool:
+        numbers = [np.array([[n]]) for n in (self.number, self._number(other))]
+        found = comparison(word, "f64", numbers, _here())
+        self.mode.session.decide(int(found.flat[0]), outcome, f"host branch{_here()}")
+        return outcome
+
+    def __add__(self, other: object) -> Any:
+        return self._with("add", self, other)
+
+    def __radd__(self, other: object) -> Any:
+        return self._with("add", other, self)
+
+    def __sub__(self, other: object) -> Any:
+        return self._with("sub", self, other)
+
+    def __rsub__(self, other: object) -> Any:
+        return self._with("sub", other, self)
+
+    def __mul__(self, other: object) -> Any:
+        return self._with("mul", self, other)
+
+    def __rmul__(self, other: object) -> Any:
+        return self._with("mul", other, self)
+
+    def __truediv__(self, other: object) -> Any:
+        return self._with("div", self, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._with("div", other, self)
+
+    def __eq__(self, other: object) -> bool:
+        return self._decided("eq", other, self.value == _plain(other))
+
+    def __ne__(self, other: object) -> bool:
+        return self._decided("neu", other, self.value != _plain(other))
+
+    def __lt__(self, other: object) -> bool:
+        return self._decided("lt", other, self.value < _plain(other))
+
+    def __le__(self, other: object) -> bool:
+        return self._decided("le", other, self.value <= _plain(other))
+
+    def __gt__(self, other: object) -> bool:
+        return self._decided("gt", other, self.value > _plain(other))
+
+    def __ge__(self, other: object) -> bool:
+        return self._decided("ge", other, self.value >= _plain(other))
+
+    def __bool__(self) -> bool:
+        return self != 0.0
+
+    def __float__(self) -> float:
+        raise NotNamed(f"a number that has a name becomes a plain float{_here()}", "float", _here())
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _plain(x: Any) -> float:
+    return x.value if isinstance(x, NamedFloat) else float(x)
+
+
+class HostReads(TorchFunctionMode):
+    """Gives `item` a name, and takes such numbers back into tensors.
+
+    Args:
+        mode: active inside this one.
+    """
+
+    def __init__(self, mode: TorchNames) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch."""
+        name, words = getattr(func, "__name__", ""), dict(kwargs or {})
+        if name in ("item", *LOST, "__bool__") and isinstance(args[0], Tensor):
+            return self._read(name, func, args, words)
+        if name == "tensor" and args and isinstance(args[0], NamedFloat):
+            return self.tensor(args[0], words.get("dtype") or torch.get_default_dtype())
+        tensors = [x for x in args if isinstance(x, Tensor)]
+
+        def _given(x: Any) -> Any:
+            if not isinstance(x, NamedFloat):
+                return x
+            if not tensors or tensors[0].dtype not in (torch.float32, torch.float64):
+                raise NotNamed(f"a number that has a name is given to {name}", name, _here())
+            # A Python number is rounded to the type of the tensor it meets.
+            return self.tensor(x, tensors[0].dtype)
+
+        return func(*tree_map(_given, tuple(args)), **tree_map(_given, words))
+
+    def _read(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], words: Mapping[str, Any]
+    ) -> Any:
+        """A host read.
+
+        Raises:
+            NotNamed: the name would be lost.
+        """
+        tensor: Tensor = args[0]
+        numbers = self.mode.names(tensor)
+        if not (numbers >= 0).any():
+            return func(*args, **words)
+        if name == "__bool__" and tensor.dtype != torch.bool:
+            return bool(func(tensor != 0))
+        if name == "__bool__" or tensor.dtype == torch.bool:
+            with torch._C._DisableTorchDispatch():
+                outcome = bool(tensor.reshape(()).numpy().item())
+            self.mode.session.decide(int(numbers.reshape(())), outcome, f"host branch{_here()}")
+            return outcome
+        if name == "item" and tensor.dtype in KIND:
+            wide = self.mode.converted(numbers.reshape(1, 1), tensor.dtype, torch.float64)
+            with torch._C._DisableTorchDispatch():
+                value = float(tensor.detach().double().reshape(()).numpy())
+            return NamedFloat(value, int(wide.flat[0]), self.mode)
+        raise NotNamed(f"{name} of a tensor with names{_here()}", name, _here())
+
+    def tensor(self, x: NamedFloat, dtype: torch.dtype) -> Tensor:
+        """A 0-dim tensor of a number with a name."""
+        made = torch.tensor(x.value, dtype=dtype)
+        number = self.mode.converted(np.array([[x.number]]), torch.float64, dtype)
+        set_names(self.mode.session, made, number.reshape(()))
+        return made
+
+
+def _here() -> str:
+    import sys
+
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return place_in(frame)

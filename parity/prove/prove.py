@@ -1,0 +1,267 @@
+"""The proof of one kernel in one situation: paths, expressions, words.
+
+A call is traced on names (`trace`). Each condition on data that decided something has another side:
+values are sought that take it (`search`), and the call is traced again, until every side of every
+condition has been followed. On each path every written element must have the expression that the
+reference has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from twinstep.parity.cases.case import Case
+from twinstep.parity.prove.search import satisfying, telling
+from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
+from twinstep.replay.errors import CannotReplay
+from twinstep.replay.names import assume
+from twinstep.replay.names.formula import side_by_side, text
+from twinstep.replay.names.session import NotNamed
+
+PROVED, REFUTED, NOT_PROVED = "proved", "refuted", "not proved"
+UNSUPPORTED, OUT_OF_TIME = "unsupported", "out of time"
+WORDS = (PROVED, REFUTED, NOT_PROVED, UNSUPPORTED, OUT_OF_TIME)
+PATHS = 64
+"""Most paths that are followed."""
+LOOKED_AT = 6
+"""Most pairs of different expressions for which a witness is sought."""
+FORMAT = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+Path = tuple[tuple[int, bool], ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word for one situation.
+
+    Attributes:
+        word: one of `WORDS`.
+        detail: the witness, the first difference, the opcode: what the word needs.
+        elements: written elements that were compared, over all paths.
+        paths: that were followed.
+        assumes: what the proof holds under.
+        seconds: that it took.
+    """
+
+    word: str
+    detail: str = ""
+    elements: int = 0
+    paths: int = 0
+    assumes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass
+class _Found:
+    """A word that ends the proof before its paths do."""
+
+    word: str
+    detail: str
+
+
+@dataclass
+class Prover:
+    """Proves one kernel in one situation.
+
+    Attributes:
+        tracer: makes its calls.
+        case: of the first call; sizes, layout, options and counters stay as they are.
+        seconds: after which it stops.
+    """
+
+    tracer: Tracer
+    case: Case
+    seconds: float = 60.0
+    elements: int = 0
+    done: list[Path] = field(default_factory=list)
+
+    def prove(self) -> Verdict:
+        """Follow every path and compare every written element on it."""
+        started = time.perf_counter()
+        try:
+            found = self._paths(started + self.seconds)
+        except NotNamed as error:
+            found = _Found(UNSUPPORTED, str(error))
+        except CannotReplay as error:
+            found = _Found(UNSUPPORTED, str(error))
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            found = _Found(UNSUPPORTED, f"the call raises {type(error).__name__}: {lines[0]}")
+        return Verdict(
+            found.word,
+            found.detail,
+            self.elements,
+            len(self.done),
+            assumptions(self.case),
+            time.perf_counter() - started,
+        )
+
+    def _paths(self, deadline: float) -> _Found:
+        queue: list[Case] = [self.case]
+        sides: set[Path] = set()
+        doubt: _Found | None = None
+        while queue:
+            if time.perf_counter() > deadline:
+                return _Found(OUT_OF_TIME, f"after {len(self.done)} paths")
+            if len(self.done) >= PATHS:
+                return _Found(NOT_PROVED, f"more than {PATHS} paths")
+            case = queue.pop()
+            trace = self.tracer.trace(case)
+            path = tuple((number, outcome) for number, outcome, _ in trace.decided)
+            if path in self.done:
+                continue
+            self.done.append(path)
+            if trace.foreign:
+                return _Found(UNSUPPORTED, f"numbers that the host has computed: {trace.foreign}")
+            found = self._compared(case, trace, path)
+            if found is not None and found.word == REFUTED:
+                return found
+            doubt = doubt or found
+            for at, (number, outcome, place) in enumerate(trace.decided):
+                side = (*path[:at], (number, not outcome))
+                if side in sides or any(p[: at + 1] == side for p in self.done):
+                    continue
+                sides.add(side)
+                bits = satisfying(self.tracer.table, side, self._bits(case), self._bits(self.case))
+                if bits is None:
+                    condition = text(self.tracer.table, number, 5)
+                    word = "false" if outcome else "true"
+                    doubt = doubt or _Found(
+                        NOT_PROVED, f"a branch was not followed: {condition} {word}, at {place}"
+                    )
+                else:
+                    queue.append(with_values(case, self._by_leaf(bits)))
+        return doubt or _Found(PROVED, "")
+
+    # --- one path --------------------------------------------------------------------------
+
+    def _compared(self, case: Case, trace: Trace, path: Path) -> _Found | None:
+        """The word for one path, if it is not a proof."""
+        for output in trace.outputs:
+            wrong = output.unequal_values()
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                return _Found(REFUTED, self._shown(case, output, at))
+        pairs = list(self._different(trace, path))
+        for output, at in pairs[:LOOKED_AT]:
+            found = self._witness(case, output, at, path)
+            if found is not None:
+                return found
+        if pairs:
+            output, at = pairs[0]
+            numbers = self._pair(output, at)
+            lines = side_by_side(self.tracer.table, *numbers)
+            return _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
+        self.elements += sum(len(output.kernel) for output in trace.outputs)
+        return None
+
+    def _different(self, trace: Trace, path: Path) -> Iterator[tuple[Output, int]]:
+        """Elements whose expressions differ: of each output the first and the last first."""
+        rest: list[tuple[Output, int]] = []
+        here = assume.Path(self.tracer.table, path)
+        for output in trace.outputs:
+            places = [
+                at
+                for at in np.flatnonzero(output.kernel != output.reference).tolist()
+                if len(set(map(here.rewritten, self._pair(output, at)))) > 1
+            ]
+            if places:
+                yield output, places[0]
+                rest += [(output, at) for at in dict.fromkeys((places[-1], *places[1:3]))]
+        yield from rest
+
+    def _pair(self, output: Output, at: int) -> tuple[int, int]:
+        """Numbers of both expressions of an element, constants where no leaf enters."""
+        found = []
+        for numbers, tensor in ((output.kernel, output.got), (output.reference, output.expected)):
+            number = int(numbers[at])
+            if number < 0:
+                size = tensor.element_size()
+                flat = tensor.detach().reshape(-1)[at : at + 1].contiguous()
+                bits = flat.view(
+                    {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
+                )
+                own = int(bits.item()) % (1 << 8 * size)
+                number = self.tracer.table.const(own, max(size // 2, 1))
+            found.append(number)
+        return found[0], found[1]
+
+    def _witness(self, case: Case, output: Output, at: int, path: Path) -> _Found | None:
+        """A refutation by values, confirmed by a run with them."""
+        a, b = self._pair(output, at)
+        kind = FORMAT.get(output.got.dtype, "")
+        try:
+            found = telling(self.tracer.table, a, b, kind, path, self._bits(case))
+        except CannotReplay:
+            return None  # an operation of torch that has no evaluation
+        if found is None:
+            return None
+        moved = with_values(case, self._by_leaf(found.bits))
+        again = self.tracer.trace(moved)
+        for one in again.outputs:
+            if one.label == output.label and not same(one.got, one.expected)[at]:
+                return _Found(REFUTED, self._shown(moved, one, at, tuple(found.bits)))
+        return None
+
+    def _shown(
+        self, case: Case, output: Output, at: int, leaves: Sequence[int] | None = None
+    ) -> str:
+        """A witness as text."""
+        if leaves is None:
+            from twinstep.replay.names.evaluate import leaves_of
+
+            leaves = leaves_of(self.tracer.table, self._pair(output, at))
+        by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
+        words = []
+        for number in (n for n in leaves if n in by_number):
+            name, index, element = by_number[number]
+            tensor = case.controls[name] if name in case.controls else case.lists[name][index]
+            words.append(f"{self._leaf(number)}={tensor.reshape(-1)[element].item()!r}")
+        got, expected = (t.reshape(-1)[at].item() for t in (output.got, output.expected))
+        return (
+            f"{output.label}[{at}] is {got!r}, but should be {expected!r}, "
+            f"with {', '.join(words) or 'the values of the case'}"
+        )
+
+    def _leaf(self, number: int) -> str:
+        return text(self.tracer.table, number)
+
+    def _bits(self, case: Case) -> dict[int, int]:
+        """Bits of all leaves in a case."""
+        found = {}
+        for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
+            for index, tensor in enumerate(tensors):
+                if (name, index, 0) in self.tracer.leaves:
+                    size = tensor.element_size()
+                    view = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+                    flat = tensor.detach().contiguous().reshape(-1).view(view).tolist()
+                    for element, bits in enumerate(flat):
+                        found[self.tracer.leaves[name, index, element]] = bits % (1 << 8 * size)
+        return found
+
+    def _by_leaf(self, bits: dict[int, int]) -> dict[Leaf, int]:
+        by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
+        return {by_number[number]: own for number, own in bits.items() if number in by_number}
+
+
+def assumptions(case: Case) -> tuple[str, ...]:
+    """Conditions of a proof: arguments that keep the values of the case."""
+    found = []
+    for name, tensors in case.lists.items():
+        kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
+        if kept:
+            values = sorted({int(t.reshape(-1)[0]) for t in kept})
+            found.append(f"{name} = {', '.join(map(str, values))}")
+    for name, tensor in case.controls.items():
+        if not is_named(case, name, tensor):
+            found.append(f"{name} = {tensor.item()}")
+    return tuple(found)

@@ -1,0 +1,82 @@
+"""Situations in which a kernel is proved: dtypes, layout, sizes and options, one case for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.operations.operation import Operation, OptionValue
+from twinstep.parity.registry.kernels import Kernel
+
+LARGE: Mapping[str, tuple[int, ...]] = {"flat": (4300,), "list": (4200, 37)}
+"""A whole chunk of our kernels and a tail."""
+SMALL: Mapping[str, tuple[int, ...]] = {"flat": (150,), "list": (150, 37)}
+"""Sizes of tensors that start anywhere."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Subject of one proof.
+
+    Attributes:
+        kernel: that is proved.
+        dtype: combination.
+        layout: `flat` or `list`; empty where the operation has no lists.
+        sizes: elements of each tensor.
+        aligned: tensors start at multiples of 64 bytes.
+        options: plain arguments.
+    """
+
+    kernel: Kernel
+    dtype: str
+    layout: str
+    sizes: tuple[int, ...]
+    aligned: bool
+    options: Mapping[str, OptionValue]
+
+    @property
+    def words(self) -> str:
+        """The situation in words."""
+        parts = [self.layout, "+".join(map(str, self.sizes))] if self.layout else []
+        parts += [] if self.aligned else ["unaligned"]
+        parts += [f"{name}={value}" for name, value in self.options.items()]
+        return " ".join(parts)
+
+    def case(self) -> Case:
+        """The case of the first call; values matter only to what keeps them."""
+        operation = self.kernel.operation
+        recipe = Recipe(
+            layout=self.layout or "flat",
+            sizes=self.sizes or (1,),
+            regime="ordinary",
+            controls={control.name: control.values[0] for control in operation.controls},
+            options=self.options,
+            aligned=self.aligned,
+            # Unaligned tensors have made no step yet.
+            step=int(not self.aligned),
+        )
+        return generate(operation, self.dtype, recipe)
+
+
+def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation]:
+    """Every situation of a kernel; unaligned tensors with the first choice of each option."""
+    operation = kernel.operation
+    options = list(_options(operation))
+    for dtype in kernel.dtypes:
+        if dtypes and dtype not in dtypes:
+            continue
+        for layout in kernel.layouts or ("",):
+            sizes = LARGE.get(layout, ())
+            for one in options:
+                yield Situation(kernel, dtype, layout, sizes, True, one)
+            if layout:
+                yield Situation(kernel, dtype, layout, SMALL[layout], False, options[0])
+
+
+def _options(operation: Operation) -> Iterator[dict[str, OptionValue]]:
+    names = [option.name for option in operation.options]
+    for values in itertools.product(*(option.choices for option in operation.options)):
+        yield dict(zip(names, values, strict=True))

@@ -1,0 +1,115 @@
+"""Names of memory, as the code of a named kernel loads and stores them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinstep.replay.dtypes import Array
+from twinstep.replay.machine.access import SHARED_WINDOW
+from twinstep.replay.machine.lanes import Lanes
+from twinstep.replay.names.memory import NamedMemory
+from twinstep.replay.names.session import NotNamed, session
+from twinstep.replay.names.table import PLAIN
+from twinstep.replay.names.values import Names, halves, named, wrapped
+
+
+def memory(lanes: Lanes, space: str) -> NamedMemory:
+    """Names of global memory, or of a batch's shared or local memory."""
+    if space in ("shared", "local"):
+        own: dict[str, NamedMemory] = vars(lanes.batch).setdefault("names", {})
+        return own.setdefault(space, NamedMemory())
+    return session().memory
+
+
+def access(
+    lanes: Lanes, space: str, address: Array, offset: int, guard: Array | None, site: str
+) -> tuple[Array, Array]:
+    """Flat positions of the threads that access memory, and the byte where each word starts."""
+    whole = np.broadcast_to(address.astype(np.int64) + offset, lanes.shape).reshape(-1)
+    flat = np.arange(lanes.size)
+    if guard is not None:
+        flat = np.flatnonzero(np.broadcast_to(guard, lanes.shape))
+    start = whole[flat]
+    if space in ("shared", "local"):
+        owner = np.broadcast_to(lanes.row_index, lanes.shape).reshape(-1)[flat]
+        if space == "local":
+            threads = np.broadcast_to(lanes.thread_index, lanes.shape).reshape(-1)[flat]
+            owner = owner * lanes.batch.threads + threads
+        start = start + (owner.astype(np.int64) << 32)
+    elif not space and len(start) and int(start.max()) >= SHARED_WINDOW:
+        raise NotNamed(f"shared memory by a generic address: {site}", "names", site)
+    return flat, start
+
+
+def unknown(lanes: Lanes, flat: Array, old: Names, g: int) -> Names:
+    """Names of what exchanges found: a leaf for each thread, for it depends on their order."""
+    codes = np.broadcast_to(np.int64(PLAIN) if old is None else old["n"], (*lanes.shape, g)).copy()
+    table = session().table
+    found = [table.leaf(f"what an exchange found ({n})", g) for n in range(len(flat))]
+    codes.reshape(-1, g)[flat] = table.codes(np.array(found, np.int64), g)
+    return wrapped(codes)
+
+
+def clear(where: NamedMemory, start: Array, word: int, site: str, swaps: bool) -> None:
+    """Let an atomic put plain bits into memory; refuse it where that has names, but for a swap.
+
+    Raises:
+        NotNamed: naming the instruction.
+    """
+    places = ((start // 2)[:, None] + np.arange(max(word // 2, 1))).reshape(-1)
+    if not swaps and (where.held(places) >= 0).any():
+        raise NotNamed(f"an atomic on memory with names: {site}", "names", site)
+    where.forget(places)
+
+
+def load(
+    where: NamedMemory,
+    lanes: Lanes,
+    flat: Array,
+    start: Array,
+    word: int,
+    bits: Array,
+    site: str,
+) -> Names:
+    """Names of one loaded word; `bits` is what was loaded, in the shape of the lanes."""
+    if word == 1:
+        if (where.held(start // 2) >= 0).any():
+            raise NotNamed(f"half a granule is read: {site}", "names", site)
+        return None
+    g = word // 2
+    own = halves(np.broadcast_to(bits, lanes.shape)).reshape(lanes.size, -1)[flat][:, :g]
+    places = ((start // 2)[:, None] + np.arange(g)).reshape(-1)
+    # Tables of addresses are the host's own.
+    checked = site if word != 8 else ""
+    codes = where.load(places, np.ascontiguousarray(own).reshape(-1), checked)
+    session().memory.foreign = session().memory.foreign or where.foreign
+    if not (codes >= 0).any():
+        return None
+    result = np.full((lanes.size, g), PLAIN, np.int64)
+    result[flat] = codes.reshape(-1, g)
+    return wrapped(result.reshape(*lanes.shape, g))
+
+
+def store(
+    where: NamedMemory,
+    lanes: Lanes,
+    flat: Array,
+    start: Array,
+    word: int,
+    bits: Array,
+    names: Names,
+    site: str,
+) -> None:
+    """Store one word of each thread; where two write one place, the higher thread's stays."""
+    if word == 1:
+        if named(names) or (where.held(start // 2) >= 0).any():
+            raise NotNamed(f"half a granule is written: {site}", "names", site)
+        return
+    g = word // 2
+    own = halves(np.broadcast_to(bits, lanes.shape)).reshape(lanes.size, -1)[flat][:, :g]
+    places = ((start // 2)[:, None] + np.arange(g)).reshape(-1)
+    codes = np.full((len(flat), g), PLAIN, np.int64)
+    if names is not None:
+        codes = np.broadcast_to(names["n"], (*lanes.shape, names["n"].shape[-1]))
+        codes = codes.reshape(lanes.size, -1)[flat][:, :g]
+    where.store(places, codes.reshape(-1), np.ascontiguousarray(own).reshape(-1))

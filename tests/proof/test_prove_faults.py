@@ -1,0 +1,50 @@
+"""Faults planted in the arithmetic of our kernels: none stays proved."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twinstep.parity.proof.mutate.copies import changed, kernel_of
+from twinstep.parity.proof.mutate.sites import Mutant, mutants
+from twinstep.parity.prove.command import prove_situation
+from twinstep.parity.prove.prove import NOT_PROVED, REFUTED
+from twinstep.parity.prove.situations import situations
+
+SAMPLE = {
+    "adam_tile": ("c2 * g", "wd * p", "lr * u"),
+    "sgd_tile": ("rest * g", "lr * d"),
+    "accumulate_tile": ("a + g",),
+    "store_adam_header": ("1.0 - beta2",),
+}
+"""Functions, and expressions in them."""
+OPERATIONS = {
+    "adam_tile": "adam_step",
+    "sgd_tile": "sgd_step",
+    "accumulate_tile": "accumulate",
+    "store_adam_header": "adam_step",
+}
+
+
+def planted(function: str, before: str) -> Mutant | None:
+    """The first fault of arithmetic that replaces an expression."""
+    for mutant in mutants().values():
+        if (mutant.function, mutant.before, mutant.rule) == (function, before, "operator"):
+            return mutant
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "before"), [(f, before) for f, rows in SAMPLE.items() for before in rows]
+)
+def test_a_fault_in_the_arithmetic_is_not_proved(
+    function: str, before: str, tmp_path: Path
+) -> None:
+    mutant = planted(function, before)
+    assert mutant is not None, [m.before for m in mutants().values() if m.function == function]
+    with changed(mutant, tmp_path):
+        kernel = kernel_of(OPERATIONS[function])
+        first = next(situations(kernel, ["bf16"]))
+        small = replace(first, sizes=(70,))
+        verdict = prove_situation(small, 60.0)
+    assert verdict.word in (REFUTED, NOT_PROVED), (mutant.name, verdict)
