@@ -18,8 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test property: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers golden-rerecord gpu-check ptx-corpus foreign mutate mutate-full clean
-.PHONY: help setup parity test check lint property compile peers bench gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
