@@ -63,6 +63,20 @@ class Accumulated(Wrapper, ABC):
             for group in self._partitions()
         ]
 
+    @property
+    def group_paddings(self) -> list[int]:
+        """Elements of this rank's partition that belong to no parameter, by group."""
+        return [group.padding for group in self._partitions()]
+
+    @property
+    def partition_count(self) -> list[int]:
+        """Ranks that split each group."""
+        return [group.world for group in self._partitions()]
+
+    @property
+    def _global_grad_norm(self) -> float:
+        return cast(float, self.get_global_norm())  # type: ignore[attr-defined]
+
     def memory_report(self) -> dict[str, int]:
         """Bytes of model weights, masters, gradients, accumulators and inner state."""
         return self._bytes(

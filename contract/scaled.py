@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from twinstep.contract.wrapper import Wrapper
@@ -13,8 +15,21 @@ from twinstep.contract.wrapper import Wrapper
 LOG = logging.getLogger(__name__)
 
 
+class Scaler(Protocol):
+    """A scale and the memory of its rule."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale."""
+
+    def state_dict(self) -> Mapping[str, float | int | bool]:
+        """Memory of the rule."""
+
+
 class Scaled(Wrapper):
     """A wrapper whose step divides gradients by the scale that multiplied the loss.
+
+    `cur_scale`, `cur_iter`, `low_precision_dtype` and `_global_grad_norm` are DeepSpeed's names.
 
     Attributes:
         scales: False where the loss is never scaled.
@@ -26,6 +41,28 @@ class Scaled(Wrapper):
     verbose: bool
     external_loss_scale: float | None
     _asked = False
+
+    @property
+    def cur_scale(self) -> float:
+        """The scaler's own scale, whatever is in force from outside."""
+        return self._scaler().loss_scale
+
+    @property
+    def cur_iter(self) -> int:
+        """Steps that the rule has counted; 0 where it counts none."""
+        return int(self._scaler().state_dict().get("cur_iter", 0))
+
+    @property
+    def low_precision_dtype(self) -> torch.dtype:
+        """As constructed."""
+        return cast(torch.dtype, self._built_with().get("low_precision_dtype", torch.float16))
+
+    @property
+    def _global_grad_norm(self) -> float:
+        return cast(float, self.get_global_norm())  # type: ignore[attr-defined]
+
+    def _scaler(self) -> Scaler:
+        return cast(Scaler, self.loss_scaler)  # type: ignore[attr-defined]
 
     def _note_gradients(self) -> None:
         """Remember what backward has left."""

@@ -27,6 +27,7 @@ from twinstep.contract.gradient_mark import GradientMark
 from twinstep.contract.parallel import Groups
 from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
+from twinstep.contract.uncompiled import uncompiled
 
 ParamGroup = dict[str, object]
 State = dict[str, Tensor]
@@ -86,6 +87,7 @@ class Wrapper(torch.optim.Optimizer):
         hooked: dict[str, Callable[..., Any]] = {
             "state_dict": saving_with_hooks,
             "load_state_dict": loading_with_hooks,
+            "step": uncompiled,
         }
         for name in hooked.keys() & vars(cls).keys():
             setattr(cls, name, hooked[name](vars(cls)[name]))

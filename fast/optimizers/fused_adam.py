@@ -28,6 +28,7 @@ from twinstep.contract.moments import (
 )
 from twinstep.contract.shards import check_gradient_shards, local_of
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.runtime.checks import require_not_captured
@@ -119,6 +120,7 @@ class FusedAdam(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float], **legacy: object) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, **legacy: object) -> float | None:
         """Take one step; writes parameters, moments and counters in place.

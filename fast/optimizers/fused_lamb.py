@@ -23,6 +23,7 @@ from twinstep.contract.moments import (
     new_state,
 )
 from twinstep.contract.tensors import check_dense_gradient
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
@@ -147,6 +148,7 @@ class FusedLamb(torch.optim.Optimizer):
         grad_norms: Norms | None = None,
     ) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(
         self,

@@ -21,6 +21,7 @@ from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step
 from twinstep.contract.moments import StateDict, check_added_group, new_state
 from twinstep.contract.shards import check_gradient_shards
 from twinstep.contract.tensors import check_dense_gradients
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
 from twinstep.reference.arithmetic import control, fp32
 
@@ -108,6 +109,7 @@ class FusedAdam(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float], **legacy: object) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, **legacy: object) -> float | None:
         """Take one step; writes parameters, moments and counters in place.

@@ -21,6 +21,7 @@ from twinstep.contract.hyper import Number, check_lamb
 from twinstep.contract.keywords import check_keywords, refuse_asked
 from twinstep.contract.moments import StateDict, check_added_group, new_state
 from twinstep.contract.tensors import check_dense_gradient
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.reference.arithmetic import control, fp32
 from twinstep.reference.clip import clip_factor
 from twinstep.reference.lamb import LambScalars, lamb_scalars, lamb_update
@@ -131,6 +132,7 @@ class FusedLamb(torch.optim.Optimizer):
         grad_norms: Sequence[Sequence[Number]] | None = None,
     ) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(
         self,

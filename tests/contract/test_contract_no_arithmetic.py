@@ -26,6 +26,7 @@ TENSOR_METHODS = {name for name in dir(Tensor) if not name.startswith("__")}
 TORCH = {f"torch.{name}" for name in MOVES} | {
     *(
         "torch.device",
+        "torch._disable_dynamo",
         "torch.load",
         "torch.save",
         "torch.serialization.safe_globals",
