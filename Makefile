@@ -14,6 +14,8 @@ INSIST := $(if $(filter file,$(origin PYTHON)),,--insist)
 WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/null)
 # Where it is set, every process compiles anew what it imports: half the cost of a test with one of its own.
 unexport PYTHONDONTWRITEBYTECODE
+# Each worker has one core: more threads of torch would wait for one another, at twice the cost.
+test property: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property compile peers gpu-check ptx-corpus foreign mutate mutate-full clean

@@ -196,11 +196,15 @@ def check(
 
 
 @app.command(name="list")
-def list_() -> None:
-    """List operations, their laws, and our kernels."""
-    from twinstep.parity.cli.judge_command import print_list
+def list_(
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Say what each action on an optimizer does.")
+    ] = False,
+) -> None:
+    """List operations, their laws and our kernels; optimizers and what is done to them."""
+    from twinstep.parity.cli.listing import print_list
 
-    print_list()
+    print_list(actions)
 
 
 @app.command()

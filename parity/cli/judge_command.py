@@ -13,12 +13,9 @@ import torch
 from rich.console import Console
 
 from twinstep.parity.cli.interrupt import before_the_end
-from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
-from twinstep.parity.registry.house_kernels import register_house
-from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.declared_cells import declared_floor, not_judged
 from twinstep.parity.report.exports import as_json, as_junit, write
@@ -36,8 +33,6 @@ from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.scheduler import run
 from twinstep.parity.runner.session import planned
 from twinstep.parity.runner.source import Opened, Source
-from twinstep.parity.sequences.house_optimizers import register_our_optimizers
-from twinstep.parity.sequences.registry import twins
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
 HOUSE_EXAMPLES = 6
@@ -247,31 +242,3 @@ def printed(ledger: Ledger) -> dict[str, str]:
             lines = [line if count == 1 else f"{line}  ({count} times)" for line, count in runs]
             found[cell.key.kernel] = "\n".join(lines)
     return found
-
-
-def print_list() -> None:
-    """`parity list`."""
-    register_house()
-    register_our_optimizers()
-    screen = Console()
-    by_operation: dict[str, list[Kernel]] = {}
-    for kernel in kernels():
-        by_operation.setdefault(kernel.operation.name, []).append(kernel)
-    for operation in operations():
-        print_hanging(screen, f"{operation.name}: ", operation.summary.split(), "bold")
-        print_hanging(screen, "  dtypes   ", operation.combinations)
-        print_hanging(screen, "  laws     ", operation.laws)
-        for kernel in by_operation.get(operation.name, []):
-            claims = f"({kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'})"
-            print_hanging(screen, "  kernel   ", [kernel.name, claims])
-    for twin in twins():
-        print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "optimizer"], "bold")
-        print_hanging(screen, "  dtypes   ", twin.dtypes)
-        print_hanging(screen, "  actions  ", sorted(twin.rules.actions()))
-        if (ranked := twin.over_ranks()) is not None:
-            build = ranked.rules.actions()["build"]
-            print_hanging(
-                screen, "  worlds   ", ", ".join(map(repr, build.choices["ranks"])).split()
-            )
-        claims = f"({twin.arithmetic}, {', '.join(twin.engines) or 'any engine'})"
-        print_hanging(screen, "  class    ", [twin.name, claims])

@@ -82,8 +82,10 @@ def _notes(argument: ListArgument) -> str:
 
 def _drawn(control: Control) -> str:
     """Smallest and largest number that a case may have there."""
-    if control.output or set(control.values) <= {0.0, 1.0}:
-        return ""
+    if control.output:
+        return " (written)"
+    if set(control.values) <= {0.0, 1.0}:
+        return " (0 or 1)"
     ends = [] if control.range is None else [control.range.at(0.0), control.range.at(1.0)]
     numbers = [x for x in (*control.values, *ends) if math.isfinite(x)]
     others = [str(x) for x in control.values if not math.isfinite(x)]

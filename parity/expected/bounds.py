@@ -210,10 +210,10 @@ def _followed(c: Carried) -> Carried:
     return replace(c, exact=exact, error=torch.where(over, 0.0, c.error))
 
 
-def _flushable(c: Carried, operation: str) -> Tensor:
+def _flushable(c: Carried, operation: str) -> Tensor | float:
     """How much is lost if this operation takes c for zero where it may be subnormal."""
     if operation not in _INSTRUCTION_ERROR.get().flushed:
-        return torch.zeros_like(c.exact)
+        return 0.0
     magnitude = c.exact.abs()
     lost = (magnitude + c.error).clamp_max(TINY)
     return torch.where(magnitude - c.error < TINY, lost, torch.zeros_like(lost))
@@ -230,8 +230,9 @@ def _unless_exact(a: Carried, b: Carried, c: Carried) -> Carried:
     if a.computed or b.computed:
         return c
     exact = c.exact.to(torch.float32) == c.exact
-    exact = exact & (_flushable(a, "add") + _flushable(b, "add") + _flushable(c, "add") == 0)
-    exact = exact & (_flushable(a, "mul") + _flushable(b, "mul") + _flushable(c, "mul") == 0)
+    for operation in _INSTRUCTION_ERROR.get().flushed & {"add", "mul"}:
+        for each in (a, b, c):
+            exact = exact & (torch.as_tensor(_flushable(each, operation)) == 0)
     zero = torch.zeros_like(c.exact)
     return replace(
         c, error=torch.where(exact, zero, c.error), gain=torch.where(exact, zero, c.gain)

@@ -42,6 +42,14 @@ TRANSFERS = (Tensor.cpu, Tensor.cuda, Tensor.to)
 CONSTRUCTORS = frozenset(_device_constructors())
 LOAD = torch.load
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
+# Facts of a tensor that are the same on both sides, and no tensors.
+FACTS = frozenset(
+    {
+        *(Tensor.data_ptr, Tensor.numel, Tensor.stride, Tensor.size, Tensor.dim),
+        *(Tensor.is_contiguous, Tensor.element_size, Tensor.storage_offset),
+        *(Tensor.dtype.__get__, Tensor.shape.__get__, Tensor.layout.__get__),  # type: ignore[attr-defined]
+    }
+)
 Arguments = tuple[object, ...]
 Keywords = dict[str, object]
 
@@ -68,6 +76,8 @@ class _Sides(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Answer for the device, or let the CPU do it and note on which side the result is."""
+        if func in FACTS:
+            return func(*args, **(kwargs or {}))
         named = dict(kwargs or {})
         subject = args[0] if args and isinstance(args[0], Tensor) else None
         if subject is not None and func in ANSWERS and self.on_device(subject):

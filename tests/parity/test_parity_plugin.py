@@ -87,10 +87,10 @@ def test_cpp_example_keeps_every_law_and_a_wrong_one_does_not(folder: Path) -> N
 
 
 def test_example_test_and_example_program_pass(folder: Path) -> None:
-    done = run(folder, "judge_my_adamw.py")
-    assert "all laws kept in 44 cells" in done.stdout, done.stderr
     kernel = folder / "my_adamw.py"
     kernel.write_text(EXAMPLES[kernel.name].replace('("fp16", "bf16", "fp32")', '("bf16",)'))
+    done = run(folder, "judge_my_adamw.py")
+    assert re.search(r"all laws kept in \d\d cells", done.stdout), done.stdout + done.stderr
     tests = ("test_my_adamw.py", "test_my_adamw_cases.py")
     done = run(folder, "-m", "pytest", "-q", "-p", "twinstep.parity.plugin", *tests)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -168,12 +168,15 @@ def lane_sums_kernel(
     g, lock, sums, numel, BLOCK: tl.constexpr, SCOPE: tl.constexpr, BARRIER: tl.constexpr
 ):
     """Squares added lane by lane under a lock, which one thread of the program gives back."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
+    squares = tl.zeros((BLOCK,), tl.float64)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
+        squares += x * x
     while tl.atomic_cas(lock, 0, 1, scope=SCOPE) == 1:
         pass
     lane = sums + tl.arange(0, BLOCK)
-    tl.store(lane, tl.load(lane) + x * x)
+    tl.store(lane, tl.load(lane) + squares)
     if BARRIER:
         tl.debug_barrier()
     tl.atomic_xchg(lock, 0, scope=SCOPE)
@@ -184,7 +187,8 @@ def global_norm_by_lock(call: GlobalNormCall, scope: str, barrier: bool) -> None
     lock = torch.zeros(1, dtype=torch.int32, device=call.norm.device)
     sums = torch.zeros(BLOCK, dtype=torch.float64, device=call.norm.device)
     for g in call.grads:
-        programs = -(-g.numel() // BLOCK)
+        # Each waits for all before it: the work grows with the square of their number.
+        programs = min(-(-g.numel() // BLOCK), 16)
         if programs:
             lane_sums_kernel[(programs,)](
                 g, lock, sums, g.numel(), BLOCK=BLOCK, SCOPE=scope, BARRIER=barrier
