@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test property: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers compat gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers compat golden-rerecord gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -82,6 +82,14 @@ foreign:  ## Triton's own tests on replay, from TRITON=/path/to/checkout or a cl
 		release/$$($(PY) -c "import triton; print('.'.join(triton.__version__.split('.')[:2]))").x \
 		https://github.com/triton-lang/triton "$(TRITON)"
 	$(PY) -m tools.foreign "$(TRITON)" --outcomes $(OUT)/foreign.jsonl
+
+golden-rerecord:  ## record the golden traces again from torch and DeepSpeed (REASON="..." where something changed)
+	@$(READY)
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation \
+		--editable '.[peers]'
+	$(PY) -m twinstep.golden.record torch $(if $(REASON),--reason "$(REASON)")
+	DS_ACCELERATOR=cpu TORCH_COMPILE_DISABLE=1 $(PY) -m twinstep.golden.record deepspeed \
+		$(if $(REASON),--reason "$(REASON)")
 
 compile:  ## registers, spills, widths of every kernel on four targets, held to recorded ceilings
 	@$(READY)

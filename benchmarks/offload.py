@@ -38,9 +38,9 @@ from torch import Tensor
 
 from twinstep.benchmarks.part import Figures
 from twinstep.benchmarks.stamp import stamp
-from twinstep.fast.kernels.cpu.library import instruction_set
 from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.optimizers.zero_offload import CPU, Offload, enter_squares
+from twinstep.fast.runtime.native import instruction_set
 
 NUMEL = 2**26
 WARM_UP = 2

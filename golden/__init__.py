@@ -1,4 +1,4 @@
-"""Memory: what loss scaling did, recorded from scalers that others ship, and digests of ours."""
+"""Memory: steps of scalers and optimizers that others ship, recorded, and digests of ours."""
 
 if __name__ != "twinstep.golden":
     raise ImportError("import twinstep.golden, not golden")

@@ -7,12 +7,12 @@ torch, by `pip install deepspeed==0.19.8`, and runs here in one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import SimpleNamespace
 
 from twinstep.golden.sequences import Situation
-from twinstep.golden.trace import Header, Step, Trace
+from twinstep.golden.trace import Constant, Header, Step, Trace
 
 SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 FLAT = "deepspeed.runtime.fp16.fused_optimizer.FP16_Optimizer"
@@ -23,6 +23,8 @@ COMMAND = "python -m twinstep.golden.record deepspeed"
 
 def record(situation: Situation) -> Trace:
     """Run DeepSpeed's own code through a situation."""
+    if situation.rule == "static":
+        return _static(situation)
     return _dynamic(situation) if situation.rule == "dynamic" else _wrapper(situation)
 
 
@@ -54,22 +56,49 @@ def bf16_optimizer(inner: object, names: object, **options: object) -> SimpleNam
     return class_of(BF16)(inner, names, config, **options)
 
 
+def _static(situation: Situation) -> Trace:
+    version = deepspeed_version()
+    scaler = import_module(SCALERS).LossScaler(scale=situation.scale)
+    start = {"scale": float(scaler.cur_scale)}
+    steps: list[Step] = []
+    for letter in situation.steps:
+        scaler.update_scale(letter == "o")
+        steps.append({"scale": float(scaler.cur_scale)})
+    subject = f"{SCALERS}.LossScaler"
+    return Trace(header=header_of(situation, version, subject, start), steps=steps)
+
+
 def _dynamic(situation: Situation) -> Trace:
     version = deepspeed_version()
-    scaler = import_module(SCALERS).DynamicLossScaler(
-        init_scale=situation.scale, **situation.constants
-    )
+
+    def made() -> SimpleNamespace:
+        given = {k: v for k, v in situation.constants.items() if k != "override"}
+        found: SimpleNamespace = import_module(SCALERS).DynamicLossScaler(
+            init_scale=situation.scale, **given
+        )
+        return found
+
+    scaler = made()
     start = _state(scaler)
     steps: list[Step] = []
     for letter in situation.steps:
         raised = False
-        try:
-            scaler.update_scale(letter == "o")
-        except Exception as error:
-            # The error at the floor is a bare Exception; its subclasses are accidents.
-            if type(error) is not Exception:
-                raise
-            raised = True
+        if letter == "R":
+            # Checkpoints hold the object itself; what it remembers is in its attributes.
+            remembered = _state(scaler)
+            scaler = made()
+            scaler.cur_scale = remembered.pop("scale")
+            vars(scaler).update(remembered)
+        elif letter == "X":
+            scaler.cur_scale = float(situation.constants["override"])
+        else:
+            try:
+                scaler.update_scale(letter == "o")
+            except Exception as error:
+                # The error at the floor is a bare Exception; its subclasses are accidents.
+                if type(error) is not Exception:
+                    raise
+                raised = True
         steps.append({**_state(scaler), "raised": raised})
     subject = f"{SCALERS}.DynamicLossScaler"
     return Trace(header=header_of(situation, version, subject, start), steps=steps)
@@ -79,7 +108,9 @@ def _wrapper(situation: Situation) -> Trace:
     version = deepspeed_version()
     import torch
 
-    update_scale = vars(class_of(FLAT))["_update_scale"]
+    # Both wrappers have a rule of their own, of the same words.
+    owner = UNFUSED if "unfused" in situation.name else FLAT
+    update_scale = vars(class_of(owner))["_update_scale"]
     arguments = {
         "init_scale": situation.scale,
         "scale_window": situation.constants["scale_window"],
@@ -97,7 +128,7 @@ def _wrapper(situation: Situation) -> Trace:
     for letter in situation.steps:
         update_scale(optimizer, letter == "o")
         steps.append(state())
-    subject = f"{FLAT}._update_scale"
+    subject = f"{owner}._update_scale"
     return Trace(header=header_of(situation, version, subject, start), steps=steps)
 
 
@@ -107,7 +138,9 @@ def _state(scaler: object) -> dict[str, float | int]:
     return {"scale": scale, **{name: int(getattr(scaler, name)) for name in names}}
 
 
-def header_of(situation: Situation, version: str, subject: str, start: Step) -> Header:
+def header_of(
+    situation: Situation, version: str, subject: str, start: Mapping[str, Constant]
+) -> Header:
     """The header of a trace of DeepSpeed."""
     return Header(
         name=f"deepspeed_{situation.rule}_{situation.name}",
@@ -119,4 +152,5 @@ def header_of(situation: Situation, version: str, subject: str, start: Step) -> 
         constants=situation.constants,
         start=start,
         steps=situation.steps,
+        differs=situation.differs,
     )

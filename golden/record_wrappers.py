@@ -6,7 +6,6 @@ the masters by the gradient that was applied. On LAMB's path it only writes down
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -32,18 +31,6 @@ SUBJECTS = {
     "lamb_step": UNFUSED,
     "bf16_step": BF16,
 }
-TRUE_NORM = "edge UF-1: by default the norm is that of the true gradients"
-DIFFERS = {
-    ("wrapper_step", "growth_halves_the_gradient"): (
-        "edge LS-1: by default the gradient of a growth step is applied whole"
-    ),
-    ("flat_step", "external_scale_stays"): (
-        "edge LS-2: by default what multiplied the loss is divided out"
-    ),
-    ("flat_step", "construction_decays"): "edge FP-1: by default construction changes nothing",
-    ("unfused_step", "growth_halves_the_gradient"): TRUE_NORM,
-    ("lamb_step", "divisor_of_lamb"): TRUE_NORM,
-}
 GRADIENTS = {"g": 1.0, "o": float("inf"), "z": 0.0}
 
 
@@ -51,8 +38,7 @@ def record(situation: Situation) -> Trace:
     """Run DeepSpeed's own class through a situation."""
     start = {"scale": situation.scale}
     header = header_of(situation, deepspeed_version(), SUBJECTS[situation.rule], start)
-    differs = DIFFERS.get((situation.rule, situation.name), "")
-    return Trace(header=replace(header, differs=differs), steps=_steps(situation))
+    return Trace(header=header, steps=_steps(situation))
 
 
 def _steps(situation: Situation) -> list[Step]:

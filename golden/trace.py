@@ -1,18 +1,20 @@
 """Traces: one JSON line per step after one header line; floats in hexadecimal.
 
 Hexadecimal floats are exact and compare as text. Every string inside a step, `constants` or `start`
-is such a float; integers and booleans stand for themselves.
+is such a float; integers and booleans are themselves, and a step may hold lists of floats.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 SCHEMA = 1
-Value = float | int | bool
+Constant = float | int | bool
+Value = Constant | tuple[float, ...]
 Step = Mapping[str, Value]
 TRACES = Path(__file__).parent / "traces"
 
@@ -30,7 +32,7 @@ class Header:
         rule: what was run, as in `golden.sequences.Situation`.
         constants: constructor arguments.
         start: state before the first step.
-        steps: one letter per step, g for a clean step, o for an overflow.
+        steps: one letter per step, as in `golden.sequences`.
         seed: of random numbers; none were drawn when it is None.
         differs: where we knowingly differ, with the id of the edge; empty when we agree.
         schema: version of this format.
@@ -42,8 +44,8 @@ class Header:
     subject: str
     command: str
     rule: str
-    constants: Mapping[str, Value]
-    start: Mapping[str, Value]
+    constants: Mapping[str, Constant]
+    start: Mapping[str, Constant]
     steps: str
     seed: int | None = None
     differs: str = ""
@@ -84,7 +86,7 @@ def from_text(text: str, where: str) -> Trace:
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         got = head.get("schema") if isinstance(head, dict) else None
         raise ValueError(f"{where} has schema {got!r}, but should have {SCHEMA}; record it again")
-    head["constants"], head["start"] = _decoded(head["constants"]), _decoded(head["start"])
+    head["constants"], head["start"] = _singles(head["constants"]), _singles(head["start"])
     steps = [_decoded(row) for row in rows]
     if len(steps) != len(head["steps"]):
         raise ValueError(
@@ -110,11 +112,50 @@ def read_all(folder: Path = TRACES) -> list[Trace]:
     return [read(path) for path in sorted(folder.glob("*.jsonl"))]
 
 
-def _encoded(row: Mapping[str, Value]) -> dict[str, str | int | bool]:
-    return {key: value.hex() if isinstance(value, float) else value for key, value in row.items()}
+def digest(trace: Trace) -> str:
+    """SHA-256 of a trace without its package's version, in hexadecimal."""
+    return hashlib.sha256("\n".join(line_digests(to_text(trace))).encode()).hexdigest()
 
 
-def _decoded(row: Mapping[str, str | int | bool]) -> dict[str, Value]:
+def line_digests(text: str) -> list[str]:
+    """The first 8 digits of each line's SHA-256; the header's is taken without the version.
+
+    Raises:
+        ValueError: the first line is no header.
+    """
+    head, *rows = text.splitlines() or [""]
+    try:
+        header = {**json.loads(head), "version": ""}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its first line should be a header, but: {error}") from error
+    lines = [json.dumps(header), *rows]
+    return [hashlib.sha256(line.encode()).hexdigest()[:8] for line in lines]
+
+
+def _encoded(row: Mapping[str, Value]) -> dict[str, object]:
+    return {key: _written(value) for key, value in row.items()}
+
+
+def _written(value: Value) -> object:
+    if isinstance(value, float):
+        return value.hex()
+    return [one.hex() for one in value] if isinstance(value, tuple) else value
+
+
+def _decoded(row: Mapping[str, object]) -> dict[str, Value]:
     return {
-        key: float.fromhex(value) if isinstance(value, str) else value for key, value in row.items()
+        key: tuple(map(float.fromhex, value)) if isinstance(value, list) else _single(value)
+        for key, value in row.items()
     }
+
+
+def _singles(row: Mapping[str, object]) -> dict[str, Constant]:
+    return {key: _single(value) for key, value in row.items()}
+
+
+def _single(value: object) -> Constant:
+    if isinstance(value, str):
+        return float.fromhex(value)
+    if not isinstance(value, bool | int):
+        raise ValueError(f"{value!r} should be a number")
+    return value

@@ -8,6 +8,8 @@ They read their own words; what they do and their exit codes are theirs.
 # Annotations are evaluated here: typer is imported only when Ctrl-C is watched for.
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
+from typing import Annotated
 
 from twinstep.parity.cli.interrupt import watch
 
@@ -33,9 +35,9 @@ def add_commands() -> None:
 
     from twinstep.parity.cli.app import app
     from twinstep.parity.proof.commands.app import proof
+    from twinstep.parity.proof.commands.golden import golden
 
     scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
-    golden = typer.Typer(no_args_is_help=True, help="Traces of third parties, kept for good.")
     app.add_typer(proof)
     app.add_typer(scenario, name="scenario")
     app.add_typer(golden, name="golden")
@@ -57,12 +59,25 @@ def add_commands() -> None:
 
         raise typer.Exit(scenarios_main(context.args))
 
-    @golden.command("record", context_settings=THEIR_WORDS)
-    def golden_record(context: typer.Context) -> None:
-        """Record them again: parity golden record torch."""
-        from twinstep.golden.record import main as record_main
+    @golden.command("show")
+    def golden_show(
+        name: str,
+        folder: Annotated[
+            Path | None, typer.Option("--folder", metavar="FOLDER", help="Of traces.")
+        ] = None,
+        picture: Annotated[
+            Path | None, typer.Option("--picture", metavar="FILE", help="png, svg or pdf.")
+        ] = None,
+    ) -> None:
+        """Draw a trace: scale, norm, skipped steps."""
+        from twinstep.parity.proof.commands.golden import show
 
-        raise typer.Exit(record_main(context.args))
+        trace = show(name, folder)
+        if picture is not None:
+            from twinstep.scenarios.golden_picture import draw_golden
+
+            draw_golden(trace, picture)
+            print(picture)
 
     @app.command("bench", context_settings=THEIR_WORDS)
     def bench(context: typer.Context) -> None:

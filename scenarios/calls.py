@@ -2,7 +2,7 @@
 
 A `Call` is plain data, so both sides provably get the same input: the reference reads it, the fast
 side writes into clones of it. The reference runs on the CPU. The fast side runs on the GPU where
-there is one; elsewhere its compiled kernels are replayed on the CPU.
+there is one; elsewhere its kernels in C++ run on the CPU, or those of a GPU are replayed there.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def reference_answer(call: Call) -> Written:
 def fast_answer(call: Call, device: torch.device = CPU) -> Written:
     """The results of our fast kernel by argument name, brought back to the CPU.
 
-    The kernel runs on clones, so the call's tensors stay unchanged. On CPU tensors the Triton
-    launchers need `replay.activate()`.
+    The kernel runs on clones, so the call's tensors stay unchanged.
     """
     lists = {name: [t.to(device, copy=True) for t in ts] for name, ts in call.lists.items()}
     controls = {name: value.to(device, copy=True) for name, value in call.controls.items()}
@@ -83,15 +82,23 @@ def fast_answer(call: Call, device: torch.device = CPU) -> Written:
     return {name: _each(written[name], Tensor.cpu) for name in call.contract.writes}
 
 
-def engine() -> Engine:
-    """The place of the fast side on this machine: the GPU, or replay."""
+def engine(*, replays: bool = False) -> Engine:
+    """The place of the fast side on this machine: the GPU, or else the CPU.
+
+    Args:
+        replays: without a GPU, have replay execute the kernels that a GPU would run.
+    """
     gpu = engine_named("cuda")
-    return engine_named("replay") if gpu.missing else gpu
+    return engine_named("replay" if replays else "cpu") if gpu.missing else gpu
 
 
 @contextmanager
-def device_of(side: str) -> Iterator[torch.device]:
+def device_of(side: str, *, replays: bool = False) -> Iterator[torch.device]:
     """The device on which a side steps; its engine runs for the length of the `with` block.
+
+    Args:
+        side: "reference" or "fast".
+        replays: as in `engine`.
 
     Raises:
         ValueError: there is no side of that name.
@@ -101,7 +108,7 @@ def device_of(side: str) -> Iterator[torch.device]:
     if side == "reference":
         yield CPU
         return
-    place = engine()
+    place = engine(replays=replays)
     with running(place):
         yield place.device
 

@@ -17,6 +17,7 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.scenarios import lockstep, memory, pictures, precision, processes, train
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
+from twinstep.scenarios.model import Shape
 from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, UNSHARDED, Plan
 from twinstep.scenarios.progress import Lines, reporter
 from twinstep.scenarios.ranks import Ranks
@@ -87,6 +88,7 @@ def add_lockstep(command: argparse.ArgumentParser) -> None:
     add("--accumulate", type=at_least(1), default=1, help="micro-batches per step")
     add_run(command, steps=16, window=4, rule="dynamic")
     command.set_defaults(optimizer="mixed_step", broken="none", exact_sums=False, offload=False)
+    command.set_defaults(width=Shape.width, layers=Shape.layers)
 
 
 def add_train(command: argparse.ArgumentParser) -> None:
@@ -108,6 +110,9 @@ def add_train(command: argparse.ArgumentParser) -> None:
     add("--simulated", action="store_true", help="ranks that take turns in this process")
     shared = "micro-batches per step, over all ranks (default one for each)"
     add("--accumulate", type=at_least(1), help=shared)
+    width = f"of the model, a multiple of {Shape.heads} (default {Shape.width})"
+    add("--width", type=at_least(1), default=Shape.width, help=width)
+    add("--layers", type=at_least(1), default=Shape.layers, help=f"default {Shape.layers}")
     add("--timeout", type=at_least(1), default=600, help="seconds until a rank is given up")
     add("--broken", choices=list(BROKEN), default="none", help="on purpose")
     add("--stop", type=at_least(1), help="stop after this step of the plan")
@@ -189,6 +194,7 @@ def plan_of(chosen: argparse.Namespace, dtype: str, seed: int) -> Plan:
             broken=chosen.broken,
             exact_sums=chosen.exact_sums,
             offload=chosen.offload,
+            shape=Shape(width=chosen.width, layers=chosen.layers),
         )
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
@@ -205,7 +211,8 @@ def lockstep_command(chosen: argparse.Namespace) -> int:
 def lockstep_dtype(chosen: argparse.Namespace, dtype: str) -> int:
     """Run both sides for one dtype and print the verdict."""
     start, lines, plan = time.perf_counter(), Lines(), plan_of(chosen, dtype, chosen.seed)
-    label = f"language_model, {dtype}: reference and fast on every step, engine {engine().name}"
+    label = f"language_model, {dtype}: reference and fast on every step, engine "
+    label += engine(replays=True).name
     lines.begin(label, plan.steps)
     layouts = lockstep.LAYOUTS if chosen.layout == "both" else (chosen.layout,)
     run = lockstep.run(plan, layouts=layouts, progress=lines.step)

@@ -66,7 +66,7 @@ def run(
     """Train with one side's arithmetic.
 
     Args:
-        side: "reference", or "fast" (on the GPU, or replayed on the CPU where there is none).
+        side: "reference", or "fast" (on the GPU, or on the CPU where there is none).
         plan: what to run.
         progress: called with every step's record; not with those before `resume`.
         resume: a checkpoint to go on from, of either side.

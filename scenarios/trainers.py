@@ -255,17 +255,32 @@ class ClassTrainer(Trainer):
         return exact_addend(grad, self._scale, self.plan.accumulate)
 
     def advance(self) -> trace.StepRecord:
-        """Take one whole step.
+        """Take one whole step, and note everything that it wrote."""
+        scale, lr = loss_scale_of(self.wrapper), float(self.optimizer.param_groups[0]["lr"])
+        losses = self.learn()
+        return trace.StepRecord(
+            step=self.step,
+            loss=sum(losses) / len(losses),
+            lr=lr,
+            scale=scale,
+            norm=self.wrapper.get_global_norm(),
+            skipped=self.wrapper.overflow,
+            state=trace.digest(self._written()),
+        )
+
+    def learn(self) -> list[float]:
+        """Take one step.
 
         Each micro-batch's loss is divided by their number, so their gradients add up to that of
         the mean loss: in the model's dtype with the FP16 optimizers, in fp32 with BF16Optimizer
         and ZeroOptimizer. Each rank adds up those of its own, then all ranks add their sums;
         ZeroOptimizer does so itself.
+
+        Returns:
+            Losses of the micro-batches of all ranks.
         """
         self.step += 1
-        parts = self.plan.accumulate
-        scale, lr = loss_scale_of(self.wrapper), float(self.optimizer.param_groups[0]["lr"])
-        self._scale = scale
+        parts, self._scale = self.plan.accumulate, loss_scale_of(self.wrapper)
         self.optimizer.zero_grad()
         losses = []
         for windows in self.micro_batches():
@@ -276,15 +291,7 @@ class ClassTrainer(Trainer):
         losses = self.ranks.gather_numbers(losses)
         self.wrapper.step()
         self.schedule.step()
-        return trace.StepRecord(
-            step=self.step,
-            loss=sum(losses) / parts,
-            lr=lr,
-            scale=scale,
-            norm=self.wrapper.get_global_norm(),
-            skipped=self.wrapper.overflow,
-            state=trace.digest(self._written()),
-        )
+        return losses
 
     def _written(self) -> dict[str, Value]:
         """Everything that a step writes."""

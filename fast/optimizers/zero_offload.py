@@ -24,11 +24,11 @@ from twinstep.contract.zero import OffloadConfig, offloads
 from twinstep.fast.kernels._limbs import NONFINITE
 from twinstep.fast.kernels.cpu.accumulate import accumulate_
 from twinstep.fast.kernels.cpu.adam import named, update_adam
-from twinstep.fast.kernels.cpu.library import library
 from twinstep.fast.kernels.cpu.reduce import add_squares
 from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.runtime.native import library
 
 CPU = torch.device("cpu")
 ROOMS = 2  # buckets on their way from the device

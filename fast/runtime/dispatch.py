@@ -1,7 +1,8 @@
 """Devices that kernels may run on, and the one way in which kernels are launched.
 
-CUDA tensors run on their GPU. CPU tensors run only while a Triton driver that executes compiled
-kernels on CPU tensors is active, or under Triton's interpreter; there is no silent fallback.
+CUDA tensors run on their GPU, CPU tensors through the kernels' twins in C++
+(`fast.runtime.native`). While a Triton driver that executes compiled kernels on CPU tensors is
+active, or under Triton's interpreter, CPU tensors go to Triton.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from twinstep.fast.runtime import native
 from twinstep.fast.runtime.compiled import Driver, Jitted, start
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 
@@ -36,7 +38,9 @@ def executes_cpu_tensors() -> bool:
     """Say whether the active Triton driver, or the interpreter, takes CPU tensors."""
     if triton.knobs.runtime.interpret:
         return True
-    return bool(getattr(_active_driver(), "executes_cpu_tensors", False))
+    # Where none is active yet, Triton would look for a GPU, for milliseconds at each launch.
+    driver = triton.runtime.driver._active
+    return bool(getattr(driver, "executes_cpu_tensors", False))
 
 
 def _active_driver() -> Driver | None:
@@ -56,7 +60,7 @@ def device_of_kernels() -> torch.device:
 
 
 def require_engine(device: torch.device, where: str) -> None:
-    """Raise unless kernels can run on tensors of this device.
+    """Raise unless kernels for a GPU can run on tensors of this device.
 
     Raises:
         RuntimeError: CPU tensors without an engine for them, or a device that is neither.
@@ -65,7 +69,7 @@ def require_engine(device: torch.device, where: str) -> None:
         return
     remedies = "move them to a GPU, or call twinstep.replay.activate() to run compiled kernels here"
     raise RuntimeError(
-        f"tensors are on {device}, but Triton kernels need a GPU: {remedies} [{where}]"
+        f"tensors are on {device}, but kernels for a GPU need one: {remedies} [{where}]"
     )
 
 
@@ -86,13 +90,19 @@ def launch(
     drop a rounding that the reference performs.
 
     Raises:
-        RuntimeError: nothing here can run kernels on that device. Nothing was launched.
+        RuntimeError: nothing here can run kernels on that device: it is no GPU and not the CPU, or
+            there is no C++ compiler. Nothing was launched.
     """
-    device, driver = near.device, _active_driver()
+    device = near.device
+    if device.type == "cpu" and not executes_cpu_tensors():
+        if programs:
+            native.launch(kernel, programs, args, options)
+        return
     if device.type != "cuda":
         require_engine(device, kernel.__name__)
     if programs == 0:
         return
+    driver = _active_driver()
     options.update(num_warps=warps, enable_fp_fusion=False)
     ask = getattr(driver, "register_buffer_provider", None)
     if ask is not None:

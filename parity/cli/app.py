@@ -201,7 +201,7 @@ def list_(
         bool, typer.Option("--actions", help="Say what each action on an optimizer does.")
     ] = False,
 ) -> None:
-    """List operations, their laws and our kernels; optimizers and what is done to them."""
+    """List operations, laws and kernels; optimizers and actions."""
     from twinstep.parity.cli.listing import print_list
 
     print_list(actions)

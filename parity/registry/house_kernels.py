@@ -2,7 +2,8 @@
 
 Every launcher in `fast/kernels/` (a function whose name ends with `_`) has two rows: `triton.*` for
 what its kernels compute, `fast.*` for what it refuses. Those in `fast/kernels/cuda/` have a row
-`cuda.*`, those in `fast/kernels/cpu/` a row `cpu.*`. All claim `exact`.
+`cuda.*`, those in `fast/kernels/cpu/` a row `cpu.*`. The launchers of Triton's kernels start their
+twins in C++ for tensors on the CPU: a row `native.*`. All claim `exact`.
 `tests/parity/test_registry.py` names a launcher without a row.
 """
 
@@ -114,6 +115,10 @@ def _register(known: Container[str]) -> None:
         _row(operation, name, file, every, LAYOUTS, GPU_ENGINES, ("capturable",), known)
         claims = ("capturable", "strided")
         _row(operation, checks, file, every[-1:], ("list",), GPU_ENGINES, claims, known)
+        # What dtypes share is one function: `mixed` has tensors of all pure combinations.
+        dtypes = every[1:2] if operation.name == "mixed_step" else every[-1:]
+        name = f"native.{operation.name}"
+        _row(operation, name, file, dtypes, LAYOUTS, ("cpu",), ("strided",), known)
     for native in (CUDA, CPU):
         for operation in HOUSE:
             if operation.name in native.files:

@@ -19,10 +19,15 @@ def register_our_optimizers() -> None:
         return
     wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
     for cls in (FusedAdam, FusedLamb, *wrappers, DynamicLossScale, StaticLossScale):
-        register_optimizer(
-            f"fast.{cls.__name__}",
-            reference=cls.__name__,
-            arithmetic="exact",
-            dtypes=DTYPES,
-            engines=("cuda", "replay"),
-        )(cls)
+        # Tensors on the CPU take the C++ twins of the same kernels, whose rows cover every dtype.
+        for name, engines, dtypes in (
+            ("fast", ("cuda", "replay"), DTYPES),
+            ("native", ("cpu",), ("mixed",)),
+        ):
+            register_optimizer(
+                f"{name}.{cls.__name__}",
+                reference=cls.__name__,
+                arithmetic="exact",
+                dtypes=dtypes,
+                engines=engines,
+            )(cls)

@@ -210,12 +210,14 @@ class OptimizerRules(Rules):
                 world.events.append(f"gradients {torch.is_grad_enabled()} behind a step")
 
     @action(often=2, drives=("zero_grad",), how=("as it is", "drop", "zero"))
-    def zero_grad(self, world: World, how: str) -> None:
-        """Drop or zero the gradients."""
+    def zero_grad(self, world: World, how: str) -> object:
+        """Drop or zero the gradients, which the caller holds."""
+        held = [param.grad for param in world.params]
         if how == "as it is":
             world.torch_optimizer.zero_grad()
         else:
             world.torch_optimizer.zero_grad(set_to_none=how == "drop")
+        return held
 
     @action(often=3, seed=SEEDS, group=range(4), as_tensor=(False, False, True))
     def set_hyper(self, world: World, seed: int, group: int, as_tensor: bool) -> None:

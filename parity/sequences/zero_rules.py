@@ -341,10 +341,11 @@ class ZeroRules(BF16Rules):
                 param.grad = grad
 
     @action(often=2, drives=("zero_grad",), how=("as it is", "drop", "zero"))
-    def zero_grad(self, world: World, how: str) -> None:
-        """Drop or zero the gradients, and forget all sums."""
-        super().zero_grad(world, how)
+    def zero_grad(self, world: World, how: str) -> object:
+        """Drop or zero the gradients, which the caller holds, and forget all sums."""
+        held = super().zero_grad(world, how)
         world.more["reduced"] = False
+        return held
 
     @action(often=2, drives=("get_global_norm",))
     def ask(self, world: World) -> object:

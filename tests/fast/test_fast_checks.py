@@ -116,9 +116,8 @@ def test_an_adam_step_refuses(kind: type[Exception], message: str, change: Chang
         adam.adam_step_(**arguments)
 
 
-def test_the_unchanged_call_is_refused_only_for_want_of_an_engine() -> None:
-    with pytest.raises(RuntimeError, match="Triton kernels need a GPU"):
-        adam.adam_step_(**adam_arguments())
+def test_the_unchanged_call_is_not_refused() -> None:
+    adam.adam_step_(**adam_arguments())
 
 
 def test_sgd_counts_its_optional_lists() -> None:

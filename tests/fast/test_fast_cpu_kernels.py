@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.kernels._limbs import LIMBS, NONFINITE
-from twinstep.fast.kernels.cpu import library
+from twinstep.fast.kernels.adam import adam_step_ as adam_list
 from twinstep.fast.kernels.cpu.accumulate import accumulate_
 from twinstep.fast.kernels.cpu.adam import adam_step_, adamw_step_
 from twinstep.fast.kernels.cpu.reduce import add_squares, global_norm_
+from twinstep.fast.kernels.lamb import lamb_step_
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
+from twinstep.fast.kernels.sgd import sgd_step_
+from twinstep.fast.kernels.unscale import unscale_
+from twinstep.fast.runtime import native as library
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.runner.calls.invoke import unable
 
@@ -36,6 +40,30 @@ def drawn(dtype: torch.dtype, key: int) -> list[Tensor]:
 
 def number(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.tensor(value, dtype=dtype)
+
+
+def launched() -> list[Tensor]:
+    """Results of the kernels that stand in for Triton's."""
+    params, means, copies = drawn(SINGLE, 200), drawn(SINGLE, 220), drawn(HALF, 240)
+    squares, scaled = [value.abs() for value in drawn(SINGLE, 260)], drawn(BRAIN, 280)
+    grads = [value.nan_to_num() * 2.0**-40 for value in drawn(BRAIN, 300)]
+    steps = [torch.tensor(at) for at in range(len(SIZES))]
+    numbers: dict[str, Any] = {"lr": number(0.01), "weight_decay": number(0.1)}
+    numbers |= {"factor": number(2.0**-7, SINGLE), "found_inf": number(0.0, SINGLE)}
+    rates = {"momentum": number(0.9), "dampening": number(0.1)}
+    sgd_step_(params, grads, means, copies, steps, **numbers, **rates, nesterov=True)
+    numbers |= {"beta1": number(0.9), "beta2": number(0.999), "eps": number(1e-8)}
+    lists = (params, grads, means, squares, copies, steps)
+    adam_list(*lists, **numbers, bias_correction=True)
+    numbers |= {"max_coeff": number(10.0), "min_coeff": number(0.01)}
+    lamb_step_(*lists, **numbers, bias_correction=True, eps_inside_sqrt=False)
+    unscale_(scaled, inv_scale=number(0.3, SINGLE), found_inf=number(0.0, SINGLE))
+    found = [*params, *means, *squares, *copies, *scaled, *steps]
+    for kind in ("1", "2", "inf"):
+        limbs = new_limbs(CPU)
+        reduce_gradients([value.nan_to_num() for value in drawn(HALF, 320)], limbs, kind=kind)
+        found.append(limbs)
+    return found
 
 
 def results() -> list[Tensor]:
@@ -58,6 +86,7 @@ def results() -> list[Tensor]:
         limbs = new_limbs(CPU)
         add_squares([value.nan_to_num() for value in drawn(dtype, 120)], limbs)
         found += [*sums, limbs]
+    found += launched()
     return [
         value.nan_to_num(nan=1.5).view(torch.int16 if value.itemsize == 2 else torch.int32)
         if value.is_floating_point()

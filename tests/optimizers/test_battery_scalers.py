@@ -21,7 +21,8 @@ BOTH = pytest.mark.parametrize("side", SIDES)
 RULES = ("dynamic", "wrapper", "torch")
 TRACES = pytest.mark.parametrize(
     "trace",
-    [trace for trace in read_all() if trace.header.rule in RULES],
+    # Those whose events are overflows alone; whole steps replay the others, too.
+    [t for t in read_all() if t.header.rule in RULES and set(t.header.steps) <= {"g", "o"}],
     ids=lambda trace: trace.header.name,
 )
 

@@ -89,7 +89,8 @@ def test_a_class_derived_from_ours_has_the_same_private_attributes() -> None:
 
 
 def test_every_twin_of_ours_is_driven(ours: dict[str, Twin]) -> None:
-    assert set(ours) == {f"fast.{name}" for name in (*OPTIMIZERS, *SCALERS)}
+    places = ("fast", "native")
+    assert set(ours) == {f"{at}.{name}" for at in places for name in (*OPTIMIZERS, *SCALERS)}
 
 
 def test_a_wrapper_may_be_built_of_every_combination() -> None:

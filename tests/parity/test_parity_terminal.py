@@ -264,7 +264,7 @@ def test_names_known_without_torch_are_those_of_the_registries() -> None:
     register_house()
     register_our_optimizers()
     operations, ours, dtypes = known_of_ours()
-    folders = ("triton.", "fast.", "cuda.", "cpu.")
+    folders = ("triton.", "fast.", "cuda.", "cpu.", "native.")
     known = [kernel for kernel in kernels() if kernel.name.startswith(folders)]
     assert ours == {each.name for each in known} | {twin.name for twin in twins()}
     assert operations == {op.name for op in HOUSE} | {twin.reference.__name__ for twin in twins()}

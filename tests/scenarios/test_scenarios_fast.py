@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twinstep.scenarios import lockstep, train
-from twinstep.scenarios.calls import answer_of, device_of, engine, fast_answer, reference_answer
+from twinstep.scenarios.calls import answer_of, device_of, reference_answer
 from twinstep.scenarios.model import Shape
 from twinstep.scenarios.plan import Plan
 from twinstep.scenarios.trace import first_difference
@@ -49,12 +49,3 @@ def test_the_fast_side_does_not_touch_the_call() -> None:
     after = [tensor for tensors in call.lists.values() for tensor in tensors]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert written.keys() == reference_answer(call).keys()
-
-
-def test_without_gpu_and_replay_the_fast_side_says_what_it_needs() -> None:
-    if engine().name == "cuda":
-        pytest.skip("needs a machine without a GPU: CPU tensors are refused there")
-    trainer = OperationTrainer(Plan(dtype="bf16", shape=SMALL))
-    (part,) = trainer.draw()
-    with pytest.raises(RuntimeError, match="twinstep.replay.activate"):
-        fast_answer(trainer.mixed_step(part.grads))

@@ -13,7 +13,7 @@ from twinstep.scenarios.memory import LIMIT, Counted, Found, Sizes, apart, measu
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "engine", lambda: engine_named("replay"))
+    monkeypatch.setattr(calls, "engine", lambda **_: engine_named("replay"))
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (1, 2), (3, 2)])

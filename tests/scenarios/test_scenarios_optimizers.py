@@ -34,7 +34,7 @@ KINDS = [
 def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own arithmetic differs between CPU and GPU; only steps are equal to the bit."""
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(calls, "engine", lambda: engine_named("replay"))
+        monkeypatch.setattr(calls, "engine", lambda **_: engine_named("replay"))
 
 
 def plan(optimizer: str, dtype: str, **more: object) -> Plan:

@@ -42,7 +42,7 @@ needs_gloo = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "engine", lambda: engine_named("replay"))
+    monkeypatch.setattr(calls, "engine", lambda **_: engine_named("replay"))
 
 
 def plan(optimizer: str, dtype: str, accumulate: int, rule: str = "wrapper") -> Plan:

@@ -35,7 +35,7 @@ needs_gloo = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "engine", lambda: engine_named("replay"))
+    monkeypatch.setattr(calls, "engine", lambda **_: engine_named("replay"))
 
 
 def plan(optimizer: str, dtype: str, **more: object) -> Plan:

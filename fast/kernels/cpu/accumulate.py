@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from twinstep.fast.kernels.cpu.library import NUMBERS, call, require_cpu
 from twinstep.fast.runtime.checks import require_pairs
+from twinstep.fast.runtime.native import NUMBERS, call, require_cpu
 
 
 def accumulate_(accumulators: Sequence[Tensor], grads: Sequence[Tensor]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from twinstep.fast.kernels.cpu.library import NUMBERS, call, require_cpu
 from twinstep.fast.runtime.checks import Lists, require_step
+from twinstep.fast.runtime.native import NUMBERS, call, require_cpu
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "factor")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from twinstep.fast.kernels.cpu.adam import update_adam
-from twinstep.fast.kernels.cpu.library import require_cpu
 from twinstep.fast.runtime.checks import require_remainder_step
+from twinstep.fast.runtime.native import require_cpu
 
 
 def adamw_remainder_step_(

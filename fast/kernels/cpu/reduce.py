@@ -4,16 +4,14 @@ Limbs are those of `fast.kernels._limbs`, tile by tile, so that they add up with
 """
 
 import ctypes
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from twinstep.contract.tensors import FLOATS
-from twinstep.fast.kernels._limbs import LIMBS, NONFINITE, ORIGIN
-from twinstep.fast.kernels.cpu.library import NUMBERS, call, library, require_cpu
-from twinstep.fast.kernels.reduce import new_limbs
+from twinstep.fast.kernels.reduce import new_limbs, norm_kernel
 from twinstep.fast.runtime.checks import require_controls, require_lists
+from twinstep.fast.runtime.native import NUMBERS, call, launch, require_cpu
 
 
 def add_squares(grads: Sequence[Tensor], limbs: Tensor) -> None:
@@ -40,12 +38,4 @@ def global_norm_(grads: Sequence[Tensor], *, norm: Tensor, found_inf: Tensor) ->
     require_cpu("global_norm_", norm)
     limbs = new_limbs(norm.device)
     add_squares(grads, limbs)
-    words = limbs.tolist()
-    # The quotient of two integers is rounded once.
-    total = sum(word << (32 * place) for place, word in enumerate(words[: LIMBS.value]))
-    root = math.sqrt(total / (1 << (32 * ORIGIN.value)))
-    nonfinite = words[NONFINITE.value]
-    if nonfinite:
-        root = math.nan if nonfinite >> 32 else math.inf
-        found_inf.fill_(1.0)
-    library().twinstep_round(ctypes.c_double(root), ctypes.c_void_p(norm.data_ptr()))
+    launch(norm_kernel, 1, (limbs, norm, found_inf), {})

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
+from twinstep.fast.runtime.cache_folder import cache_folder
 from twinstep.fast.runtime.dispatch import executes_cpu_tensors, require_engine
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 from twinstep.fast.runtime.uploads import on_device
@@ -109,7 +109,7 @@ def compiled(source: str, kind: str, target: int, macros: tuple[tuple[str, int],
     options = [f"--gpu-architecture=sm_{target}", *FLAGS, *(f"-D{n}={v}" for n, v in macros)]
     version = compiler.nvrtcVersion()[1:]
     facts = "\0".join([kind, str(version), *options, *files.values()])
-    kept = _folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
+    kept = cache_folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
     if kept.exists():
         return kept.read_bytes()
     code = _compile(compiler, f"{source}.cu", files, options, kind)
@@ -192,11 +192,3 @@ def _cuda() -> ModuleType:
 
 def _text(name: str) -> str:
     return (resources.files(__package__) / name).read_text()
-
-
-def _folder() -> Path:
-    """The user's cache folder of this package, made if it is not there."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "twinstep"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder

@@ -1,7 +1,8 @@
-"""Commands that judge the judge: mutate, sequence-power, compile, replay-conformance, peers."""
+"""Commands that judge the judge, and hold ours against others: mutate, peers, model-check, ..."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -150,3 +151,26 @@ def peers(
     if edges or zero:
         raise typer.Exit(show_edges(record) if edges else show_zero(record))
     raise typer.Exit(judge_peers(package, record))
+
+
+@proof.command(name="model-check")
+def model_check(
+    depth: Annotated[
+        int, typer.Option("--depth", min=1, metavar="N", help="Steps from a first state.")
+    ] = 20,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, metavar="N", help="Every Nth configuration alone.")
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="For witnesses of differences."),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write golden/witnesses anew.")] = False,
+) -> None:
+    """Explore every state of the loss scalers.
+
+    golden/README.md describes it.
+    """
+    from twinstep.parity.proof.commands.model_check import model_check as run
+
+    raise typer.Exit(run(depth, sample, write, out))

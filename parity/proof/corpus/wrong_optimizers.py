@@ -250,6 +250,15 @@ class ZeroGradIgnoresTheConstructor(FusedAdam):
 
 
 @put(WRONG_OPTIMIZERS)
+class ZeroesWhatItDrops(FusedAdam):
+    """Zeroes the memory of gradients before it drops them; somebody may hold them."""
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        super().zero_grad(set_to_none=False)
+        super().zero_grad(set_to_none=set_to_none)
+
+
+@put(WRONG_OPTIMIZERS)
 class WritesGradients(FusedAdam):
     """Adds the decay to the stored gradient."""
 

@@ -1,9 +1,11 @@
-"""The compiled kernels: built by the system's C++ compiler at first use, and kept.
+"""Kernels in C++ for tensors on the CPU: built at first use, kept, and launched in Triton's place.
 
-A build takes about two seconds and no headers but the language's own. It is kept in the user's
-cache folder under a digest of source, flags and compiler; processes that need it at once wait for
-the first. The instruction set is the one that torch uses here (`ATEN_CPU_CAPABILITY` chooses
-another); all of them have the same bits.
+Each kernel under `@triton.jit` that a launcher starts has a twin in `fast/kernels/cpu/`: a function
+of the same name and arguments, which ends with the number of programs and that of threads. A build
+takes a few seconds and no headers but the language's own. It is kept in the user's cache folder
+under a digest of sources, flags and compiler; processes that need it at once wait for the first.
+The instruction set is the one that torch uses here (`ATEN_CPU_CAPABILITY` chooses another); all of
+them have the same bits.
 """
 
 import ctypes
@@ -15,13 +17,18 @@ import shutil
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+import triton.language as tl
 from torch import Tensor
+
+from twinstep.fast.runtime.cache_folder import cache_folder
+from twinstep.fast.runtime.compiled import Jitted
 
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread"),
@@ -32,8 +39,17 @@ AVX2 = ("-mavx2",)
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": AVX2, "AVX512": AVX512}
 COMPILERS = ("c++", "g++", "clang++")
-NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # in the source
-SECONDS = 120  # for a build
+SECONDS = 600  # for a build, beside other work too
+SOURCES, MAIN = "twinstep.fast.kernels.cpu", "kernels.cpp"
+# As the sources number them.
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}
+CHOICES: dict[object, int] = {
+    **{tl.float32: 0, tl.float16: 1, tl.bfloat16: 2, tl.int16: 3, tl.int32: 4},
+    **{"inf": 0, "1": 1, "2": 2},
+    **{"static": 0, "dynamic": 1, "wrapper": 2, "torch": 3},
+}
+# Tensors of a flat kernel that may be of several dtypes.
+TYPED = ("param", "grads", "exp_avgs", "copies", "accumulators", "sources")
 
 
 @cache
@@ -62,23 +78,30 @@ def built(instructions: Sequence[str]) -> Path:
         RuntimeError: see `library`.
     """
     compiler = _compiler()
-    source = (resources.files(__package__) / "kernels.cpp").read_bytes()
+    files = {name: text.encode() for name, text in sorted(sources().items())}
     facts = Path(compiler).resolve()
     known = [*FLAGS, *instructions, str(facts), str(facts.stat().st_mtime_ns), platform.machine()]
-    digest = hashlib.sha256(source + "\0".join(known).encode()).hexdigest()[:16]
+    facts_and_files = "\0".join([*known, *files]).encode() + b"\0".join(files.values())
+    digest = hashlib.sha256(facts_and_files).hexdigest()[:16]
     try:
-        folder = _folder()
+        folder = cache_folder()
         target = folder / f"kernels-{digest}.so"
         if not target.exists():
             with (folder / f"kernels-{digest}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not target.exists():
-                    _compile([compiler, *FLAGS, *instructions], source, target)
+                    _compile([compiler, *FLAGS, *instructions], files, target)
     except OSError as error:
         raise RuntimeError(
             f"the CPU kernels cannot be built: {error} [fast.kernels.cpu]"
         ) from error
     return target
+
+
+def sources() -> dict[str, str]:
+    """Text of every source file by name."""
+    files = resources.files(SOURCES).iterdir()
+    return {file.name: file.read_text() for file in files if file.name.endswith((".cpp", ".h"))}
 
 
 def _compiler() -> str:
@@ -95,20 +118,13 @@ def _compiler() -> str:
     )
 
 
-def _folder() -> Path:
-    """The user's cache folder of this package, made if it is not there."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "twinstep"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
-
-
-def _compile(command: Sequence[str], source: bytes, target: Path) -> None:
+def _compile(command: Sequence[str], files: Mapping[str, bytes], target: Path) -> None:
     """Compile beside the target, and move it there whole."""
     with tempfile.TemporaryDirectory(dir=target.parent) as place:
-        code, made = Path(place) / "kernels.cpp", Path(place) / target.name
-        code.write_bytes(source)
-        call = [*command, str(code), "-o", str(made)]
+        for name, text in files.items():
+            (Path(place) / name).write_bytes(text)
+        made = Path(place) / target.name
+        call = [*command, str(Path(place) / MAIN), "-o", str(made)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), "")
@@ -117,6 +133,45 @@ def _compile(command: Sequence[str], source: bytes, target: Path) -> None:
                 f"{first.removeprefix(place)} [fast.kernels.cpu]"
             )
         os.replace(made, target)
+
+
+def launch(
+    kernel: Jitted, programs: int, args: Sequence[object], options: Mapping[str, object]
+) -> None:
+    """Run the twin of a kernel, on as many threads as torch would use.
+
+    Args:
+        kernel: under `@triton.jit`.
+        programs: of Triton's launch, at least one.
+        args: everything but the constants, by position.
+        options: constants by name.
+
+    Raises:
+        RuntimeError: there is no compiler, or no twin. Nothing has been written.
+    """
+    function, typed, constants = _twin(library(), cast(Any, kernel), len(args))
+    words = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+    words += [NUMBERS[args[place].dtype] for place in typed]  # type: ignore[attr-defined]
+    words += [_number(options[name]) for name in constants]
+    function(*words, programs, torch.get_num_threads())
+
+
+def _number(value: object) -> int:
+    """A constant as the sources take it."""
+    return value if isinstance(value, int) else CHOICES[value]
+
+
+@cache
+def _twin(loaded: ctypes.CDLL, kernel: Any, count: int) -> tuple[Any, list[int], list[str]]:
+    """The function of a kernel with `count` arguments, places of dtypes it needs, its constants."""
+    given, constants = kernel.arg_names[:count], kernel.arg_names[count:]
+    function = getattr(loaded, kernel.__name__, None)
+    if function is None:
+        raise RuntimeError(f"{kernel.__name__} has no twin for the CPU [fast.kernels.cpu]")
+    typed = [place for place, name in enumerate(given) if name in TYPED]
+    function.argtypes = [ctypes.c_int64] * (count + len(typed) + len(constants) + 2)
+    function.restype = None
+    return function, typed, constants
 
 
 def call(name: str, rows: Iterable[Sequence[int]], *arguments: object) -> None:

@@ -1,0 +1,1 @@
+"""Golden traces replayed by both of our sides, and their manifest held to the files."""
