@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test property: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test check lint property compile peers compat golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -66,6 +66,10 @@ peers:  ## DeepSpeed installed beside us, and other projects judged as we are (d
 		--editable '.[peers]'
 	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m twinstep.parity peers
 	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/proof/test_peers_checkpoints.py tests/proof/test_peers_edges.py
+
+compat:  ## torch's own optimizer tests on our classes (docs/reference/compat.md)
+	@$(READY)
+	$(PY) -m twinstep.parity.proof.compat
 
 ptx-corpus:  ## compile the replay corpus again, with four Tritons and two NVRTCs
 	@$(READY)

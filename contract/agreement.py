@@ -124,14 +124,17 @@ def _refusal() -> float:
 def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:
     """A constructor of an optimizer around another one, which all ranks of its groups end alike.
 
-    The groups are kept as `ranks`, and `_agree` is called once none has refused. Parameters of a
-    rank that could, while another could not, may lie in new memory; their values are the same.
+    Groups are kept as `ranks`, all arguments in `_built_with`, and `_agree` is called once none has
+    refused. Parameters of a rank that could, while another could not, may lie in new memory; their
+    values are the same.
     """
 
     @wraps(construct)
     def run(*args: P.args, **options: P.kwargs) -> None:
         made: Any = args[0]
         made.ranks = groups_given(options)
+        others = {name: given for name, given in options.items() if name != "init_optimizer"}
+        made._built_with = lambda: others
         inside = args[1] if len(args) > 1 else options.get("init_optimizer")
         on_all_ranks(lambda: construct(*args, **options), made.ranks, device_of(inside))
         made._agree()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ from typing import cast
 
 from twinstep.contract.errors import in_words
 
+LOG = logging.getLogger(__name__)
 Saved = dict[str, float | int | bool]
+WRAPPER_ARGUMENTS = ("init_scale", "scale_window", "min_scale")
+HYSTERESIS = {"delayed_shift": 1, "consecutive_hysteresis": False}  # and the values for none
 RULES = ("static", "dynamic", "wrapper", "torch")
 # A hysteresis below 1 goes on falling; nothing else does.
 LOWEST = {"last_overflow_iter": -1, "cur_hysteresis": -(2**63)}
@@ -92,8 +96,8 @@ class ScaleArguments:
         scales: False for anything but fp16, where the scale is 1 and never moves.
         static_loss_scale: the scale without `dynamic_loss_scale`.
         dynamic_loss_scale: True if it moves.
-        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; hysteresis keys are
-            accepted, this rule has none.
+        dynamic_loss_args: `init_scale`, `scale_window` and `min_scale`; `delayed_shift` and
+            `consecutive_hysteresis` are taken and reported, since this rule has no hysteresis.
         initial_scale: without `dynamic_loss_args`.
         min_scale: without `dynamic_loss_args`.
     """
@@ -115,14 +119,31 @@ class ScaleArguments:
         """First scale, window and floor of the scale that moves.
 
         Raises:
-            ValueError: `dynamic_loss_args` lacks one of the three.
+            ValueError: `dynamic_loss_args` lacks one of the three, or has other keys.
         """
         given = self.dynamic_loss_args
         if given is None:
             return self.initial_scale, 1000, self.min_scale
-        missing = [n for n in ("init_scale", "scale_window", "min_scale") if n not in given]
+        missing = [name for name in WRAPPER_ARGUMENTS if name not in given]
         if missing:
             raise ValueError(
                 f"dynamic_loss_args has {', '.join(given)}, but lacks {', '.join(missing)}"
+            )
+        strangers = [str(name) for name in given if name not in (*WRAPPER_ARGUMENTS, *HYSTERESIS)]
+        if strangers:
+            raise ValueError(
+                f"dynamic_loss_args has {', '.join(strangers)}, but should have "
+                f"{', '.join(WRAPPER_ARGUMENTS)}"
+            )
+        idle = [
+            f"{name}={given[name]}"
+            for name, none in HYSTERESIS.items()
+            if given.get(name, none) != none
+        ]
+        if idle:
+            LOG.warning(
+                "dynamic_loss_args has %s, which changes nothing: this rule has no hysteresis, "
+                "loss_scale_config=DynamicLossScale(...) has",
+                ", ".join(idle),
             )
         return given["init_scale"], int(given["scale_window"]), given["min_scale"]

@@ -11,19 +11,6 @@ from twinstep.contract.tensors import dtype_names
 ACCUMULATION = (torch.float32, torch.bfloat16)
 
 
-def refuse_amsgrad(amsgrad: bool, where: str) -> None:
-    """Refuse amsgrad=True.
-
-    Raises:
-        RuntimeError: it is True.
-    """
-    if amsgrad:
-        raise RuntimeError(
-            "amsgrad=True, but should be False: there is no running maximum of the second moment "
-            f"[{where}]"
-        )
-
-
 def refuse_legacy_adam(fused_adam_legacy: bool, where: str) -> None:
     """Refuse fused_adam_legacy=True.
 

@@ -54,6 +54,8 @@ class Sharded(Wrapper, ABC):
     expert_groups: dict[str, dist.ProcessGroup]
     elastic_checkpoint: bool
     round_robin_gradients: bool
+    loads_lists = True
+    _model = "bit16_groups"
 
     @abstractmethod
     def _partitions(self) -> Sequence[ZeroPartition]:
@@ -165,7 +167,8 @@ class Sharded(Wrapper, ABC):
         """Load states of either side's class, or of DeepSpeed's; all ranks must call it.
 
         Args:
-            state_dict_list: entries of the data-parallel ranks that saved, as many as there are now
+            state_dict_list: one dict is a list of it, with `load_from_fp32_weights`. Otherwise
+                entries of the data-parallel ranks that saved, as many as there are now
                 or, with `elastic_checkpoint`, any number. Those that hold nothing of this rank's
                 partitions may be None. Shards of DeepSpeed's ZeRO stand in the order of ranks; an
                 elastic one has no options of the inner optimizer, which keeps its own.

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from twinstep.contract.shards import check_placements, check_whole
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -19,12 +21,18 @@ def dtype_names(dtypes: Iterable[torch.dtype], conjunction: str = "or") -> str:
     return f" {conjunction} ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def check_param(param: Tensor, where: str) -> None:
+def check_param(param: Tensor, where: str, *, shards: bool = False) -> None:
     """Require fp16, bf16 or fp32, and memory of its own for each element.
+
+    Args:
+        param: of a model.
+        where: the class, for messages.
+        shards: parts of a DTensor are taken.
 
     Raises:
         ValueError: the parameter is something else, or elements share memory.
     """
+    (check_placements if shards else check_whole)(param, where)
     if param.dtype not in FLOATS:
         raise ValueError(
             f"parameter is {dtype_names([param.dtype])}, but should be {dtype_names(FLOATS)} "

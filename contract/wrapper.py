@@ -7,17 +7,27 @@ Schedulers, step hooks and whatever else takes an optimizer take the wrapper: it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.compat import Compat
+from twinstep.contract.copies import (
+    Parts,
+    Rebuilt,
+    loading_with_hooks,
+    parts_of,
+    rebuilt,
+    saving_with_hooks,
+)
+from twinstep.contract.gradient_mark import GradientMark
 from twinstep.contract.parallel import Groups
 from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
+from twinstep.contract.uncompiled import uncompiled
 
 ParamGroup = dict[str, object]
 State = dict[str, Tensor]
@@ -40,14 +50,24 @@ class Wrapper(torch.optim.Optimizer):
         optimizer: without state; its groups are rewritten by the class that derives.
         timers: called by phase, or None.
 
+    `deepcopy` and `pickle` build it anew, with the model's parameters if these are copied with it;
+    what is known of the last step, gradients and hooks stay behind, as for torch's optimizers.
+
     Attributes:
         ranks: groups of all ranks that construct and load alike.
+        loads_lists: a state is loaded from a list, with an entry for each rank.
 
     Raises:
         ValueError: it has state.
     """
 
     ranks: Groups = ()
+    # Arguments by name, but for the inner optimizer.
+    _built_with: Callable[[], Mapping[str, object]]
+    # Whether a state dict is one of several, one for each rank.
+    loads_lists = False
+    # Of the trained parameters, by group.
+    _model = "fp16_groups"
     _inner: torch.optim.Optimizer | None = None
 
     def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
@@ -59,7 +79,18 @@ class Wrapper(torch.optim.Optimizer):
         params = [param for group in optimizer.param_groups for param in group["params"]]
         super().__init__(params, optimizer.defaults)
         self._inner = optimizer
+        self._mark = GradientMark()
         self.timers = timers
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hooked: dict[str, Callable[..., Any]] = {
+            "state_dict": saving_with_hooks,
+            "load_state_dict": loading_with_hooks,
+            "step": uncompiled,
+        }
+        for name in hooked.keys() & vars(cls).keys():
+            setattr(cls, name, hooked[name](vars(cls)[name]))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -117,6 +148,25 @@ class Wrapper(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} around {self._inner!r}"
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Rebuilt], Parts]:
+        return rebuilt, parts_of(self, getattr(self, self._model), self._kept())
+
+    def __copy__(self) -> Wrapper:
+        # Two that are built around the same parameters would lay them out twice.
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def _kept(self) -> dict[str, object]:
+        """What a copy has beside a state dict."""
+        return {}
+
+    def _enter_copied(self, state: object, kept: Mapping[str, object]) -> None:
+        """Take over the state dict of the optimizer that this one is a copy of."""
+        self.load_state_dict(cast(Any, state))
+        for name, value in kept.items():
+            setattr(self, name, value)
 
     def _refuse(self, closure: object) -> None:
         if closure is not None:

@@ -2,7 +2,8 @@
 
 Each function builds the class of `fast` that does the same; arguments that only ours have are
 keywords of that class. `FusedAdam` takes the first nine arguments of apex's `FusedAdam`, too.
-Behaviour is correct by default; `compat=Compat.deepspeed()` brings that of 0.19.8 back.
+`from_config` reads a config. Behaviour is correct by default; `compat=Compat.deepspeed()` brings
+that of 0.19.8 back.
 """
 
 import math
@@ -21,6 +22,7 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.contract.zero import OffloadConfig
+from twinstep.fast.deepspeed_config import from_config as from_config
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer

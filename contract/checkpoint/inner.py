@@ -24,7 +24,7 @@ ADAM = ("step", *MOMENTS)
 LARGEST, MOMENTUM = "max_exp_avg_sq", "momentum_buffer"
 LIKE_PARAM = (*MOMENTS, LARGEST, MOMENTUM)
 # Options that change what a step does, and that our optimizers do not have.
-OTHER_RULES = ("amsgrad", "maximize")
+OTHER_RULES = ("amsgrad", "maximize", "differentiable")
 Options = Mapping[str, object]
 
 
@@ -57,7 +57,7 @@ def inner_state(
         {**mine, **theirs} for mine, theirs in zip(own, given, strict=True)
     ]
     for index, (theirs, group) in enumerate(zip(given, groups, strict=True)):
-        _check_options(optimizer, theirs, group, f"group {index}, {where}")
+        check_options(optimizer, theirs, group, f"group {index}, {where}")
     for group, members, ours in zip(groups, given, optimizer.param_groups, strict=True):
         for number, param in zip(members["params"], ours["params"], strict=True):
             names = _names(optimizer, param, bool(group.get("amsgrad")))
@@ -116,10 +116,20 @@ def _check_members(
         )
 
 
-def _check_options(
+def check_options(
     optimizer: torch.optim.Optimizer, theirs: Options, group: Options, where: str
 ) -> None:
-    """Require options that this class has, with values that it takes."""
+    """Require options that this class has, with values that it takes.
+
+    Args:
+        optimizer: that is to take them.
+        theirs: options of a saved group.
+        group: the same, completed with those that the file may lack.
+        where: the group and the method, for messages.
+
+    Raises:
+        ValueError: one is missing, has no such value here, or makes another step.
+    """
     name, defaults = type(optimizer).__name__, optimizer.defaults
     missing = [
         option
@@ -137,6 +147,13 @@ def _check_options(
     for option in OTHER_RULES:
         if theirs.get(option) is True:
             raise ValueError(f"{option}=True, but should be False: {name} has none [{where}]")
+    decoupled = theirs.get("decoupled_weight_decay")
+    mode = getattr(optimizer, "adam_w_mode", decoupled)
+    if isinstance(decoupled, bool) and decoupled is not mode and theirs.get("weight_decay"):
+        raise ValueError(
+            f"decoupled_weight_decay={decoupled}, but should be {mode}, which is adam_w_mode of "
+            f"this {name} [{where}]"
+        )
     try:
         (check_lamb if "max_coeff" in defaults else check_adam)(group, where)
     except TypeError as error:

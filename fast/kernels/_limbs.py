@@ -23,6 +23,7 @@ TOLD = tl.constexpr(26)  # and three slots more: see `fast.optimizers.agreement`
 PADDED = tl.constexpr(32)
 DIGIT = tl.constexpr(0xFFFFFFFF)
 INFINITY = tl.constexpr(0x7F800000)  # the bits of fp32 +inf
+PAST_SQUARES = tl.constexpr(0x5F800000)  # those of 2**64, whose square is no fp32 number
 # In the control `exhausted`, whose lowest bit is an overflow at the floor:
 DIFFERS = tl.constexpr(2)  # ranks have different scales
 REFUSED = tl.constexpr(4)  # times what is in TOLD

@@ -19,6 +19,7 @@ from twinstep.fast.kernels._limbs import (
     INFINITY,
     NONFINITE,
     PADDED,
+    PAST_SQUARES,
     largest_of,
     norm_of,
     sum_of,
@@ -117,9 +118,14 @@ def finalise_kernel(
     NORM_SCALED: tl.constexpr,
     LAMB: tl.constexpr,
     RANKS: tl.constexpr,
+    BOUNDED: tl.constexpr,
 ):
     """One program; every thread computes every scalar, one thread stores it."""
     scaled_norm, found = norm_of_kind(limbs, norm, NORM_1, NORM_MAX, NORM_GIVEN)
+    if BOUNDED:
+        # Second moments would be infinite for good: an overflow, though each gradient is finite.
+        past = (scaled_norm.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= PAST_SQUARES
+        found = tl.where(past, 1.0, found)
     moves = None  # all steps
     if RANKS:
         told = told_by_ranks(limbs, NORM_MAX)
@@ -229,6 +235,7 @@ class Finish:
         reports_scaled_norm: leave the norm of the scaled gradients there, not the unscaled one.
         over_ranks: the limbs hold what ranks have told each other. A step that one of them refuses,
             or has another scale for, is skipped, and moves nothing but `exhausted`.
+        bounded: gradients whose squares are past fp32 overflow, too; for norms "2", "1", "inf".
     """
 
     rule: str
@@ -240,6 +247,7 @@ class Finish:
     norm_kind: str = "2"
     reports_scaled_norm: bool = False
     over_ranks: bool = False
+    bounded: bool = False
 
 
 def finalise(
@@ -284,4 +292,5 @@ def finalise(
         NORM_SCALED=finish.reports_scaled_norm,
         LAMB=bounds is not None,
         RANKS=finish.over_ranks,
+        BOUNDED=finish.bounded and finish.norm_kind != "given",
     )

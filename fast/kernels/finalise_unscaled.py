@@ -1,8 +1,8 @@
 """The one program between reducing unscaled gradients and updating one group's weights.
 
 Versions, and what each costs: one; about 300 bytes and the latency of one launch for each group.
-It turns limbs into the norm, skips the step where the norm is not finite, forms the factor that
-clips, advances the group's step counter and forms its bias corrections. Every group's program
+It turns limbs into the norm, skips the step where its square is no fp32 number, forms the factor
+that clips, advances the group's step counter and forms its bias corrections. Every group's program
 reads the same limbs; the last one leaves them at zero for the next step.
 """
 
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.fast.kernels._arith import advance_adam_steps, store_adam_header
-from twinstep.fast.kernels._limbs import INFINITY, PADDED, largest_of, norm_of, sum_of
+from twinstep.fast.kernels._limbs import PADDED, PAST_SQUARES, largest_of, norm_of, sum_of
 from twinstep.fast.kernels.clip import EPSILON
 from twinstep.fast.runtime.dispatch import launch
 
@@ -56,9 +56,9 @@ def finalise_unscaled_kernel(
         value = sum_of(limbs)
     else:
         value = largest_of(limbs)
-    # Finite gradients may have a norm that is not: that skips the step, too.
+    # Squares of finite gradients may be past fp32: that skips the step, too.
     magnitude = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    skip = (magnitude >= INFINITY).to(tl.float32)
+    skip = (magnitude >= PAST_SQUARES).to(tl.float32)
     largest = tl.load(max_norm)
     k = largest / (value.to(tl.float64) + EPSILON)
     clips = (largest > 0.0) & (k < 1.0)

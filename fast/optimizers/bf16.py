@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.accumulated import Accumulated
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
-from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import (
@@ -33,7 +33,6 @@ from twinstep.contract.parallel import (
     tensor_parallel_rank,
 )
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
-from twinstep.contract.whole import WholeTensors
 from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
@@ -52,7 +51,7 @@ from twinstep.fast.optimizers.wrapper import Wrapper
 from twinstep.fast.optimizers.zeros import clear_gradients
 
 
-class BF16Optimizer(Wrapper):
+class BF16Optimizer(Wrapper, Accumulated):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
@@ -119,13 +118,15 @@ class BF16Optimizer(Wrapper):
             options["params"] = [group.master]
         if has_moe_layers:
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
-        self._whole = WholeTensors(self.groups)
         self._parallelism = Parallelism(mpu=mpu, expert_groups=self.expert_groups)
         device = self.groups[0].flat.device
         self._step = StepDriver(device, None, None, self.norm_type)
         self._runs = Runs(self.groups, self._parallelism)
         self._accumulation = Accumulation(self.groups, "BF16Optimizer.update_hp_grads")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
+
+    def _partitions(self) -> list[PartitionedGroup]:
+        return self.groups
 
     def _agree(self) -> None:
         agree_on_layouts(self.groups, self.ranks)
@@ -185,6 +186,7 @@ class BF16Optimizer(Wrapper):
     def update_hp_grads(self, clear_lp_grads: bool = False) -> None:
         """Add the parameters' gradients to the accumulators; immediate updates have done so."""
         self._accumulation.add(by_hooks=self.immediate_grad_update)
+        self._mark.look(self._trained())
         if clear_lp_grads:
             self.clear_lp_grads(set_to_none=True)
 
@@ -230,9 +232,10 @@ class BF16Optimizer(Wrapper):
             closure: refused.
 
         Raises:
-            RuntimeError: a closure was given, or nothing here can run kernels on the parameters'
-                device. Nothing has changed, and ranks of the same model or with other experts skip
-                the step; the next value read there raises a ValueError.
+            RuntimeError: a closure was given, gradients are there of which none is accumulated, or
+                nothing here can run kernels on the parameters' device. Nothing has changed, and
+                ranks of the same model or with other experts skip the step; the next value read
+                there raises a ValueError.
         """
         try:
             self._refuse(closure)
@@ -305,6 +308,7 @@ class BF16Optimizer(Wrapper):
     def clear_lp_grads(self, set_to_none: bool = False) -> None:
         """Zero the parameters' own gradients, or drop them."""
         clear_gradients(self._params(), set_to_none=set_to_none)
+        self._mark.look(self._trained())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' own gradients and the accumulators."""
@@ -315,35 +319,6 @@ class BF16Optimizer(Wrapper):
         """Remove the hooks of immediate updates."""
         while self._hooks:
             self._hooks.pop().remove()
-
-    @property
-    def bf16_groups(self) -> list[list[Tensor]]:
-        """The trained parameters, by group."""
-        return [group.params for group in self.groups]
-
-    @property
-    def bf16_groups_flat(self) -> list[Tensor]:
-        """The flat model weights, padding included."""
-        return [group.flat for group in self.groups]
-
-    @property
-    def fp32_groups_flat_partition(self) -> list[Tensor]:
-        """The masters of this rank."""
-        return [group.master for group in self.groups]
-
-    @property
-    def param_slice_mappings(self) -> list[dict[str, FragmentAddress]]:
-        """By group: where each parameter lies in the master of this rank."""
-        return [{name: at.in_partition for name, at in g.fragments.items()} for g in self.groups]
-
-    def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients, accumulators and the state inside."""
-        return self._bytes(
-            model_weights=self.bf16_groups_flat,
-            master_weights=self.fp32_groups_flat_partition,
-            gradients=[param.grad for param in self._params()],
-            accumulators=[group.accumulator for group in self.groups],
-        )
 
     def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
         """This rank's state, or a copy on the CPU; see `contract.checkpoint.partitions`. Waits."""
@@ -359,7 +334,8 @@ class BF16Optimizer(Wrapper):
         """Load states of this class, of the reference's or of DeepSpeed's.
 
         Args:
-            state_dict_list: one per rank that saved. If as many ranks load, each takes its own
+            state_dict_list: one dict is a list of it, with `load_from_fp32_weights`. Otherwise one
+                per rank that saved. If as many ranks load, each takes its own
                 entry; otherwise all entries are joined and cut anew.
             checkpoint_folder: of a universal checkpoint to read instead, masters included.
             load_optimizer_states: False leaves the state of the optimizer inside.
@@ -382,18 +358,3 @@ class BF16Optimizer(Wrapper):
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:
             self.refresh_fp32_params()
-
-    def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
-        """The whole fp32 weight of a parameter, or a state of it; all ranks have to call it."""
-        return self._whole.read(self.optimizer, name, key)
-
-    def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
-        """Write this rank's part of a whole fp32 weight or state; nothing is published."""
-        self._whole.write(self.optimizer, name, value, key)
-
-    def get_full_hp_grad(self, name: str) -> Tensor:
-        """The accumulated gradient of a parameter, neither averaged nor clipped."""
-        return self._whole.gradient(name)
-
-    def _params(self) -> list[Tensor]:
-        return [param for group in self.groups for param in group.params]

@@ -76,6 +76,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         norm_type: as in `FP16Optimizer`.
         fused_lamb_legacy: hand gradients, copies and a divisor to the optimizer inside, which has
             to take them, as `FusedLamb` does; around `FusedLamb` it changes nothing but that.
+        has_moe_layers: accepted; parameters carry marks of their own.
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
@@ -104,10 +105,12 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         clip_grad: float = 0.0,
         norm_type: float = 2.0,
         fused_lamb_legacy: bool = False,
+        has_moe_layers: bool = False,
         expert_groups: ExpertGroups | None = None,
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
+        del has_moe_layers
         if fused_lamb_legacy:
             check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         groups = init_optimizer.param_groups

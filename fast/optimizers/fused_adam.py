@@ -16,17 +16,19 @@ from typing import Any, cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint.plain import loading_as_stored
 from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
+from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step_arguments
 from twinstep.contract.moments import (
     MOMENTS,
     StateDict,
     check_added_group,
-    loading_as_stored,
     new_state,
 )
-from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.shards import check_gradient_shards, local_of
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.runtime.checks import require_not_captured
@@ -52,9 +54,11 @@ class FusedAdam(torch.optim.Optimizer):
         eps: added outside the square root.
         adam_w_mode: True for AdamW, False for Adam with L2 decay; for the whole instance.
         weight_decay: of either sign.
-        amsgrad: only False.
+        amsgrad: refused unless False.
         set_grad_none: what `zero_grad()` does unless told.
         compat: upstream behaviour to reproduce.
+        torchs: keywords of torch's optimizers; `foreach`, `fused` and `capturable` change nothing,
+            `maximize` and `differentiable` are refused unless False.
 
     State of a parameter: `step` (int64, shape ()), `exp_avg`, `exp_avg_sq` (fp32, shaped like the
     parameter). A parameter without a gradient keeps all of it. Parameters that are not contiguous
@@ -66,8 +70,8 @@ class FusedAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[ParamGroup],
-        *,
         lr: Number = 1e-3,
+        *,
         bias_correction: bool = True,
         betas: tuple[Number, Number] = (0.9, 0.999),
         eps: Number = 1e-8,
@@ -76,8 +80,9 @@ class FusedAdam(torch.optim.Optimizer):
         amsgrad: bool = False,
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
+        **torchs: object,
     ) -> None:
-        refuse_amsgrad(amsgrad, "FusedAdam")
+        check_keywords("FusedAdam", torchs, amsgrad)
         self.adam_w_mode, self.set_grad_none = bool(adam_w_mode), bool(set_grad_none)
         self.compat = compat
         self._forget_device()
@@ -95,12 +100,14 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             TypeError: a hyper-parameter is no number.
+            RuntimeError: the group asks for what a keyword of the constructor may not.
             ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
                 or overlaps itself. Nothing has been added.
         """
         check_adam(self.defaults | param_group, "FusedAdam")
+        refuse_asked(param_group, "FusedAdam")
         super().add_param_group(param_group)
-        check_added_group(self)
+        check_added_group(self, shards=True)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop (True) or zero (False) all gradients; None does what `set_grad_none` says."""
@@ -108,25 +115,30 @@ class FusedAdam(torch.optim.Optimizer):
         super().zero_grad(set_to_none=drop)
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, **legacy: object) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float], **legacy: object) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None, **legacy: object) -> float | None:
         """Take one step; writes parameters, moments and counters in place.
 
         Args:
             closure: evaluates the loss again, with gradients enabled.
+            legacy: refused, the arguments that apex's Adam once took.
 
         Returns:
             What the closure returned, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse, or nothing here can run kernels on the parameters'
+            RuntimeError: an argument of apex is given, a gradient is sparse, or nothing here can
+                run kernels on the parameters'
                 device. Nothing has been written.
         """
+        if legacy:
+            refuse_step_arguments(legacy, "FusedAdam.step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -234,7 +246,11 @@ class _Plan:
         self._shared = optimizer.compat.shared_step_counter
         everything = list(chain(*self._params))
         check_dense_gradients(everything, "FusedAdam.step")
-        self._reader = GradientReader(everything)
+        # Of a DTensor this rank's part is stepped, with its part of the gradient.
+        self._parts_of = {local_of(param): param for param in everything}
+        self._dtensors = [param for part, param in self._parts_of.items() if part is not param]
+        self._lend_gradients()
+        self._reader = GradientReader(list(self._parts_of))
         self.parts: list[_Part] = []
         for (index, device), places in self._by_device().items():
             self._add(optimizer, index, device, places)
@@ -245,7 +261,7 @@ class _Plan:
         found: dict[tuple[int, torch.device], list[int]] = {}
         place = 0
         for index, params in enumerate(self._params):
-            for param in params:
+            for param in map(local_of, params):
                 if param.grad is not None:
                     found.setdefault((index, param.device), []).append(place)
                     place += 1
@@ -255,7 +271,7 @@ class _Plan:
         self, optimizer: FusedAdam, index: int, device: torch.device, places: list[int]
     ) -> None:
         params = [self._reader.params[place] for place in places]
-        states = [optimizer._state_of(param) for param in params]
+        states = [optimizer._state_of(self._parts_of[param]) for param in params]
         if not self._shared:
             self._add_alike(optimizer, (index, device), places, states, states)
             return
@@ -276,7 +292,7 @@ class _Plan:
         counting: list[dict[str, Tensor]],
     ) -> None:
         params = [self._reader.params[place] for place in places]
-        columns = [params, *([state[name] for state in states] for name in MOMENTS)]
+        columns = [params, *([local_of(state[name]) for state in states] for name in MOMENTS)]
         whole = places == list(range(places[0], places[0] + len(places)))
         contiguous = all(self._reader.contiguous[place] for place in places)
         self.parts.append(
@@ -298,4 +314,14 @@ class _Plan:
         for group, params in zip(groups, self._params, strict=True):
             if len(group["params"]) != len(params) or not same(group["params"], params):
                 return None
+        if self._dtensors:
+            if any(local_of(param) not in self._parts_of for param in self._dtensors):
+                return None
+            self._lend_gradients()
         return self._reader.read() if self._state.holds(optimizer.state) else None
+
+    def _lend_gradients(self) -> None:
+        """Let parts of DTensors have their parts of the gradients."""
+        check_gradient_shards(self._dtensors, "FusedAdam.step")
+        for param in self._dtensors:
+            local_of(param).grad = None if param.grad is None else local_of(param.grad)

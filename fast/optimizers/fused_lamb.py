@@ -12,17 +12,18 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint.plain import loading_as_stored
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number, check_lamb
+from twinstep.contract.keywords import check_keywords, refuse_asked
 from twinstep.contract.moments import (
     MOMENTS,
     StateDict,
     check_added_group,
-    loading_as_stored,
     new_state,
 )
-from twinstep.contract.refusals import refuse_amsgrad
 from twinstep.contract.tensors import check_dense_gradient
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
@@ -53,8 +54,10 @@ class FusedLamb(torch.optim.Optimizer):
             launches more for each parameter, and none are shared.
         max_coeff: upper bound of the trust ratio.
         min_coeff: lower bound of the trust ratio.
-        amsgrad: only False.
+        amsgrad: refused unless False.
         compat: upstream behaviour to reproduce; LAMB has none of its own.
+        torchs: keywords of torch's optimizers; `foreach`, `fused` and `capturable` change nothing,
+            `maximize` and `differentiable` are refused unless False.
 
     State of a parameter: `step` (int64, shape ()), `exp_avg`, `exp_avg_sq` (fp32, shaped like the
     parameter). A parameter without a gradient keeps all of it.
@@ -65,8 +68,8 @@ class FusedLamb(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[ParamGroup],
-        *,
         lr: Number = 1e-3,
+        *,
         bias_correction: bool = True,
         betas: tuple[Number, Number] = (0.9, 0.999),
         eps: Number = 1e-8,
@@ -77,8 +80,9 @@ class FusedLamb(torch.optim.Optimizer):
         min_coeff: Number = 0.01,
         amsgrad: bool = False,
         compat: Compat = CORRECT,
+        **torchs: object,
     ) -> None:
-        refuse_amsgrad(amsgrad, "FusedLamb")
+        check_keywords("FusedLamb", torchs, amsgrad)
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
         self._ratios: list[tuple[Sequence[int], Tensor]] = []
         self._forget_device()
@@ -95,10 +99,12 @@ class FusedLamb(torch.optim.Optimizer):
 
         Raises:
             TypeError: a hyper-parameter is no number.
+            RuntimeError: the group asks for what a keyword of the constructor may not.
             ValueError: a hyper-parameter is out of range, or a parameter is not fp16, bf16 or fp32
                 or overlaps itself. Nothing has been added.
         """
         check_lamb(self.defaults | param_group, "FusedLamb")
+        refuse_asked(param_group, "FusedLamb")
         super().add_param_group(param_group)
         check_added_group(self)
 
@@ -142,6 +148,7 @@ class FusedLamb(torch.optim.Optimizer):
         grad_norms: Norms | None = None,
     ) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 from twinstep.contract.compat import Compat
 from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.scaled import Scaled
 from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
@@ -37,7 +38,7 @@ Given = Callable[[], list[list[Tensor]]]
 LOG = logging.getLogger(__name__)
 
 
-class ScaledWrapper(Wrapper):
+class ScaledWrapper(Wrapper, Scaled):
     """A wrapper that scales the loss; see `FP16Optimizer` for the arguments.
 
     Attributes:
@@ -51,6 +52,8 @@ class ScaledWrapper(Wrapper):
     _unscaled = "low_precision_dtype"
     # Whether the update reads contiguous copies of gradients.
     _copies = True
+    # Whether finite gradients whose squares are past fp32 are an overflow.
+    _bounded = True
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class ScaledWrapper(Wrapper):
             growth_counts_this_step=self.loss_scaler.compat.growth_counts_this_step,
             unscale_with_updated_scale=self.compat.unscale_with_updated_scale,
             reports_scaled_norm=reports_scaled_norm,
+            bounded=self._bounded,
         )
 
     def _read(self, groups: Sequence[Sequence[Tensor]]) -> tuple[Gradients, Given]:
@@ -241,6 +245,7 @@ class ScaledWrapper(Wrapper):
         else:
             scaled = loss.float() * self.external_loss_scale
         torch.autograd.backward(scaled, create_graph=create_graph, retain_graph=retain_graph)
+        self._note_gradients()
 
     def get_global_norm(self) -> float:
         """Norm of the unscaled gradients of the last step, before clipping; waits for the device.

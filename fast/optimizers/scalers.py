@@ -90,6 +90,10 @@ class LossScale:
         self._block = ControlBlock(torch.device("cpu"), scaling.controls())
         self._placed = False
 
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        name = next(name for name, kept in COUNTERS.items() if kept is self._counters)
+        return _copied, (type(self), self.scaling, name, self.compat, self.state_dict())
+
     def on(self, device: torch.device) -> ControlBlock:
         """The control block, moved to a device if it is not there; it stays there from now on.
 
@@ -225,6 +229,16 @@ class LossScale:
         """Enter a state that `restored` returned."""
         for name, value in controls.items():
             self._block[name].fill_(value)
+
+
+def _copied(
+    kind: type[LossScale], scaling: LossScaling, name: str, compat: Compat, state: Saved
+) -> LossScale:
+    """A scaler from its parts; the first call decides on its device."""
+    made = object.__new__(kind)
+    LossScale.__init__(made, scaling, name, compat)
+    made.load_state_dict(state)
+    return made
 
 
 class StaticLossScale(LossScale):

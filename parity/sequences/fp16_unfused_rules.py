@@ -19,7 +19,7 @@ class FP16UnfusedRules(FP16Rules):
         "adamw, dynamic, without experts": Recipe(policies={"clip_without_experts": True}),
     }
 
-    own: Mapping[str, Sequence[object]] = {}
+    own: Mapping[str, Sequence[object]] = {"has_moe_layers": (False, True)}
     passed = (*FP16Rules.passed, "fused_lamb_legacy")
     refused = {**REFUSED, "fused_lamb_legacy": (True,)}
 

@@ -17,8 +17,8 @@ Ranks that share a group must hold the same accumulators when a step begins: red
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import cast, overload
 
@@ -26,18 +26,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from twinstep.contract.accumulated import Accumulated
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
-from twinstep.contract.fragments import FragmentAddress
 from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
+from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
-from twinstep.contract.whole import WholeTensors
-from twinstep.contract.wrapper import Wrapper, initialize
+from twinstep.contract.wrapper import initialize
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.clip import clip_coefficient
 from twinstep.reference.optimizers.model_norm import check_norm_type
@@ -53,7 +53,7 @@ from twinstep.reference.optimizers.partitioned_groups import (
 )
 
 
-class BF16Optimizer(Wrapper):
+class BF16Optimizer(Accumulated):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
@@ -122,6 +122,9 @@ class BF16Optimizer(Wrapper):
             check_has_experts([group.expert for group in self.groups], "BF16Optimizer")
         self._hooks = immediate_hooks(self.groups) if immediate_grad_update else []
 
+    def _partitions(self) -> list[PartitionedGroup]:
+        return self.groups
+
     def _agree(self) -> None:
         agree_on_layouts(self.groups, self.ranks)
 
@@ -176,6 +179,7 @@ class BF16Optimizer(Wrapper):
             for group in self.groups:
                 for index in range(len(group.params)):
                     accumulate_gradient(group, index)
+        self._mark.look(self._trained())
         if clear_lp_grads:
             self.clear_lp_grads(set_to_none=True)
 
@@ -233,7 +237,7 @@ class BF16Optimizer(Wrapper):
             closure: refused.
 
         Raises:
-            RuntimeError: a closure was given.
+            RuntimeError: a closure was given, gradients are there of which none is accumulated.
             TypeError: a hyper-parameter is no number.
             ValueError: a rank of the same model, or with other experts, raises one of these.
                 In each case nothing has changed.
@@ -246,7 +250,8 @@ class BF16Optimizer(Wrapper):
 
         counted, worst = self._parallelism.worst(prepare)
         self._norm = self._parallelism.global_norm(counted, self.norm_type, worst)
-        self.overflow = not bool(torch.isfinite(self._norm).item())
+        norm = fp64(self._norm).item()
+        self.overflow = not math.isfinite(norm) or past_squares(norm, self.norm_type)
         if not self.overflow:
             factor = clip_coefficient(norm=self._norm, max_norm=float64(self.clip_grad))
             for group in self.groups:
@@ -291,6 +296,7 @@ class BF16Optimizer(Wrapper):
     def clear_lp_grads(self, set_to_none: bool = False) -> None:
         """Zero the parameters' own gradients, or drop them."""
         drop_gradients(self._params(), set_to_none=set_to_none)
+        self._mark.look(self._trained())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the parameters' own gradients and the accumulators."""
@@ -302,38 +308,6 @@ class BF16Optimizer(Wrapper):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-    @property
-    def bf16_groups(self) -> list[list[Tensor]]:
-        """The trained parameters, by group."""
-        return [group.params for group in self.groups]
-
-    @property
-    def bf16_groups_flat(self) -> list[Tensor]:
-        """The flat model weights, padding included."""
-        return [group.flat for group in self.groups]
-
-    @property
-    def fp32_groups_flat_partition(self) -> list[Tensor]:
-        """The masters of this rank."""
-        return [group.master for group in self.groups]
-
-    @property
-    def param_slice_mappings(self) -> list[dict[str, FragmentAddress]]:
-        """By group: where each parameter lies in the master of this rank."""
-        return [
-            {name: fragment.in_partition for name, fragment in group.fragments.items()}
-            for group in self.groups
-        ]
-
-    def memory_report(self) -> dict[str, int]:
-        """Bytes of model weights, masters, gradients, accumulators and inner state."""
-        return self._bytes(
-            model_weights=self.bf16_groups_flat,
-            master_weights=self.fp32_groups_flat_partition,
-            gradients=[param.grad for param in self._params()],
-            accumulators=[group.accumulator for group in self.groups],
-        )
 
     def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
         """The entry of this rank; see `contract.checkpoint.partitions`.
@@ -352,7 +326,8 @@ class BF16Optimizer(Wrapper):
         """Load states of this class or of DeepSpeed's; every rank must call it.
 
         Args:
-            state_dict_list: one per rank that saved. If as many ranks load, each takes its own
+            state_dict_list: one dict is a list of it, with `load_from_fp32_weights`. Otherwise one
+                per rank that saved. If as many ranks load, each takes its own
                 entry; otherwise all entries are joined and cut anew.
             checkpoint_folder: read a universal checkpoint from there instead.
             load_optimizer_states: False leaves the state of the inner optimizer.
@@ -377,18 +352,3 @@ class BF16Optimizer(Wrapper):
             self.update_lp_params()
         elif not self.compat.keep_masters_on_load:
             self.refresh_fp32_params()
-
-    def get_full_hp_param(self, name: str, key: str | None = None) -> Tensor:
-        """The whole fp32 weight of a parameter, or a state of it; all ranks must call it."""
-        return WholeTensors(self.groups).read(self.optimizer, name, key)
-
-    def set_full_hp_param(self, name: str, value: Tensor, key: str | None = None) -> None:
-        """Write this rank's part of a whole fp32 weight or state; model weights stay."""
-        WholeTensors(self.groups).write(self.optimizer, name, value, key)
-
-    def get_full_hp_grad(self, name: str) -> Tensor:
-        """The accumulated gradient of a parameter, neither averaged nor clipped."""
-        return WholeTensors(self.groups).gradient(name)
-
-    def _params(self) -> list[Tensor]:
-        return list(chain.from_iterable(self.bf16_groups))

@@ -2,7 +2,7 @@
 
 One step, in order:
 
-    1. overflow    any gradient, on any rank, infinite or NaN?
+    1. overflow    any gradient, on any rank, infinite or NaN, or squares past fp32?
     2. norm        of the gradients as stored, each element of the model once
     3. skip        on overflow drop the gradients and change nothing else
     4. flatten     gradients to fp32, in the layout of the master; a missing one is zero
@@ -26,6 +26,7 @@ from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import StateDict
+from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import drop_gradients
@@ -180,11 +181,11 @@ class FP16Optimizer(ScaledWrapper):
         params = list(chain.from_iterable(self.fp16_groups))
         with self._timed("overflow_check"):
             held, worst = self._agreed(closure, params)
-        found_inf = worst > 0.0
-        after = self.loss_scaler.after(found_inf)
-        scale = self._scale_of_step(after)
         with self._timed("compute_norm"):
             scaled_norm = self._parallelism.global_norm(held, self.norm_type, worst)
+            found_inf = worst > 0.0 or past_squares(scaled_norm.item(), self.norm_type)
+            after = self.loss_scaler.after(found_inf)
+            scale = self._scale_of_step(after)
             self._norm = unscaled(scaled_norm, scale)
         if found_inf:
             drop_gradients(params)

@@ -30,6 +30,7 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moe import is_moe_param
 from twinstep.contract.moments import StateDict
+from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_param, drop_gradients
@@ -60,6 +61,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         fused_lamb_legacy: hand gradients, copies and a divisor to the inner optimizer, which must
             take them, as `FusedLamb` does.
+        has_moe_layers: accepted; parameters carry marks of their own.
         expert_groups: expert-parallel process groups by name, whose ranks hold different experts.
         expert_data_groups: by name, groups whose ranks hold the same experts; norms of these are
             averaged over them.
@@ -86,10 +88,12 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         clip_grad: float = 0.0,
         norm_type: float = 2.0,
         fused_lamb_legacy: bool = False,
+        has_moe_layers: bool = False,
         expert_groups: ExpertGroups | None = None,
         expert_data_groups: ExpertGroups | None = None,
         compat: Compat = CORRECT,
     ) -> None:
+        del has_moe_layers
         if fused_lamb_legacy:
             check_legacy_lamb(init_optimizer, "FP16UnfusedOptimizer")
         scales = loss_scale_config is not None or low_precision_dtype is torch.float16
@@ -155,12 +159,12 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         params = self._params()
         held, worst = self._agreed(closure, params)
-        found_inf = worst > 0.0
-        after = self.loss_scaler.after(found_inf)
-        scale = self._scale_of_step(after)
         if self.compat.clip_without_experts:
             held = [(param, grad) for param, grad in held if not is_moe_param(param)]
         norm = self._parallelism.global_norm(held, self.norm_type, worst)
+        found_inf = worst > 0.0 or past_squares(norm.item(), self.norm_type)
+        after = self.loss_scaler.after(found_inf)
+        scale = self._scale_of_step(after)
         self._norm = norm if self.compat.report_scaled_norm else unscaled(norm, scale)
         divisor = combined_scale(norm=norm, scale=scale, max_norm=float64(self.clip_grad))
         if found_inf:

@@ -14,11 +14,14 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint.plain import loading_as_stored
 from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
-from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
-from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step_arguments
+from twinstep.contract.moments import StateDict, check_added_group, new_state
+from twinstep.contract.shards import check_gradient_shards
 from twinstep.contract.tensors import check_dense_gradients
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.reference.adam import adam_scalars, adam_update, adamw_update
 from twinstep.reference.arithmetic import control, fp32
 
@@ -37,9 +40,11 @@ class FusedAdam(torch.optim.Optimizer):
         eps: added outside the square root.
         adam_w_mode: True for AdamW, False for Adam with L2 decay; of the whole instance.
         weight_decay: applied whatever its sign.
-        amsgrad: refused, the argument exists for callers that pass False.
+        amsgrad: refused unless False.
         set_grad_none: what `zero_grad()` does unless told.
         compat: upstream behaviour to reproduce; the default is correct.
+        torchs: keywords of torch's optimizers; `foreach`, `fused` and `capturable` change nothing,
+            `maximize` and `differentiable` are refused unless False.
 
     State per parameter: `step` (int64, shape ()), `exp_avg` and `exp_avg_sq` (fp32, shaped like
     the parameter). Parameters without a gradient are left alone, counter included. Non-contiguous
@@ -51,8 +56,8 @@ class FusedAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[ParamGroup],
-        *,
         lr: Number = 1e-3,
+        *,
         bias_correction: bool = True,
         betas: tuple[Number, Number] = (0.9, 0.999),
         eps: Number = 1e-8,
@@ -61,8 +66,9 @@ class FusedAdam(torch.optim.Optimizer):
         amsgrad: bool = False,
         set_grad_none: bool = True,
         compat: Compat = CORRECT,
+        **torchs: object,
     ) -> None:
-        refuse_amsgrad(amsgrad, "FusedAdam")
+        check_keywords("FusedAdam", torchs, amsgrad)
         self.adam_w_mode = bool(adam_w_mode)
         self.set_grad_none = bool(set_grad_none)
         self.compat = compat
@@ -80,12 +86,14 @@ class FusedAdam(torch.optim.Optimizer):
 
         Raises:
             TypeError: a hyper-parameter is no number.
+            RuntimeError: the group asks for what a keyword of the constructor may not.
             ValueError: a hyper-parameter is out of range, a dtype is not fp16, bf16 or fp32, or
                 elements of a parameter share memory. The optimizer is unchanged.
         """
         check_adam({**self.defaults, **param_group}, "FusedAdam")
+        refuse_asked(param_group, "FusedAdam")
         super().add_param_group(param_group)
-        check_added_group(self)
+        check_added_group(self, shards=True)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop or zero all gradients.
@@ -96,30 +104,36 @@ class FusedAdam(torch.optim.Optimizer):
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, **legacy: object) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float], **legacy: object) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None, **legacy: object) -> float | None:
         """Take one step; writes parameters, moments and counters in place.
 
         Args:
             closure: evaluates the loss again, with gradients enabled.
+            legacy: refused, the arguments that apex's Adam once took.
 
         Returns:
             The result of the closure, or None.
 
         Raises:
-            RuntimeError: a gradient is sparse. Nothing has been written.
+            RuntimeError: an argument of apex is given, or a gradient is sparse. Nothing has been
+                written.
         """
+        if legacy:
+            refuse_step_arguments(legacy, "FusedAdam.step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         active = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         check_dense_gradients(chain.from_iterable(active), "FusedAdam.step")
+        check_gradient_shards(chain.from_iterable(active), "FusedAdam.step")
         for group, params in zip(self.param_groups, active, strict=True):
             self._step_group(group, params)
         return loss

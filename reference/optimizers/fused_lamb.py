@@ -15,11 +15,13 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
+from twinstep.contract.checkpoint.plain import loading_as_stored
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number, check_lamb
-from twinstep.contract.moments import StateDict, check_added_group, loading_as_stored, new_state
-from twinstep.contract.refusals import refuse_amsgrad
+from twinstep.contract.keywords import check_keywords, refuse_asked
+from twinstep.contract.moments import StateDict, check_added_group, new_state
 from twinstep.contract.tensors import check_dense_gradient
+from twinstep.contract.uncompiled import uncompiled
 from twinstep.reference.arithmetic import control, fp32
 from twinstep.reference.clip import clip_factor
 from twinstep.reference.lamb import LambScalars, lamb_scalars, lamb_update
@@ -46,8 +48,10 @@ class FusedLamb(torch.optim.Optimizer):
         max_grad_norm: clip each gradient to this norm; 0 or below does not clip.
         max_coeff: upper bound of the trust ratio.
         min_coeff: lower bound of the trust ratio.
-        amsgrad: refused, the argument exists for callers that pass False.
+        amsgrad: refused unless False.
         compat: upstream behaviour to reproduce; LAMB has none of its own.
+        torchs: keywords of torch's optimizers; `foreach`, `fused` and `capturable` change nothing,
+            `maximize` and `differentiable` are refused unless False.
 
     State per parameter: `step` (int64, shape ()), `exp_avg` and `exp_avg_sq` (fp32, shaped like
     the parameter). Parameters without a gradient are left alone, counter included.
@@ -58,8 +62,8 @@ class FusedLamb(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[ParamGroup],
-        *,
         lr: Number = 1e-3,
+        *,
         bias_correction: bool = True,
         betas: tuple[Number, Number] = (0.9, 0.999),
         eps: Number = 1e-8,
@@ -70,8 +74,9 @@ class FusedLamb(torch.optim.Optimizer):
         min_coeff: Number = 0.01,
         amsgrad: bool = False,
         compat: Compat = CORRECT,
+        **torchs: object,
     ) -> None:
-        refuse_amsgrad(amsgrad, "FusedLamb")
+        check_keywords("FusedLamb", torchs, amsgrad)
         self.eps_inside_sqrt = bool(eps_inside_sqrt)
         self.compat = compat
         self._ratios: list[Tensor] = []
@@ -92,10 +97,12 @@ class FusedLamb(torch.optim.Optimizer):
 
         Raises:
             TypeError: a hyper-parameter is no number.
+            RuntimeError: the group asks for what a keyword of the constructor may not.
             ValueError: a hyper-parameter is out of range, a dtype is not fp16, bf16 or fp32, or
                 elements of a parameter share memory. The optimizer is unchanged.
         """
         check_lamb({**self.defaults, **param_group}, "FusedLamb")
+        refuse_asked(param_group, "FusedLamb")
         super().add_param_group(param_group)
         check_added_group(self)
 
@@ -125,6 +132,7 @@ class FusedLamb(torch.optim.Optimizer):
         grad_norms: Sequence[Sequence[Number]] | None = None,
     ) -> float: ...
 
+    @uncompiled
     @torch.no_grad()
     def step(
         self,

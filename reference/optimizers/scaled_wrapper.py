@@ -12,9 +12,9 @@ from twinstep.contract.compat import Compat
 from twinstep.contract.hyper import check_numbers
 from twinstep.contract.loss_scale import checked_scale
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
+from twinstep.contract.scaled import Scaled
 from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
-from twinstep.contract.wrapper import Wrapper
 from twinstep.reference.arithmetic import float64, fp32, fp64
 from twinstep.reference.loss_scale import ScaleState
 from twinstep.reference.optimizers.model_norm import check_norm_type
@@ -24,7 +24,7 @@ from twinstep.reference.optimizers.scalers import LossScale
 LOG = logging.getLogger(__name__)
 
 
-class ScaledWrapper(Wrapper):
+class ScaledWrapper(Scaled):
     """A wrapper that scales the loss; see `FP16Optimizer` for the arguments.
 
     Attributes:
@@ -124,6 +124,7 @@ class ScaledWrapper(Wrapper):
         scaled.backward(  # type: ignore[no-untyped-call]
             create_graph=create_graph, retain_graph=retain_graph
         )
+        self._note_gradients()
 
     def get_global_norm(self) -> float:
         """Norm of the unscaled gradients of the last step, before clipping.

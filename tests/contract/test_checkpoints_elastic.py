@@ -131,7 +131,7 @@ def cut(row: Entry) -> Entry:
 
 
 WRONG: dict[str, tuple[Callable[[list[Entry]], Any], str]] = {
-    "no list": (lambda e: e[0], "states should be a list with one entry per rank"),
+    "no list": (lambda e: "entries", "states should be a list with one entry per rank"),
     "nothing": (lambda e: [None, None], "states should be a list with one entry per rank"),
     "no dict": (lambda e: [1], "state is a int, but should be a dict"),
     "foreign": (

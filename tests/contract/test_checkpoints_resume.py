@@ -68,7 +68,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_whoever_saved_it(
 @pytest.mark.parametrize("side", SIDES)
 def test_state_of_torchs_adam_goes_on_in_fused_adam(side: str, kind: str) -> None:
     """Options that the other optimizer does not know stay those of the constructor."""
-    source, run = started(side, kind, torch.optim.Adam), started(side, kind)
+    source, run = started(side, kind, torch.optim.AdamW), started(side, kind)
     source.train(range(2))
     run.load(source.optimizer.state_dict())
     run.train(range(2, 3))

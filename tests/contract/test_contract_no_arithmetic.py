@@ -18,6 +18,7 @@ MOVES = {
 }
 # What a tensor is, and elements read by the host.
 LOOKS = {"dim", "is_contiguous", "is_floating_point", "item", "numel", "stride", "tolist"}
+LOOKS |= {"_fix_weakref", "is_inference"}
 # Methods of Python's own types that tensors have, too.
 PLAIN = {"copy", "count", "index", "values"}
 TENSOR_METHODS = {name for name in dir(Tensor) if not name.startswith("__")}
@@ -25,6 +26,7 @@ TENSOR_METHODS = {name for name in dir(Tensor) if not name.startswith("__")}
 TORCH = {f"torch.{name}" for name in MOVES} | {
     *(
         "torch.device",
+        "torch._disable_dynamo",
         "torch.load",
         "torch.save",
         "torch.serialization.safe_globals",

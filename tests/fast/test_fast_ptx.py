@@ -81,7 +81,7 @@ BF16 = {"P": tl.float32, "G": tl.bfloat16, "M": tl.float32, "C": tl.bfloat16}
 WHOLE = {"BIAS_CORRECTION": True, "IS_TABLE": True, "CONSECUTIVE": False, "RAISE": True}
 COMPAT = {"GROW_ON_WINDOW": False, "UNSCALE_WITH_NEW": False}
 NORMS = {"NORM_1": False, "NORM_MAX": False, "NORM_GIVEN": False, "NORM_SCALED": False}
-WRAPPED = {"EXTERNAL": False, "LAMB": False, "RANKS": False, **NORMS}
+WRAPPED = {"EXTERNAL": False, "LAMB": False, "RANKS": False, "BOUNDED": False, **NORMS}
 ADAM = {"DECOUPLED": True, "HAS_COPY": True}
 SGD = {"HAS_MOMENTUM": True, "NESTEROV": True, "HAS_COPY": True}
 
@@ -92,6 +92,7 @@ STEPS = {
 STEPS |= {norm: {**STEPS["wrapper"], norm: True} for norm in NORMS}
 STEPS |= {"lamb": {**STEPS["wrapper"], "LAMB": True, "EXTERNAL": True, "NORM_SCALED": True}}
 STEPS |= {"over ranks": {**STEPS["dynamic"], "RANKS": True}}
+STEPS |= {"bounded": {**STEPS["wrapper"], "BOUNDED": True}}
 
 UPDATES = {
     "adam flat": Case(adam.adam_flat_kernel, state("*bf16", "*bf16"), ADAM),

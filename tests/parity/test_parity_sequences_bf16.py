@@ -79,8 +79,10 @@ def test_sequences_reach_every_action_and_are_rarely_refused() -> None:
     wrong = {"construct_wrongly", "load_damaged", "load_universal"}
     # A sparse gradient is refused where it is accumulated.
     assert raised.keys() <= {*always, *wrong, "whole", "set_whole", "backward", "train"} | {
-        "update_hp_grads"
+        *("update_hp_grads", "step")
     }
+    # Gradients that nothing has accumulated.
+    assert raised["step"] < names["step"] / 4
     assert all(raised[name] == names[name] for name in always)
     assert raised["whole"] < names["whole"]
     assert skipped >= 5

@@ -165,7 +165,7 @@ def first_master(entry: StateDict) -> Tensor:
 
 
 WRONG: dict[str, tuple[Callable[[StateDict], object], str]] = {
-    "no list": (lambda e: {}, "states should be a list with one entry per rank"),
+    "no list": (lambda e: "entries", "states should be a list with one entry per rank"),
     "nothing": (lambda e: [], "states should be a list with one entry per rank"),
     "no dict": (lambda e: [None], "state is a NoneType, but should be a dict"),
     "no version": (lambda e: [{**e, "ds_version": ""}], "ds_version is empty"),

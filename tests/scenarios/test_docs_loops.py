@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,12 @@ BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```(?:\n\n```text\n(.*?)```)?"
 PAGES = {
     "from-pytorch.md": ["problem.py", "plain.py", "half.py", "resume.py", "brain.py"],
     "from-deepspeed.md": ["config.py", "direct.py", "differs.py", "load.py"],
+    "frameworks.md": ["problem.py", "fsdp.py", "lit.py", "quick.py", "hf.py"],
     "simulated-ranks.md": ["ranks.py"],
     "zero.md": ["sharded.py", "train_zero.py"],
 }
+# Packages that set-up does not install; their programs run where they are.
+NEEDS = {"lit.py": "lightning", "quick.py": "accelerate", "hf.py": "transformers"}
 Capture = pytest.CaptureFixture[str]
 
 
@@ -63,9 +66,12 @@ def test_the_page_has_every_field_of_compat_and_no_other() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_program_prints_what_the_page_says(page: str, folder: Path, capsys: Capture) -> None:
-    shutil.copytree(ROOT / "golden" / "checkpoints", folder / "golden" / "checkpoints")
     for name, code, _ in blocks(page):
         (folder / name).write_text(code)
     for name, _, said in blocks(page):
+        if find_spec(NEEDS.get(name, "torch")) is None:
+            continue
         runpy.run_path(name, run_name="__main__")
-        assert capsys.readouterr().out == said, name
+        found = capsys.readouterr().out
+        # Trainers print on their own before.
+        assert found.endswith(said) if name in NEEDS else found == said, name

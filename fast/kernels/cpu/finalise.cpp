@@ -30,8 +30,8 @@ void finalise_kernel(
     const double* external, const double* max_coeff, const double* min_coeff,
     int64_t bias_correction, int64_t is_table, Rule rule, int64_t consecutive, int64_t raises,
     int64_t grow_on_window, int64_t unscale_with_new, int64_t is_external, int64_t norm_1,
-    int64_t norm_max, int64_t norm_given, int64_t norm_scaled, int64_t lamb, int64_t ranks, int64_t,
-    int64_t) {
+    int64_t norm_max, int64_t norm_given, int64_t norm_scaled, int64_t lamb, int64_t ranks,
+    int64_t bounded, int64_t, int64_t) {
   Environment plain;
   float scaled_norm = norm_of(limbs), found = limbs[NONFINITE] != 0 ? 1.0f : 0.0f;
   if (norm_max) {
@@ -42,6 +42,8 @@ void finalise_kernel(
   } else if (norm_given) {
     scaled_norm = *norm;
   }
+  // Squares past fp32 would leave second moments infinite: decisions/0018.
+  if (bounded && !(scaled_norm < 0x1p64f)) found = 1.0f;
   const int64_t told = ranks ? told_by_ranks(limbs, norm_max) : 0;
   if (told != 0) {
     found = 1.0f;
@@ -100,8 +102,8 @@ void finalise_unscaled_kernel(int64_t* limbs, int64_t* step, float* coefficients
   float value = largest_of(limbs);
   if (kind == SQUARES) value = norm_of(limbs);
   if (kind == MAGNITUDES) value = sum_of(limbs);
-  // Finite gradients may have a norm that is not: that skips the step, too.
-  const float skip = std::isfinite(value) ? 0.0f : 1.0f;
+  // Squares of finite gradients may be past fp32: that skips the step, too.
+  const float skip = value < 0x1p64f ? 0.0f : 1.0f;
   const float clip = clip_only(value, *max_norm);
   store_adam_header(coefficients, *lr, *beta1, *beta2, *eps, *weight_decay, ahead ? 1.0f : clip,
                     skip);

@@ -1,0 +1,65 @@
+"""Parameters that are split over ranks by torch itself: DTensors, as FSDP2 makes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, cast
+
+from torch import Tensor
+
+
+def is_dtensor(tensor: object) -> bool:
+    """True for a DTensor; without the module that has them there is none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, in the same memory; any other tensor as it is."""
+    return cast(Tensor, cast(Any, tensor)._local_tensor) if is_dtensor(tensor) else tensor
+
+
+def check_whole(param: Tensor, where: str) -> None:
+    """Refuse a DTensor.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if is_dtensor(param):
+        raise ValueError(
+            "parameter is a DTensor, but should be whole on this rank: FusedAdam by itself steps "
+            f"shards, nothing else here does [{where}]"
+        )
+
+
+def check_placements(param: Tensor, where: str) -> None:
+    """Require that each element of a DTensor has its value on this rank.
+
+    Raises:
+        ValueError: it is a sum over ranks that has not been taken.
+    """
+    placed = cast(Any, param).placements if is_dtensor(param) else ()
+    if any(at.is_partial() for at in placed):
+        raise ValueError(f"parameter is placed {placed}, but should not be partial [{where}]")
+
+
+def check_gradient_shards(params: Iterable[Tensor], where: str) -> None:
+    """Require gradients of DTensors that are split as their parameters are.
+
+    Raises:
+        RuntimeError: one is split otherwise, or not at all. An update of the local part would take
+            it for another.
+    """
+    for param in params:
+        grad: Any = param.grad
+        if grad is None or not is_dtensor(param):
+            continue
+        own: Any = param
+        found = (grad.device_mesh, grad.placements) if is_dtensor(grad) else "whole"
+        if found != (own.device_mesh, own.placements):
+            placed = found if isinstance(found, str) else found[1]
+            raise RuntimeError(
+                f"gradient is placed {placed}, but should be as its parameter {own.placements} "
+                f"[{where}]"
+            )

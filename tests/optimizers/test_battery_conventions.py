@@ -1,0 +1,239 @@
+"""Conventions of torch, apex and DeepSpeed, kept by every class or refused in a sentence."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from tests.helpers.battery import (
+    EVERY,
+    PLAINS,
+    WRAPPED,
+    Subject,
+    fill,
+    observed,
+)
+from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.small_models import ARGUMENTS, FP16, model_and, train
+
+pytestmark = pytest.mark.usefixtures("replay")
+
+
+@PLAINS
+def test_the_learning_rate_is_the_second_argument(subject: Subject) -> None:
+    optimizer = CLASSES[subject.side][subject.name](subject.parameters(2), 0.25)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+@PLAINS
+def test_keywords_of_torch_that_choose_a_way_are_taken_and_change_nothing(subject: Subject) -> None:
+    found = []
+    for options in ({}, {"foreach": True, "capturable": True}, {"fused": True, "maximize": False}):
+        params = subject.parameters(3)
+        optimizer = subject(params, differentiable=False, **options)
+        fill(params, 1)
+        optimizer.step()
+        found.append(observed(optimizer, params))
+    assert found[0] == found[1] == found[2]
+
+
+@PLAINS
+@pytest.mark.parametrize("name", ["amsgrad", "maximize", "differentiable"])
+def test_keywords_of_torch_that_change_a_step_are_refused_in_a_group_too(
+    subject: Subject, name: str
+) -> None:
+    with pytest.raises(RuntimeError, match=f"{name}=True, but should be False: .*{subject.name}"):
+        subject(subject.parameters(2), **{name: True})
+    with pytest.raises(RuntimeError, match=f"{name}=True, but should be False"):
+        subject([{"params": subject.parameters(2), name: True}])
+    with pytest.raises(RuntimeError, match="cannot be `True` together"):
+        subject(subject.parameters(2), fused=True, foreach=True)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_arguments_that_apex_took_in_a_step_are_refused_by_name(side: str) -> None:
+    optimizer = Subject(side, "FusedAdam")(Subject(side, "FusedAdam").parameters(2))
+    with pytest.raises(RuntimeError, match="scale was given, but should not be"):
+        optimizer.step(scale=2.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gradients'"):
+        optimizer.step(gradients=[])
+
+
+def stepped(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Any]:
+    """State of an optimizer of torch that has taken two steps."""
+    param = Parameter(torch.ones(3))
+    optimizer: Any = kind([param], lr=0.125, **options)  # type: ignore[call-arg]
+    for _ in range(2):
+        param.grad = torch.tensor([1.0, 2.0, 3.0])
+        optimizer.step()
+    state: dict[str, Any] = optimizer.state_dict()
+    return state
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_state_of_torch_goes_on(side: str) -> None:
+    saved = stepped(torch.optim.AdamW)
+    params = [Parameter(torch.ones(3))]
+    optimizer = CLASSES[side]["FusedAdam"](params)
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert optimizer.param_groups[0]["weight_decay"] == 0.01
+    params[0].grad = torch.ones(3)
+    optimizer.step()
+    assert int(optimizer.state[params[0]]["step"]) == 3
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (stepped(torch.optim.AdamW, amsgrad=True), "amsgrad=True, but should be False"),
+        (stepped(torch.optim.AdamW, maximize=True), "maximize=True, but should be False"),
+        (stepped(torch.optim.Adam, weight_decay=0.1), "decoupled_weight_decay=False, but should"),
+        (stepped(torch.optim.SGD), "state has no betas, eps, but FusedAdam should"),
+        ({}, "a state and param_groups should be there"),
+    ],
+    ids=["amsgrad", "maximize", "L2", "SGD", "none"],
+)
+def test_a_state_that_another_step_made_is_refused_when_it_is_loaded(
+    side: str, saved: dict[str, Any], message: str
+) -> None:
+    params = [Parameter(torch.ones(3))]
+    optimizer = CLASSES[side]["FusedAdam"](params)
+    before = observed(optimizer, params)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(saved)
+    assert observed(optimizer, params) == before
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_state_of_apex_has_one_counter_for_each_group(side: str) -> None:
+    group = {"lr": 0.5, "bias_correction": True, "betas": (0.9, 0.99), "eps": 1e-8}
+    group |= {"weight_decay": 0.0, "step": 7, "params": [0, 1]}
+    moments = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.full((2,), 4.0)}
+    params = [Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = CLASSES[side]["FusedAdam"](params)
+    optimizer.load_state_dict({"state": {0: moments, 1: moments}, "param_groups": [group]})
+    assert [int(optimizer.state[param]["step"]) for param in params] == [7, 7]
+    assert "step" not in optimizer.param_groups[0]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_state_of_ours_goes_on_in_torch(side: str) -> None:
+    params = [Parameter(torch.ones(3))]
+    optimizer = CLASSES[side]["FusedAdam"](params, 0.1)
+    fill(params, 1)
+    optimizer.step()
+    torchs = torch.optim.AdamW(params)
+    torchs.load_state_dict(optimizer.state_dict())
+    fill(params, 2)
+    torchs.step()
+    assert float(torchs.state[params[0]]["step"]) == 2.0
+
+
+@EVERY
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_a_copy_goes_on_alone_with_the_same_bits(subject: Subject, way: str) -> None:
+    model, optimizer = model_and(subject)
+    both = (model, optimizer)
+    twin, other = copy.deepcopy(both) if way == "deepcopy" else pickle.loads(pickle.dumps(both))
+    before = [param.detach().clone() for param in twin.parameters()]
+    train(model, optimizer)
+    assert all(map(torch.equal, before, twin.parameters()))
+    train(twin, other)
+    ours, theirs = (
+        observed(o, list(m.parameters())) for m, o in ((model, optimizer), (twin, other))
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_copy_keeps_what_is_accumulated(side: str) -> None:
+    model, optimizer = model_and(Subject(side, "BF16Optimizer"))
+    optimizer.backward(model(torch.ones(1, 3, dtype=torch.bfloat16)).float().sum())
+    twin, other = copy.deepcopy((model, optimizer))
+    for made in (optimizer, other):
+        made.step()
+    assert torch.equal(model.weight, twin.weight)
+
+
+@WRAPPED
+def test_hooks_of_state_dicts_are_called_and_may_change_them(subject: Subject) -> None:
+    _, optimizer = model_and(subject)
+    calls: list[str] = []
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("saving"))
+    optimizer.register_state_dict_post_hook(lambda _, found: found | {"more": 1})
+    optimizer.register_load_state_dict_post_hook(lambda _: calls.append("loaded"))
+
+    def without(_: object, given: Any) -> Any:
+        calls.append(f"more={given['more']}")
+        return {name: value for name, value in given.items() if name != "more"}
+
+    optimizer.register_load_state_dict_pre_hook(without)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["saving", "more=1", "loaded"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_bf16_refuses_to_step_over_gradients_that_nothing_accumulated(side: str) -> None:
+    model, optimizer = model_and(Subject(side, "BF16Optimizer"))
+    before = observed(optimizer, list(model.parameters()))["weights"]
+    loss = model(torch.ones(1, 3, dtype=torch.bfloat16)).float().sum()
+    loss.backward()
+    with pytest.raises(
+        RuntimeError, match=r"none was accumulated: call optimizer.backward\(loss\)"
+    ):
+        optimizer.step()
+    assert observed(optimizer, list(model.parameters()))["weights"] == before
+    optimizer.update_hp_grads()
+    optimizer.step()
+    optimizer.step()  # gradients that were accumulated once are no mistake
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", FP16)
+@pytest.mark.parametrize("mistake", ["loss.backward", "clip by hand", "none"])
+def test_fp16_says_once_that_gradients_are_not_those_of_its_backward(
+    side: str, name: str, mistake: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = model_and(Subject(side, name), verbose=True)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 3, dtype=torch.float16)).float().sum()
+            loss.backward() if mistake == "loss.backward" else optimizer.backward(loss)
+            if mistake == "clip by hand":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (mistake != "none")
+    assert all("not as optimizer.backward(loss) left them" in line for line in said)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", FP16)
+def test_arguments_of_a_loss_scale_that_do_nothing_are_named(
+    side: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = Subject(side, name)
+    options: dict[str, Any] = {"dynamic_loss_scale": True}
+    with pytest.raises(ValueError, match="has windows, but should have init_scale, scale_window"):
+        subject(subject.parameters(2), dynamic_loss_args=ARGUMENTS | {"windows": 1}, **options)
+    with caplog.at_level(logging.WARNING):
+        subject(
+            subject.parameters(2), dynamic_loss_args=ARGUMENTS | {"delayed_shift": 1}, **options
+        )
+        assert not caplog.records
+        subject(
+            subject.parameters(2), dynamic_loss_args=ARGUMENTS | {"delayed_shift": 2}, **options
+        )
+    assert "delayed_shift=2, which changes nothing" in caplog.records[0].getMessage()
