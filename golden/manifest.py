@@ -31,7 +31,6 @@ class Entry:
         version: of that package when the trace was last written.
         recorder: argument of `parity golden record` that records it.
         differs_in: fields in which our default differs; the header's `differs` has the reason.
-        always: so it does with any `Compat`.
         untaken: why no path of the fast side replays it; empty where one does.
         changes: the reason of each recording that changed it, oldest first.
     """
@@ -42,7 +41,6 @@ class Entry:
     version: str
     recorder: str
     differs_in: tuple[str, ...] = ()
-    always: bool = False
     untaken: str = ""
     changes: tuple[str, ...] = (FIRST,)
 
@@ -61,7 +59,6 @@ def entry_of(
         version=trace.header.version,
         recorder=recorder,
         differs_in=situation.differs_in,
-        always=situation.always,
         untaken=situation.untaken,
         changes=changes,
     )
@@ -72,7 +69,6 @@ def described(entry: Entry, situation: Situation) -> Entry:
     return replace(
         entry,
         differs_in=situation.differs_in,
-        always=situation.always,
         untaken=situation.untaken,
     )
 

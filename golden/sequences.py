@@ -27,7 +27,6 @@ class Situation:
         steps: one letter per step.
         differs: where our default knowingly differs, with the id of the edge.
         differs_in: fields of a step that differ there.
-        always: they differ with any `Compat`.
         untaken: why no path of the fast side can replay it; empty where one can.
     """
 
@@ -38,7 +37,6 @@ class Situation:
     steps: str
     differs: str = ""
     differs_in: tuple[str, ...] = ()
-    always: bool = False
     untaken: str = ""
 
 
