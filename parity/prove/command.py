@@ -50,7 +50,7 @@ def prove_situation(situation: Situation, seconds: float) -> Verdict:
         return Verdict(UNSUPPORTED, engine.missing or f"the engine {engine.name}")
     with running(engine) if engine.name == "replay" else nullcontext():
         tracer = Tracer(kernel.function, engine)
-        return Prover(tracer, situation.case(), seconds).prove()
+        return Prover(tracer, situation.case(), seconds, kernel.arithmetic).prove()
 
 
 def prove(
@@ -97,21 +97,42 @@ def _print_kernel(console: Console, kernel: Kernel, rows: Iterable[Row], verbose
         words = ", ".join(f"{counts[word]} {word}" for word in WORST if counts[word])
         seconds = sum(row.verdict.seconds for row in own)
         console.print(f"{kernel.name:28} {dtype:14} {words:34} {seconds:5.1f} s", markup=False)
+        for line in [] if verbose else proved_for(own):
+            console.print(f"    {line}", markup=False)
         shown: set[str] = set()
         for row in own:
             detail = row.verdict.detail
             if detail and (verbose or detail not in shown):
                 shown.add(detail)
-                console.print(f"    {row.situation.words}: {row.verdict.word}", markup=False)
+                words = row.situation.words or "scalars"
+                console.print(f"    {words}: {row.verdict.word}", markup=False)
                 for line in detail.splitlines():
                     console.print(f"        {line}", markup=False)
             elif verbose:
                 assumed = "; ".join(row.verdict.assumes)
                 console.print(
-                    f"    {row.situation.words}: {row.verdict.word}, {row.verdict.paths} paths"
-                    + (f", assuming {assumed}" if assumed else ""),
+                    f"    {row.situation.words or 'scalars'}: {row.verdict.word}, "
+                    f"{row.verdict.paths} paths" + (f", assuming {assumed}" if assumed else ""),
                     markup=False,
                 )
+
+
+def proved_for(rows: Sequence[Row]) -> list[str]:
+    """Sizes, layouts and assumptions of what is proved, one line for each set of assumptions."""
+    by_place: dict[str, list[Row]] = {}
+    for row in rows:
+        by_place.setdefault(row.situation.place, []).append(row)
+    found: dict[tuple[str, ...], dict[str, None]] = {}
+    for place, own in by_place.items():
+        whole = all(row.verdict.word == PROVED for row in own)
+        for row in own:
+            if row.verdict.word == PROVED:
+                words = place if whole else row.situation.words
+                found.setdefault(row.verdict.assumes, {})[words or "scalars"] = None
+    return [
+        f"proved for {', '.join(words)}" + (f"; {'; '.join(assumes)}" if assumes else "")
+        for assumes, words in found.items()
+    ]
 
 
 def _as_json(row: Row) -> dict[str, object]:

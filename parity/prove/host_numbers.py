@@ -7,9 +7,10 @@ arithmetic of float64; a comparison is a branch. What would lose the name (`floa
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from twinstep.parity.prove.torch_forms import SCALARS
 from twinstep.parity.prove.torch_names import KIND, TorchNames
 from twinstep.parity.runner.calls.places import place_in
 from twinstep.replay.names.naming import set_names
 from twinstep.replay.names.session import NotNamed
 from twinstep.replay.names.values import comparison
 
+MATH: dict[str, Callable[..., Any]] = {"isfinite": math.isfinite, "sqrt": math.sqrt}
 LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__")
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 
@@ -84,6 +87,24 @@ class NamedFloat:
     def __rtruediv__(self, other: object) -> Any:
         return self._with("div", other, self)
 
+    def __pow__(self, other: object) -> Any:
+        if isinstance(other, NamedFloat | Tensor):
+            return NotImplemented
+        # Rounded as the host's library likes, a function of its operands.
+        numbers = (self.number, self._number(other))
+        found = self.mode.session.table.row("pow.host.f64", numbers, 4, _here())
+        return NamedFloat(self.value ** _plain(other), found, self.mode)
+
+    def __neg__(self) -> NamedFloat:
+        return self._alone("neg.f64", -self.value)
+
+    def __abs__(self) -> NamedFloat:
+        return self._alone("abs.f64", abs(self.value))
+
+    def _alone(self, op: str, value: float) -> NamedFloat:
+        number = self.mode.session.table.row(op, (self.number,), 4, _here())
+        return NamedFloat(value, number, self.mode)
+
     def __eq__(self, other: object) -> bool:
         return self._decided("eq", other, self.value == _plain(other))
 
@@ -110,9 +131,26 @@ class NamedFloat:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @classmethod
+    def __torch_function__(cls, *_: object) -> object:
+        """Torch takes it as an argument, and `HostReads` is asked first."""
+        return NotImplemented
+
+    def isfinite(self) -> bool:
+        """Outcome of `math.isfinite`, a branch."""
+        return abs(self) < math.inf
+
+    def sqrt(self) -> NamedFloat:
+        """Result of `math.sqrt`."""
+        return self._alone("sqrt.rn.f64", MATH["sqrt"](self.value))
+
 
 def _plain(x: Any) -> float:
     return x.value if isinstance(x, NamedFloat) else float(x)
+
+
+def _taking_names(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: getattr(x, name)() if isinstance(x, NamedFloat) else function(x)
 
 
 class HostReads(TorchFunctionMode):
@@ -125,6 +163,19 @@ class HostReads(TorchFunctionMode):
     def __init__(self, mode: TorchNames) -> None:
         super().__init__()
         self.mode = mode
+
+    def __enter__(self) -> Self:
+        """Let functions of `math` take numbers with names."""
+        for name, function in MATH.items():
+            setattr(math, name, _taking_names(name, function))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Put the functions of `math` back."""
+        for name, function in MATH.items():
+            setattr(math, name, function)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -140,8 +191,18 @@ class HostReads(TorchFunctionMode):
         if name == "tensor" and args and isinstance(args[0], NamedFloat):
             return self.tensor(args[0], words.get("dtype") or torch.get_default_dtype())
         tensors = [x for x in args if isinstance(x, Tensor)]
+        found = self._given(name.rstrip("_"), args, words)
+        if found is not None:
+            plain, keywords, self.mode.given = found
+            try:
+                result = func(*plain, **keywords)
+                if self.mode.given is not None:
+                    raise NotNamed(f"a number that has a name is given to {name}", name, _here())
+            finally:
+                self.mode.given = None
+            return result
 
-        def _given(x: Any) -> Any:
+        def _tensor(x: Any) -> Any:
             if not isinstance(x, NamedFloat):
                 return x
             if not tensors or tensors[0].dtype not in (torch.float32, torch.float64):
@@ -149,7 +210,22 @@ class HostReads(TorchFunctionMode):
             # A Python number is rounded to the type of the tensor it meets.
             return self.tensor(x, tensors[0].dtype)
 
-        return func(*tree_map(_given, tuple(args)), **tree_map(_given, words))
+        return func(*tree_map(_tensor, tuple(args)), **tree_map(_tensor, words))
+
+    def _given(
+        self, word: str, args: Sequence[Any], words: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any], int] | None:
+        """Arguments with a plain number for one that has a name, and the name; None without one."""
+        keyword = SCALARS.get(word, "weight")
+        position = 2 if word == "lerp" and len(args) > 2 else None
+        number = args[position] if position is not None else words.get(keyword)
+        if isinstance(number, Tensor) and word in SCALARS:
+            number = self._read("item", Tensor.item, (number,), {})
+        if not isinstance(number, NamedFloat) or word not in (*SCALARS, "lerp"):
+            return None
+        if position is None:
+            return args, {**words, keyword: number.value}, number.number
+        return (*args[:2], number.value, *args[3:]), words, number.number
 
     def _read(
         self, name: str, func: Callable[..., Any], args: Sequence[Any], words: Mapping[str, Any]

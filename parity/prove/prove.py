@@ -16,8 +16,10 @@ import numpy as np
 import torch
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
+from twinstep.replay.dtypes import Array
 from twinstep.replay.errors import CannotReplay
 from twinstep.replay.names import assume
 from twinstep.replay.names.formula import side_by_side, text
@@ -76,13 +78,17 @@ class Prover:
         tracer: makes its calls.
         case: of the first call; sizes, layout, options and counters stay as they are.
         seconds: after which it stops.
+        arithmetic: what the kernel claims; a `bounded` one is refuted only by values that its bound
+            excludes, at controls of the declared ranges.
     """
 
     tracer: Tracer
     case: Case
     seconds: float = 60.0
+    arithmetic: str = "exact"
     elements: int = 0
     done: list[Path] = field(default_factory=list)
+    assumed: dict[str, None] = field(default_factory=dict)
 
     def prove(self) -> Verdict:
         """Follow every path and compare every written element on it."""
@@ -101,7 +107,7 @@ class Prover:
             found.detail,
             self.elements,
             len(self.done),
-            assumptions(self.case),
+            (*assumptions(self.case), *self.assumed),
             time.perf_counter() - started,
         )
 
@@ -116,13 +122,15 @@ class Prover:
                 return _Found(NOT_PROVED, f"more than {PATHS} paths")
             case = queue.pop()
             trace = self.tracer.trace(case)
+            self.assumed |= dict.fromkeys(trace.assumed)
             path = tuple((number, outcome) for number, outcome, _ in trace.decided)
             if path in self.done:
                 continue
             self.done.append(path)
-            if trace.foreign:
+            found = self._run(case, trace)
+            if found is None and trace.foreign:
                 return _Found(UNSUPPORTED, f"numbers that the host has computed: {trace.foreign}")
-            found = self._compared(case, trace, path)
+            found = found or self._compared(case, trace, path)
             if found is not None and found.word == REFUTED:
                 return found
             doubt = doubt or found
@@ -144,13 +152,27 @@ class Prover:
 
     # --- one path --------------------------------------------------------------------------
 
+    def _run(self, case: Case, trace: Trace) -> _Found | None:
+        """A refutation by the values of the run itself."""
+        for output in trace.outputs:
+            wrong = self._wrong(case, output)
+            if wrong.any():
+                return _Found(REFUTED, self._shown(case, output, int(np.argmax(wrong))))
+        return None
+
+    def _wrong(self, case: Case, output: Output) -> Array:
+        """Mask of the elements whose values in a run break the claim of the kernel."""
+        wrong = ~same(output.got, output.expected)
+        if self.arithmetic == "exact" or not wrong.any():
+            return wrong
+        if not _declared(case):
+            return np.zeros_like(wrong)
+        accepted = accepted_outputs(case, self.arithmetic)[output.name][output.index]
+        right = accepted.accepts(output.got.detach().reshape(accepted.value.shape))
+        return np.asarray(wrong & ~right.reshape(-1).numpy())
+
     def _compared(self, case: Case, trace: Trace, path: Path) -> _Found | None:
         """The word for one path, if it is not a proof."""
-        for output in trace.outputs:
-            wrong = output.unequal_values()
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                return _Found(REFUTED, self._shown(case, output, at))
         pairs = list(self._different(trace, path))
         for output, at in pairs[:LOOKED_AT]:
             found = self._witness(case, output, at, path)
@@ -208,7 +230,7 @@ class Prover:
         moved = with_values(case, self._by_leaf(found.bits))
         again = self.tracer.trace(moved)
         for one in again.outputs:
-            if one.label == output.label and not same(one.got, one.expected)[at]:
+            if one.label == output.label and self._wrong(moved, one)[at]:
                 return _Found(REFUTED, self._shown(moved, one, at, tuple(found.bits)))
         return None
 
@@ -251,6 +273,18 @@ class Prover:
     def _by_leaf(self, bits: dict[int, int]) -> dict[Leaf, int]:
         by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
         return {by_number[number]: own for number, own in bits.items() if number in by_number}
+
+
+def _declared(case: Case) -> bool:
+    """True if every control is inside the range that its bounds are derived for."""
+    for control in case.operation.controls:
+        value = case.controls[control.name].item()
+        drawn = control.range
+        if drawn is not None and value not in control.values:
+            place = 1.0 - value if drawn.below_one else value
+            if not drawn.low <= place <= drawn.high:
+                return False
+    return True
 
 
 def assumptions(case: Case) -> tuple[str, ...]:

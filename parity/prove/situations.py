@@ -38,12 +38,16 @@ class Situation:
     options: Mapping[str, OptionValue]
 
     @property
+    def place(self) -> str:
+        """Layout, sizes and alignment in words; empty where there are no lists."""
+        parts = [self.layout, "+".join(map(str, self.sizes))] if self.layout else []
+        return " ".join([*parts, *([] if self.aligned else ["unaligned"])])
+
+    @property
     def words(self) -> str:
         """The situation in words."""
-        parts = [self.layout, "+".join(map(str, self.sizes))] if self.layout else []
-        parts += [] if self.aligned else ["unaligned"]
-        parts += [f"{name}={value}" for name, value in self.options.items()]
-        return " ".join(parts)
+        options = [f"{name}={value}" for name, value in self.options.items()]
+        return " ".join([*([self.place] if self.place else []), *options])
 
     def case(self) -> Case:
         """The case of the first call; values matter only to what keeps them."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from twinstep.parity.prove.torch_forms import extremum, fused, root_is_a_function
 from twinstep.parity.prove.torch_rules import BINARY, COMPARE, LOGIC, MOVES, UNARY
 from twinstep.parity.runner.calls.places import place_in
 from twinstep.replay.dtypes import Array
@@ -46,6 +47,8 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flags: dict[int, int] = {}
         self.kept: list[Tensor] = []
         self.before: dict[int, Tensor] = {}
+        self.given: int | None = None
+        self.assumed: dict[str, None] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -68,7 +71,7 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **words)
         tensors = [x for x in tree_leaves((args, words)) if isinstance(x, Tensor)]
         names = {id(t): self.names(t) for t in tensors if t.device.type == "cpu"}
-        named = any((n >= 0).any() for n in names.values())
+        named = self.given is not None or any((n >= 0).any() for n in names.values())
         name = func.name().removeprefix("aten::")
         if named and name.startswith("_local_scalar_dense"):
             return self.read(args[0], names[id(args[0])])
@@ -93,12 +96,12 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- names of tensors ------------------------------------------------------------------
 
-    def names(self, tensor: Tensor) -> Array:
+    def names(self, tensor: Tensor, site: str = "") -> Array:
         """The numbers of a tensor's elements, -1 where there is none; of a bool one, predicates."""
         if tensor.dtype == torch.bool:
             found = [self.flags.get(a, -1) for a in _addresses(tensor)]
             return np.array(found, np.int64).reshape(tensor.shape)
-        return names_of(self.session, tensor)
+        return names_of(self.session, tensor, site)
 
     def put(self, tensor: Tensor, numbers: Array | None) -> None:
         """Name a tensor's elements."""
@@ -153,6 +156,16 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._flagged(word, args[:count], names, target)
         if plain in UNARY:
             return self.unary(UNARY[plain], args[0], target, names)
+        found = fused(
+            self,
+            plain,
+            args,
+            words,
+            target,
+            lambda x: self._operand(x, target.dtype, names, target),
+        )
+        if found is not None:
+            return found
         if plain in BINARY or plain in ("rsub", "pow"):
             return self._binary(plain, name, args, words, target, names)
         if plain in COMPARE:
@@ -166,7 +179,8 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             every = self._operand(args[0], torch.bool, names).reshape(-1).tolist()
             return np.array(self.session.table.row("or", every, 0, _here()))
         if plain in ("maximum", "minimum"):
-            return self._extremum(name, func, args, names, target)
+            pair = [self._operand(x, target.dtype, names) for x in args[:2]]
+            return extremum(self, name, func, pair, target)
         if plain == "where":
             flags = self._operand(args[0], torch.bool, names, target)
             pair = [self._operand(x, target.dtype, names, target) for x in args[1:3]]
@@ -228,35 +242,6 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         g = {torch.float32: 2, torch.float64: 4}.get(target, 1)
         return self.each(f"cvt.{rounds}{KIND[target]}.{KIND[source]}", [numbers], g)
 
-    def _extremum(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        names: Mapping[int, Array],
-        target: Tensor,
-    ) -> Array:
-        """Numbers of a maximum of constants and selections of them; of others it is refused."""
-        table = self.session.table
-        pair = [self._operand(x, target.dtype, names) for x in args[:2]]
-
-        def _single(a: int, b: int) -> int:
-            """Of two constants, or of selections of them, case by case."""
-            for at, number in enumerate((a, b)):
-                row = table.rows[number]
-                if row.op == "if":
-                    sides = [_single(*((n, b) if at == 0 else (a, n))) for n in row.args[1:]]
-                    return table.row("if", (row.args[0], *sides), 2, _here())
-            bits = [table.constant_bits(a), table.constant_bits(b)]
-            if None in bits or target.dtype != torch.float32:
-                raise self.refusal(name)
-            values = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
-            found = int(func(values[0], values[1]).view(torch.int32))
-            return table.const(found % (1 << 32), 2)
-
-        numbers = [_single(int(a), int(b)) for a, b in np.broadcast(*pair)]
-        return np.array(numbers, np.int64).reshape(np.broadcast(*pair).shape)
-
     def _moved(
         self,
         func: Any,
@@ -283,9 +268,12 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = self._operand(x, target.dtype, names)
             g = target.element_size() // 2
             return self.each(f"{word}.{KIND[target.dtype]}", [whole], g)
-        if word == "sqrt" and dtype != torch.float64:
-            raise self.refusal("sqrt of float32, which is not the correctly rounded one everywhere")
         number = self._operand(x, dtype, names)
+        if word == "sqrt" and dtype != torch.float64:
+            if target.dtype != dtype or not root_is_a_function():
+                raise self.refusal("sqrt in float32, which is not the correctly rounded one")
+            self.assumed["torch's float32 root is a function of its operand (measured)"] = None
+            return self.each("sqrt.torch.f32", [number], 2)
         kind = KIND[dtype]
         g = 4 if dtype == torch.float64 else 2
         if word == "sign":

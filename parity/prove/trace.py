@@ -50,10 +50,6 @@ class Output:
         """The name in messages."""
         return f"{self.name}[{self.index}]"
 
-    def unequal_values(self) -> Array:
-        """Mask of the elements whose values differ in this run; a NaN equals any NaN."""
-        return ~same(self.got, self.expected)
-
 
 @dataclass
 class Trace:
@@ -63,11 +59,13 @@ class Trace:
         outputs: everything that is written.
         decided: each condition that was decided by its value, in order: number, outcome, place.
         foreign: a read of numbers that the host computed outside of torch; empty if there is none.
+        assumed: properties of torch on this machine that expressions rest on.
     """
 
     outputs: list[Output]
     decided: list[tuple[int, bool, str]]
     foreign: str
+    assumed: tuple[str, ...]
 
 
 @dataclass
@@ -112,7 +110,8 @@ class Tracer:
                 memory.call(as_on(self.engine, self.function))
             outputs = list(self._outputs(plain, mode, memory, expected))
         decided = [(number, *rest) for number, rest in session.decided.items()]
-        return Trace(outputs, decided, session.memory.foreign)
+        assumed = tuple({**plain.assumed, **mode.assumed})
+        return Trace(outputs, decided, session.memory.foreign, assumed)
 
     def _name(self, session: Session, case: Case, name: str, index: int, tensor: Tensor) -> None:
         if not tensor.numel() or not is_named(case, name, tensor):
@@ -148,7 +147,8 @@ class Tracer:
         for span in memory.spans:
             if span.name in memory.case.operation.writes and span.value.numel():
                 got, wanted = span.of(memory.block), expected[span.name][span.index]
-                names = (mode.names(got).reshape(-1), plain.names(wanted).reshape(-1))
+                site = f"{span.name}[{span.index}], which neither torch nor replay has written"
+                names = (mode.names(got, site).reshape(-1), plain.names(wanted).reshape(-1))
                 yield Output(span.name, span.index, *names, got.clone(), wanted)
 
 

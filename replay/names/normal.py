@@ -18,6 +18,7 @@ import numpy as np
 
 from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.flags import below_infinity, flag, logic
+from twinstep.replay.names.integers import whole_number
 from twinstep.replay.names.table import Table
 
 FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
@@ -80,6 +81,9 @@ def simplified(
         found = _compared(table, op, args, site)
         if found is not None:
             return found
+    found = whole_number(table, op, args, granules, site)
+    if found is not None:
+        return found
     count = _sorts(op)
     if count and args[0] > args[1]:
         return table.row(op, (args[1], args[0], *args[2:]), granules, site)
@@ -125,11 +129,16 @@ def _compared(table: Table, op: str, args: tuple[int, ...], site: str) -> int | 
     name, _, kind = op.partition(".")
     if name not in ("eq", "lt", "le"):
         return None
+    known = [table.constant_bits(number) for number in args]
+    if None not in known:
+        sizes = [2 * table.rows[number].granules for number in args]
+        bits = [np.array([[b]], f"u{size}") for b, size in zip(known, sizes, strict=True)]
+        return table.const(int(evaluate_row(op, bits).flat[0]), 0)
     if kind == "f64":
         narrow = [_single(table, number) for number in args]
         if None not in narrow and any(table.rows[n].op == "cvt.f64.f32" for n in args):
-            known = tuple(n for n in narrow if n is not None)
-            return table.row(f"{name}.f32", known, 0, site)
+            singles = tuple(n for n in narrow if n is not None)
+            return table.row(f"{name}.f32", singles, 0, site)
     if op in ("eq.b32", "eq.u32", "eq.s32") and 0 in [table.constant_bits(n) for n in args]:
         other = args[1] if table.constant_bits(args[0]) == 0 else args[0]
         row = table.rows[other]
@@ -193,6 +202,9 @@ def _sign(table: Table, op: str, args: tuple[int, ...], granules: int, site: str
     name, *middle, kind = op.split(".")
     if kind not in FLOAT_GRANULES or middle:
         return None
+    if kind == "f64" and table.rows[args[0]].op == "cvt.f64.f32":
+        narrow = table.row(f"{name}.f32", table.rows[args[0]].args, 2, site)
+        return table.row("cvt.f64.f32", (narrow,), 4, site)
     mask = SIGN[granules] - 1 if name == "abs" else SIGN[granules]
     new = f"{'and' if name == 'abs' else 'xor'}.b{16 * granules}"
     return table.row(new, (args[0], table.const(mask, granules)), granules, site)

@@ -89,6 +89,12 @@ def by_torch(fault: str = "") -> Callable[..., None]:
             g = grad.float() * factor
             if fault == "branch" and factor.item() > 3.0:
                 g = grad.float() / (1.0 / factor)
+            if fault.startswith("other"):
+                in_usual_style(
+                    p, g, m, v, [x.item() for x in (lr, beta1, beta2, eps, weight_decay)], fault
+                )
+                step += 1
+                continue
             m.mul_(beta1.float()).add_((1 - beta1).float() * g)
             square = ((1 - beta2).float() * g) * g
             v.mul_(beta2.float()).add_(square)
@@ -101,6 +107,17 @@ def by_torch(fault: str = "") -> Callable[..., None]:
             step += 1
 
     return adamw
+
+
+def in_usual_style(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, numbers: list[float], fault: str
+) -> None:
+    lr, beta1, beta2, eps, decay = numbers
+    m.lerp_(g, 1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    p.mul_(1 - lr * decay)
+    root = v.sqrt().add_(eps * 100 if fault == "other formula" else eps)
+    p.addcdiv_(m, root, value=-lr)
 
 
 def row(function: Callable[..., None], engine: str) -> Kernel:

@@ -1,13 +1,18 @@
 """Proofs of whole kernels: right ones are proved, wrong ones never are."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.helpers.proved_kernels import by_torch, by_triton, row
+from twinstep.parity.prove import command
 from twinstep.parity.prove.command import prove_situation
-from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED, Verdict
+from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED, WORDS, Verdict
 from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.records.errors import EXIT_BROKEN
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
+from twinstep.parity.registry.selection import Selection
 
 
 def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
@@ -31,6 +36,9 @@ def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
         ("triton.flatten", "bf16", 1),
         ("triton.clip_factor", "scalar", 1),
         ("triton.clip_coefficient", "scalar", 1),
+        ("triton.update_scale_dynamic", "scalar", 2),
+        ("triton.update_scale_wrapper", "scalar", 3),
+        ("triton.update_scale_torch", "scalar", 3),
     ],
 )
 def test_our_kernels_are_proved(name: str, dtype: str, paths: int) -> None:
@@ -73,3 +81,28 @@ def test_an_operation_that_torch_may_fuse_is_named() -> None:
     assert verdict.word == UNSUPPORTED
     assert "addcmul_" in verdict.detail
     assert "proved_kernels.py" in verdict.detail
+
+
+def test_a_bounded_kernel_in_another_order_is_not_refuted_and_a_wrong_one_is() -> None:
+    mine = replace(row(by_torch("other order"), "cpu"), arithmetic="bounded")
+    assert small(replace(mine, arithmetic="exact")).word == REFUTED
+    verdict = small(mine)
+    assert verdict.word == NOT_PROVED, verdict
+    assert "lerp" in " ".join(verdict.assumes)
+    assert small(replace(mine, function=by_torch("other formula"))).word == REFUTED
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def _verdict(situation: Situation, seconds: float) -> Verdict:
+        return Verdict(word, assumes=("steps = 4",))
+
+    monkeypatch.setattr(command, "prove_situation", _verdict)
+    chosen = Selection(names=("triton.accumulate",), dtypes=("bf16",))
+    assert command.prove(None, chosen, None, 60.0, False) == (EXIT_BROKEN if word == REFUTED else 0)
+    shown = (
+        "proved for flat 4300, flat 150 unaligned, list 4200+37, list 150+37 unaligned; steps = 4"
+    )
+    assert (shown in capsys.readouterr().out) == (word == PROVED)

@@ -82,6 +82,12 @@ def flags(table: Table, leaves: list[int]) -> int:
     return table.row("not", (table.row("eq.b32", (either, zero), 0),), 0)
 
 
+def chosen_number(table: Table, leaves: list[int]) -> int:
+    less = table.row("lt.f32", tuple(leaves[:2]), 0)
+    either = table.row("if", (less, table.const(3, 2), table.const(7, 2)), 2)
+    return table.row("sub.u32", (either, table.const(9, 2)), 2)
+
+
 HALVES: dict[str, tuple[Rule, str]] = {
     "bf16 widened and rounded": (unary(("cvt.f32.bf16", 2), ("cvt.rn.bf16.f32", 1)), "bf16"),
     "f16 widened and rounded": (unary(("cvt.f32.f16", 2), ("cvt.rn.f16.f32", 1)), "f16"),
@@ -109,6 +115,11 @@ MANY: dict[str, tuple[Rule, int, str]] = {
     "sub of bf16 through f32": (detour("sub", "bf16", "f32"), 1, "bf16"),
     "|f32|": (unary(("abs.f32", 2)), 2, "f32"),
     "-f32": (unary(("neg.f32", 2)), 2, "f32"),
+    "|f64| of f32": (unary(("cvt.f64.f32", 4), ("abs.f64", 4)), 2, "f64"),
+    "-f64 of f32": (unary(("cvt.f64.f32", 4), ("neg.f64", 4)), 2, "f64"),
+    "plus nothing": (masked("add.u32", 0, 2), 2, ""),
+    "shifted by nothing": (masked("shl.b32", 0, 2), 2, ""),
+    "an integer that is chosen": (chosen_number, 2, ""),
     "times one": (masked("mul.rn.f32", 0x3F80_0000, 2), 2, "f32"),
     "divided by one": (masked("div.rn.f32", 0x3F80_0000, 2), 2, "f32"),
     "an exponent of ones": (exponent, 2, ""),
