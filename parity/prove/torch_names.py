@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from twinstep.parity.prove.torch_forms import extremum, fused, root_is_a_function
-from twinstep.parity.prove.torch_rules import BINARY, COMPARE, LOGIC, MOVES, UNARY
+from twinstep.parity.prove.torch_integers import INTEGERS, integer, resized
+from twinstep.parity.prove.torch_rules import BINARY, COMPARE, INTEGER, LOGIC, MOVES, UNARY
 from twinstep.parity.runner.calls.places import place_in
 from twinstep.replay.dtypes import Array
 from twinstep.replay.names.naming import granules_of, names_of, set_names
@@ -141,7 +142,7 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
             NotNamed: the operation is not followed.
         """
         base, _, overload = name.partition(".")
-        plain = base.removesuffix("_")
+        plain = base if base.endswith("__") else base.removesuffix("_")
         target = written[0]
         if len(written) > 1 and overload != "out" and written[1] is not target:
             raise self.refusal(name)
@@ -166,6 +167,12 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         if found is not None:
             return found
+        if target.dtype in INTEGERS and plain in INTEGER and words.get("alpha", 1) == 1:
+            pair = [self._operand(x, target.dtype, names, target) for x in args[:2]]
+            return integer(self, plain, pair, args[1], target)
+        if plain == "isnan":
+            number = self._operand(args[0], args[0].dtype, names, target)
+            return self.each("not", [self.compare("eq", args[0].dtype, [number] * 2)], 0)
         if plain in BINARY or plain in ("rsub", "pow"):
             return self._binary(plain, name, args, words, target, names)
         if plain in COMPARE:
@@ -230,6 +237,8 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._operand(torch.tensor(x, dtype=target), target, {}) for x in (1.0, 0.0)
             )
             return self.each("if", [numbers, one, zero], g)
+        if source in INTEGERS and target in INTEGERS:
+            return resized(self, numbers, source.itemsize, target.itemsize)
         if source not in KIND or target not in KIND:
             raise self.refusal(f"conversion from {source} to {target}")
         if source in NARROW and target != torch.float32:
@@ -323,9 +332,10 @@ class TorchNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def compare(self, word: str, dtype: torch.dtype, pair: Sequence[Array]) -> Array:
         """Numbers of a comparison, in the widest type of its operands."""
-        if dtype not in KIND:
+        kind = f"s{8 * dtype.itemsize}" if dtype in INTEGERS else KIND.get(dtype)
+        if kind is None:
             raise self.refusal(f"comparison of {dtype}")
-        return comparison(word, KIND[dtype], pair, _here())
+        return comparison(word, kind, pair, _here())
 
     def _flagged(
         self, word: str, args: Sequence[Any], names: Mapping[int, Array], target: Tensor

@@ -22,3 +22,13 @@ LOGIC = {
     **dict.fromkeys(("logical_not", "bitwise_not"), "not"),
 }
 """Of truth values."""
+
+INTEGER = {
+    **{"add": "add.u{}", "sub": "sub.u{}"},
+    **dict.fromkeys(("bitwise_and", "__and__"), "and.b{}"),
+    **dict.fromkeys(("bitwise_or", "__or__"), "or.b{}"),
+    **dict.fromkeys(("bitwise_xor", "__xor__"), "xor.b{}"),
+    **dict.fromkeys(("bitwise_left_shift", "__lshift__"), "shl.b{}"),
+    **dict.fromkeys(("bitwise_right_shift", "__rshift__"), "shr.s{}"),
+}
+"""Of integers, by the opcode of PTX with a place for the number of bits."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.flags import below_infinity, flag, logic
-from twinstep.replay.names.integers import whole_number
+from twinstep.replay.names.integers import joined_of, part_of, whole_number
 from twinstep.replay.names.table import Table
 
 FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
@@ -66,10 +66,12 @@ def simplified(
     table: Table, op: str, args: tuple[int, ...], granules: int, site: str
 ) -> int | None:
     """The number of an expression in normal form; None where it is one already."""
-    if op in ("leaf", "const", "part"):
+    if op in ("leaf", "const"):
         return None
+    if op == "part":
+        return part_of(table, args[0], table.rows[args[1]].args[0], site)
     if op == "join":
-        return _joined(table, args)
+        return _joined(table, args, site)
     found = flag(table, op, args, granules, site)
     if found is not None:
         return found
@@ -106,7 +108,7 @@ def _by_one(table: Table, op: str, args: tuple[int, ...]) -> int | None:
     return args[1] if name == "mul" and table.constant_bits(args[0]) == ONE.get(kind) else None
 
 
-def _joined(table: Table, args: tuple[int, ...]) -> int | None:
+def _joined(table: Table, args: tuple[int, ...], site: str) -> int | None:
     """Granules of one value in order are that value; constants are one constant."""
     rows = [table.rows[number] for number in args]
     if all(row.op == "const" for row in rows):
@@ -117,8 +119,9 @@ def _joined(table: Table, args: tuple[int, ...]) -> int | None:
         order = [table.constant_bits(row.args[1]) for row in rows]
         if len(whole) == 1 and order == list(range(len(rows))):
             number = whole.pop()
-            return number if table.rows[number].granules == len(rows) else None
-    return None
+            if table.rows[number].granules == len(rows):
+                return number
+    return joined_of(table, args, site)
 
 
 def _compared(table: Table, op: str, args: tuple[int, ...], site: str) -> int | None:

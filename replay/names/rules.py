@@ -235,7 +235,12 @@ def _load(emitter: LiftedEmitter, instruction: Instruction) -> None:
                 f"s_load({memory}, L, {at}[0], {at}[1] + {index * word}, {word}, {bits}, "
                 f"{naming.place(instruction)})"
             )
-            if size != own:
+            if size > own and kind[0] == "s":
+                extended = f"cvt.s{16 * size}.s{16 * own}"
+                kinds = f"('s{16 * own}',), 's{16 * size}'"
+                place = naming.place(instruction)
+                new = f"s_computed({extended!r}, {kinds}, 1, {place}, ({bits},), {new})"
+            elif size != own:
                 new = f"s_packed((({new}, {own}),), {size})"
             if guard != "None":
                 new = f"s_merged({held}, {new}, {name}, {size})"

@@ -97,11 +97,16 @@ def _ordered() -> list[tuple[str, str]]:
     return rows
 
 
+AT_H = "ld.param.u64 %q1, [h]; "
+
 DIFFERENT: list[tuple[str, str]] = [
     *_modes(),
     *_flushed(),
     *_contracted(),
     *_ordered(),
+    # Loads that extend.
+    (f"{AT_H}ld.global.s16 %r0, [%q1]", f"{AT_H}ld.global.u16 %r0, [%q1]"),
+    ("mov.b32 %r1, {%h, %k}; shr.s32 %r0, %r1, 16", "mov.b32 %r1, {%h, %k}; shr.u32 %r0, %r1, 16"),
     # Division and roots by reciprocals.
     ("div.rn.f32 %f0, %a, %b", "rcp.rn.f32 %f1, %b; mul.rn.f32 %f0, %a, %f1"),
     ("div.rn.f32 %f0, %a, 0f40400000", "mul.rn.f32 %f0, %a, 0f3EAAAAAB"),
@@ -237,6 +242,8 @@ DIFFERENT: list[tuple[str, str]] = [
 """Different bits for some values."""
 
 EQUAL: list[tuple[str, str]] = [
+    (f"{AT_H}ld.global.s16 %r0, [%q1]", "cvt.s32.s16 %r0, %h"),
+    ("mov.b32 %r1, {%h, %k}; shr.s32 %r0, %r1, 16", "cvt.s32.s16 %r0, %k"),
     *[
         (f"{op}.rn.{kind} {t}0, {a}, {b}", f"{op}.rn.{kind} {t}0, {b}, {a}")
         for op in ("add", "mul")

@@ -30,6 +30,7 @@ def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
     [
         ("triton.adamw_step", "bf16", 2),
         ("triton.sgd_step", "fp16-pure", 2),
+        ("triton.adamw_remainder_step", "bf16", 2),
         ("triton.accumulate", "bf16-pure", 1),
         ("triton.unscale", "mixed", 2),
         ("triton.cast_copy", "fp16", 1),

@@ -27,6 +27,17 @@ OPERATIONS: dict[str, Operation] = {
     "lerp far": lambda a, b, c, x: torch.lerp(a, b, 0.8),
     "lerp weight": lambda a, b, c, x: a.lerp(b, 1 - x.item()),
     "lerp tensor": lambda a, b, c, x: torch.lerp(a, b, c),
+    "integers": lambda a, b, c, x: (
+        ((a.view(torch.int32).long() << 16) + b.view(torch.int32))
+        .bitwise_and(0xFFFFFFFFFF)
+        .sub(2**35)
+        .bitwise_right_shift(7)
+        .int()
+    ),
+    "integers of 16 bits": lambda a, b, c, x: (
+        a.view(torch.int16).int() - (b.view(torch.int16) >> 3)
+    ),
+    "where not a number": lambda a, b, c, x: torch.where((a * torch.inf).isnan(), a, b),
     "number on the right": lambda a, b, c, x: a * x.item() + 1.0,
     "number on the left": lambda a, b, c, x: (2 - x.item()) * a,
 }

@@ -88,6 +88,45 @@ def chosen_number(table: Table, leaves: list[int]) -> int:
     return table.row("sub.u32", (either, table.const(9, 2)), 2)
 
 
+def low_word(op: str) -> Rule:
+    """The low 32 bits of an operation on two numbers with more signs."""
+
+    def built(table: Table, leaves: list[int]) -> int:
+        wide = [table.row("cvt.s64.s32", (leaf,), 4) for leaf in leaves[:2]]
+        return low(table, table.row(op, wide, 4))
+
+    return built
+
+
+def low(table: Table, number: int) -> int:
+    parts = [table.row("part", (number, table.const(i, 1)), 1) for i in (0, 1)]
+    return table.row("join", parts, 2)
+
+
+def shifted(op: str, part: int) -> Rule:
+    def built(table: Table, leaves: list[int]) -> int:
+        number = table.row(op, (leaves[0], table.const(16, 2)), 2)
+        return table.row("part", (number, table.const(part, 1)), 1)
+
+    return built
+
+
+def part_of_selection(table: Table, leaves: list[int]) -> int:
+    less = table.row("lt.f32", tuple(leaves[:2]), 0)
+    either = table.row("if", (less, leaves[1], leaves[2]), 2)
+    return table.row("part", (either, table.const(1, 1)), 1)
+
+
+def added_above(table: Table, leaves: list[int]) -> int:
+    upper = table.row("shl.b32", (leaves[1], table.const(16, 2)), 2)
+    return low(table, table.row("add.u32", (leaves[0], upper), 2))
+
+
+def signed_half(table: Table, leaves: list[int]) -> int:
+    half = table.row("part", (leaves[0], table.const(1, 1)), 1)
+    return low(table, table.row("cvt.s64.s16", (half,), 4))
+
+
 HALVES: dict[str, tuple[Rule, str]] = {
     "bf16 widened and rounded": (unary(("cvt.f32.bf16", 2), ("cvt.rn.bf16.f32", 1)), "bf16"),
     "f16 widened and rounded": (unary(("cvt.f32.f16", 2), ("cvt.rn.f16.f32", 1)), "f16"),
@@ -117,6 +156,15 @@ MANY: dict[str, tuple[Rule, int, str]] = {
     "-f32": (unary(("neg.f32", 2)), 2, "f32"),
     "|f64| of f32": (unary(("cvt.f64.f32", 4), ("abs.f64", 4)), 2, "f64"),
     "-f64 of f32": (unary(("cvt.f64.f32", 4), ("neg.f64", 4)), 2, "f64"),
+    "low word of a sum": (low_word("add.u64"), 2, ""),
+    "low word of a difference": (low_word("sub.u64"), 2, ""),
+    "upper half by a shift": (shifted("shr.s32", 0), 2, ""),
+    "sign by a shift": (shifted("shr.s32", 1), 2, ""),
+    "nothing by a shift": (shifted("shr.u32", 1), 2, ""),
+    "lower half by a shift": (shifted("shl.b32", 1), 2, ""),
+    "half of a selection": (part_of_selection, 2, ""),
+    "half of a sum with nothing below": (added_above, 2, ""),
+    "a half with its sign": (signed_half, 2, ""),
     "plus nothing": (masked("add.u32", 0, 2), 2, ""),
     "shifted by nothing": (masked("shl.b32", 0, 2), 2, ""),
     "an integer that is chosen": (chosen_number, 2, ""),
