@@ -113,6 +113,10 @@ class GradientReader:
                 addresses += map(_ADDRESS, block)
         except (AttributeError, TypeError, RuntimeError):  # None, or nothing dense
             return None
+        if 0 in addresses and any(
+            at == 0 and grad.numel() for at, grad in zip(addresses, grads, strict=True)
+        ):
+            return None  # around other tensors: it has no address of its own
         return Found(grads, addresses)
 
 
