@@ -24,6 +24,7 @@ from twinstep.contract.accumulated import Accumulated
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import (
@@ -236,6 +237,8 @@ class BF16Optimizer(Wrapper, Accumulated):
             self.sync_hyperparameters()
             gradients = self._runs.gradients()
             inside = self._fused()
+            if inside is None:
+                check_numbers(self.param_groups, "BF16Optimizer.step")
             count = 0 if inside is None else len(self.groups)
             groups = [self._group_tensors(index) for index in range(count)]
             apart = self._clipped_apart()

@@ -183,3 +183,16 @@ def test_hooks_of_the_step_inside_are_called() -> None:
     twins.step()
     assert len(calls) == 1
     twins.check()
+
+
+def test_a_rate_that_is_no_number_is_refused_before_anything_has_changed() -> None:
+    twins = Twins(inside="SGD", clip_grad=0.3)
+    twins.backward(0, ())
+    for optimizer, _ in twins.both():
+        optimizer.param_groups[0]["lr"] = "large"
+        with pytest.raises(TypeError, match="lr='large', but should be a number"):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+    twins.check()
+    twins.step()
+    twins.check()
