@@ -330,8 +330,8 @@ def picture_command(chosen: argparse.Namespace) -> int:
 
 
 def list_command(_: argparse.Namespace) -> int:
-    """Print the named scenarios."""
-    print(listing())
+    """Print the named scenarios, and the commands that are none."""
+    print(f"{listing()}\n\nOther commands: {', '.join(COMMANDS)}")
     return EQUAL
 
 

@@ -84,9 +84,10 @@ def judged(found: list[Outcome]) -> Iterator[Verdict]:
 
 
 def listing() -> str:
-    """The table as text: name, dtypes, ranks, what happens."""
-    rows = [
-        f"{row.name:26}{' '.join(row.dtypes):16}{row.ranks:>5}  {row.about}"
-        for row in TABLE.values()
-    ]
-    return "\n".join([f"{'name':26}{'dtypes':16}{'ranks':>5}  what happens", *rows])
+    """The table as text: name, dtypes, ranks, what happens, and what it must show."""
+    lines = [f"{'name':26}{'dtypes':16}{'ranks':>5}  what happens, and what it must show"]
+    for row in TABLE.values():
+        dtypes = " ".join(row.dtypes)
+        lines.append(f"{row.name:26}{dtypes:16}{row.ranks:>5}  {row.about}")
+        lines += [f"{'':49}- {law.claim}" for law in row.laws]
+    return "\n".join(lines)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from twinstep.parity.registry.engines import engine_named, running
@@ -17,6 +18,7 @@ from twinstep.scenarios.processes import simulate
 from twinstep.scenarios.ranks import Ranks
 from twinstep.scenarios.trace import StepRecord, Trace
 from twinstep.scenarios.train import load_checkpoint, one_thread, save_checkpoint
+from twinstep.scenarios.trainers import ALONE
 
 PATIENCE = 300.0
 Progress = Callable[[StepRecord], None]
@@ -95,11 +97,8 @@ def alone(
             place = running(engine_named(engine)) if side == "fast" else nullcontext()
             with place:
                 try:
-                    simulate(
-                        ranks,
-                        PATIENCE,
-                        lambda rank, at=restart, again=resumes: stretch(path, again, at, rank),  # type: ignore[misc]
-                    )
+                    at = partial(stretch, path, resumes, restart)
+                    at(ALONE) if ranks == 1 else simulate(ranks, PATIENCE, at)
                 except RankFails:
                     assert restart is not None
                     resumes = True
