@@ -140,19 +140,31 @@ def claimed_engines(kernel: Kernel) -> tuple[str, ...]:
 
 
 def _reaches(
-    function: Callable[..., object], wanted: Callable[[object], bool], depth: int = 3
+    function: Callable[..., object],
+    wanted: Callable[[object], bool],
+    depth: int = 3,
+    seen: dict[object, int] | None = None,
 ) -> bool:
+    """True if a function names what is wanted, or a function that does, to some depth.
+
+    `seen` has the depth to which a function has been looked through already, in vain.
+    """
+    seen = {} if seen is None else seen
     if not isinstance(function, FunctionType):
         held = [*_held(function), *_functions_of(function)]
         inside = [value for value in held if isinstance(value, FunctionType)]
-        return any(_reaches(value, wanted, depth) for value in inside) or any(map(wanted, held))
+        reached = any(_reaches(value, wanted, depth, seen) for value in inside)
+        return reached or any(map(wanted, held))
+    if seen.get(function, -1) >= depth:
+        return False
+    seen[function] = depth
     for value in _named(function):
         if wanted(value):
             return True
         for inner in _functions_of(value) if depth else ():
             if inner is function or (inner.__module__ or "").startswith("torch"):
                 continue
-            if wanted(inner) or _reaches(inner, wanted, depth - 1):
+            if wanted(inner) or _reaches(inner, wanted, depth - 1, seen):
                 return True
     return False
 
