@@ -92,7 +92,7 @@ def events(run: Outcome) -> Iterator[tuple[float, float, str]]:
     for restart in scenario.restarts:
         then = "the other side goes on" if restart.other_side else "rank lost"
         if restart.ranks != 1.0:
-            then = f"to {restart.ranks * run.trace.header.ranks:g} ranks"
+            then = f"from here ranks: {restart.ranks * run.trace.header.ranks:g}"
         yield restart.saved + 0.5, restart.step, then
     for frozen in scenario.frozen:
         yield 1, frozen.until - 1, f"{frozen.only} frozen"

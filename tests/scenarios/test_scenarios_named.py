@@ -171,6 +171,7 @@ def test_a_weight_moves_by_at_most_one_learning_rate_in_adams_first_step() -> No
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_row_has_laws_and_reaches_all_that_happens(row: Scenario) -> None:
     assert row.laws
+    assert all(restart.saved < restart.step for restart in row.restarts)
     for dtype in row.dtypes:
         plan = row.plan_of(dtype, None, row.ranks)
         assert plan.steps >= row.least
