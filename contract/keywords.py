@@ -16,6 +16,8 @@ REASONS = {
     "maximize": "negate the loss instead",
     "differentiable": "autograd cannot follow an update in place",
 }
+# Keywords of apex's FusedLAMB, which is another optimizer; NVLAMB is one of its choices.
+APEX_LAMB = ("use_nvlamb", "grad_averaging", "adam_w_mode", "set_grad_none")
 
 
 def check_keywords(where: str, given: Mapping[str, object], amsgrad: bool) -> None:
@@ -27,10 +29,17 @@ def check_keywords(where: str, given: Mapping[str, object], amsgrad: bool) -> No
         amsgrad: a keyword that classes here have by name.
 
     Raises:
-        RuntimeError: one of REASONS is asked for, or both `foreach` and `fused` are.
+        RuntimeError: one of REASONS is asked for, or both `foreach` and `fused` are, or LAMB is
+            given a keyword of apex's.
         TypeError: torch's Adam has no such keyword.
     """
     for name in given:
+        if where == "FusedLamb" and name in APEX_LAMB:
+            raise RuntimeError(
+                f"{name} was given, but should not be: this is DeepSpeed's LAMB; apex's and NVLAMB "
+                "correct the bias inside the direction, bound no trust ratio, and clip by the norm "
+                f"of all gradients [{where}]"
+            )
         if name not in (*REASONS, *WAYS):
             raise TypeError(f"{where} got an unexpected keyword argument '{name}'")
     refuse_asked({"amsgrad": amsgrad, **given}, where)

@@ -1,4 +1,4 @@
-"""Parameters that are split over ranks by torch itself: DTensors, as FSDP2 makes them."""
+"""Tensors around other tensors: DTensors, as FSDP2 makes them, and what collectives still bring."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -17,7 +18,28 @@ def is_dtensor(tensor: object) -> bool:
 
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor as it is."""
-    return cast(Tensor, cast(Any, tensor)._local_tensor) if is_dtensor(tensor) else tensor
+    return waited(cast(Any, tensor)._local_tensor) if is_dtensor(tensor) else tensor
+
+
+def waited(tensor: Tensor) -> Tensor:
+    """Result of a functional collective, once it is there; any other tensor as it is."""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    if module is not None and isinstance(tensor, module.AsyncCollectiveTensor):
+        return cast(Tensor, cast(Any, tensor).trigger_wait())
+    return tensor
+
+
+def check_unwrapped(tensor: Tensor, name: str, error: type[Exception], where: str) -> None:
+    """Refuse a tensor around others, which has no address of its own.
+
+    Raises:
+        Exception: it is one, an error of the given class.
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        raise error(
+            f"{name} is a {type(tensor).__name__}, but should have memory of its own, not be "
+            f"around other tensors [{where}]"
+        )
 
 
 def check_whole(param: Tensor, where: str) -> None:

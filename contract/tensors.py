@@ -7,7 +7,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from twinstep.contract.shards import check_placements, check_whole
+from twinstep.contract.shards import (
+    check_placements,
+    check_unwrapped,
+    check_whole,
+    is_dtensor,
+    local_of,
+    waited,
+)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -30,9 +37,10 @@ def check_param(param: Tensor, where: str, *, shards: bool = False) -> None:
         shards: parts of a DTensor are taken.
 
     Raises:
-        ValueError: the parameter is something else, or elements share memory.
+        ValueError: the parameter is something else, has no memory, or elements share it.
     """
     (check_placements if shards else check_whole)(param, where)
+    check_unwrapped(local_of(param), "parameter", ValueError, where)
     if param.dtype not in FLOATS:
         raise ValueError(
             f"parameter is {dtype_names([param.dtype])}, but should be {dtype_names(FLOATS)} "
@@ -49,20 +57,27 @@ def check_param(param: Tensor, where: str, *, shards: bool = False) -> None:
 def check_dense_gradients(params: Iterable[Tensor], where: str) -> None:
     """Require dense gradients; a missing one is fine.
 
+    One that a functional collective still brings is waited for and replaced by what it brings.
+
     Raises:
-        RuntimeError: one is sparse.
+        RuntimeError: one is sparse, or a tensor around others.
     """
     for param in params:
-        if param.grad is not None:
-            check_dense_gradient(param.grad, where)
+        if param.grad is None:
+            continue
+        grad = waited(param.grad)
+        if grad is not param.grad:
+            param.grad = grad
+        check_dense_gradient(local_of(grad) if is_dtensor(param) else grad, where)
 
 
 def check_dense_gradient(grad: Tensor, where: str) -> None:
     """Require a dense gradient.
 
     Raises:
-        RuntimeError: it is sparse.
+        RuntimeError: it is sparse, or a tensor around others.
     """
+    check_unwrapped(grad, "gradient", RuntimeError, where)
     if grad.layout != torch.strided:
         raise RuntimeError(
             f"gradient has layout {grad.layout}, but should be dense: every element of the "

@@ -6,6 +6,7 @@ Schedulers, step hooks and whatever else takes an optimizer take the wrapper: it
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,7 @@ class Wrapper(torch.optim.Optimizer):
     @property
     def state(self) -> defaultdict[Tensor, State]:
         """State of the inner optimizer, by master."""
+        refuse_named_state(type(self).__name__)
         return defaultdict(dict) if self._inner is None else self._inner.state
 
     @state.setter
@@ -195,6 +197,22 @@ class Wrapper(torch.optim.Optimizer):
             kind: sum(tensor.nbytes for tensor in held if tensor is not None)
             for kind, held in kinds.items()
         }
+
+
+def refuse_named_state(where: str) -> None:
+    """Refuse to let `torch.distributed.checkpoint` look for state by name; called by a getter.
+
+    Without state it would take a first step itself, with gradients that are accumulated.
+
+    Raises:
+        RuntimeError: the getter is called from there.
+    """
+    caller = sys._getframe(2).f_globals.get("__name__")
+    if caller == "torch.distributed.checkpoint.state_dict":
+        raise RuntimeError(
+            "state was asked for by names of the model's parameters, but should be taken and "
+            f"loaded by state_dict() and load_state_dict(): masters have no names [{where}]"
+        )
 
 
 def initialize(optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], compat: Compat) -> None:

@@ -46,16 +46,16 @@ def add_commands() -> None:
 
     @scenario.command("list")
     def scenario_list() -> None:
-        """List the scenario commands."""
+        """List the named scenarios."""
         from twinstep.scenarios import main as scenarios_main
 
-        raise typer.Exit(scenarios_main(["--help"]))
+        raise typer.Exit(scenarios_main(["list"]))
 
     @scenario.command("run", context_settings=THEIR_WORDS)
     def scenario_run(context: typer.Context) -> None:
-        """Run one of them: parity scenario run lockstep.
+        """Run one: parity scenario run overflow_burst --side fast --ranks 4.
 
-        docs/guide/scenarios.md describes all of them.
+        Also lockstep, train, precision, memory, compare and picture: docs/guide/scenarios.md.
         """
         from twinstep.scenarios import main as scenarios_main
 

@@ -1,4 +1,4 @@
-"""The scenario commands: `lockstep`, `train`, `precision`, `memory`, `compare` and `picture`."""
+"""The scenario commands: those of the language model, and one for each named scenario."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from twinstep.scenarios import lockstep, memory, pictures, precision, processes,
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
 from twinstep.scenarios.model import Shape
+from twinstep.scenarios.named.command import add_named, listing, named_command
+from twinstep.scenarios.named.table import TABLE
 from twinstep.scenarios.plan import BROKEN, DTYPES, OPTIMIZERS, RULES, UNSHARDED, Plan
 from twinstep.scenarios.progress import Lines, reporter
 from twinstep.scenarios.ranks import Ranks
 from twinstep.scenarios.text import TextMissing
 from twinstep.scenarios.trace import Trace
+from twinstep.scenarios.words import at_least, new_file, new_picture
 
 EQUAL, DIFFERS, USAGE, TOO_LITTLE = 0, 1, 2, 3
 SHOWN = 10  # differences printed before the rest is only counted
@@ -46,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return left.code if isinstance(left.code, int) else USAGE
     coded = (UsageError, processes.RankLost)
     try:
+        if chosen.command in TABLE:
+            return named_command(chosen, console())
         return COMMANDS[chosen.command](chosen)
     except (*coded, *REFUSED) as problem:
         print(f"scenarios {chosen.command}: {problem}", file=sys.stderr)
@@ -74,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     both = commands.add_parser("compare", help="find the first difference of two records")
     both.add_argument("left", type=Path, help="a file that train --out wrote")
     both.add_argument("right", type=Path, help="another one")
+    commands.add_parser("list", help="the named scenarios")
+    for row in TABLE.values():
+        add_named(commands.add_parser(row.name, help=row.about), row)
     drawn = commands.add_parser("picture", help="draw recorded traces")
     drawn.add_argument("trace", type=Path, help="a file that train --out wrote")
     drawn.add_argument("picture", type=new_picture, help="the image to write, such as run.png")
@@ -148,32 +156,6 @@ def add_precision(command: argparse.ArgumentParser) -> None:
     add("--out", type=new_file, metavar="FILE", help="write traces as JSON lines")
     add("--json", type=new_file, metavar="FILE", help="write the judgement")
     add("--picture", type=new_picture, metavar="FILE", help="draw all runs")
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers that are not smaller."""
-
-    def number(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word!r} should be a whole number, at least {least}")
-        return int(word)
-
-    return number
-
-
-def new_file(word: str) -> Path:
-    """A file to write, in a folder that exists: found out before the run, not after it."""
-    path = Path(word)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{word!r} should lie in a folder that exists")
-    return path
-
-
-def new_picture(word: str) -> Path:
-    """An image file to write, in a format that can be drawn."""
-    if Path(word).suffix not in pictures.SUFFIXES:
-        raise argparse.ArgumentTypeError(f"{word!r} should end in {', '.join(pictures.SUFFIXES)}")
-    return new_file(word)
 
 
 def plan_of(chosen: argparse.Namespace, dtype: str, seed: int) -> Plan:
@@ -347,6 +329,12 @@ def picture_command(chosen: argparse.Namespace) -> int:
     return EQUAL
 
 
+def list_command(_: argparse.Namespace) -> int:
+    """Print the named scenarios, and the commands that are none."""
+    print(f"{listing()}\n\nOther commands: {', '.join(COMMANDS)}")
+    return EQUAL
+
+
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "lockstep": lockstep_command,
     "train": train_command,
@@ -354,6 +342,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "memory": memory.memory_command,
     "compare": compare_command,
     "picture": picture_command,
+    "list": list_command,
 }
 
 

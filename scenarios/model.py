@@ -24,12 +24,18 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the model."""
+    """Sizes of the model.
+
+    Attributes:
+        experts: that share the tokens of a layer out by the byte's value, in equal ranges; 0 has
+            one network for all tokens.
+    """
 
     context: int = 64
     width: int = 74
     heads: int = 2
     layers: int = 2
+    experts: int = 0
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -41,7 +47,7 @@ class Shape:
 def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Every weight's name and size, in the order in which all lists hold them."""
     d = shape.width
-    block = {
+    block: dict[str, tuple[int, ...]] = {
         "norm1.gain": (d,),
         "norm1.bias": (d,),
         "attend.qkv": (3 * d, d),
@@ -50,15 +56,23 @@ def sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "attend.out_bias": (d,),
         "norm2.gain": (d,),
         "norm2.bias": (d,),
-        "mlp.up": (4 * d, d),
-        "mlp.up_bias": (4 * d,),
-        "mlp.down": (d, 4 * d),
-        "mlp.down_bias": (d,),
     }
+    for mlp in mlps(shape):
+        block |= {
+            f"{mlp}.up": (4 * d, d),
+            f"{mlp}.up_bias": (4 * d,),
+            f"{mlp}.down": (d, 4 * d),
+            f"{mlp}.down_bias": (d,),
+        }
     result: dict[str, tuple[int, ...]] = {"embed": (VOCABULARY, d), "position": (shape.context, d)}
     for layer in range(shape.layers):
         result |= {f"block{layer}.{name}": size for name, size in block.items()}
     return result | {"norm.gain": (d,), "norm.bias": (d,), "logit_scale": (1,)}
+
+
+def mlps(shape: Shape) -> list[str]:
+    """Names of the networks of a layer: one, or the experts."""
+    return [f"expert{number}.mlp" for number in range(shape.experts)] or ["mlp"]
 
 
 def initial_weights(shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
@@ -108,14 +122,25 @@ def attend(x: Tensor, weights: Weights, prefix: str, heads: int) -> Tensor:
     return linear(joined, weights[f"{prefix}.out"], weights[f"{prefix}.out_bias"])
 
 
-def block(x: Tensor, weights: Weights, prefix: str, heads: int) -> Tensor:
+def block(x: Tensor, weights: Weights, prefix: str, shape: Shape, inputs: Tensor) -> Tensor:
     """One transformer block; returns a tensor of x's shape and dtype."""
     width = (x.shape[-1],)
     h = F.layer_norm(x, width, weights[f"{prefix}.norm1.gain"], weights[f"{prefix}.norm1.bias"])
-    x = x + attend(h, weights, f"{prefix}.attend", heads)
+    x = x + attend(h, weights, f"{prefix}.attend", shape.heads)
     h = F.layer_norm(x, width, weights[f"{prefix}.norm2.gain"], weights[f"{prefix}.norm2.bias"])
-    h = F.gelu(linear(h, weights[f"{prefix}.mlp.up"], weights[f"{prefix}.mlp.up_bias"]))
-    return x + linear(h, weights[f"{prefix}.mlp.down"], weights[f"{prefix}.mlp.down_bias"])
+    if not shape.experts:
+        return x + mlp(h, weights, f"{prefix}.mlp")
+    chosen = inputs * shape.experts // VOCABULARY
+    for number, name in enumerate(mlps(shape)):
+        of_expert = mlp(h, weights, f"{prefix}.{name}")
+        x = x + of_expert.masked_fill((chosen != number).unsqueeze(-1), 0.0)
+    return x
+
+
+def mlp(h: Tensor, weights: Weights, prefix: str) -> Tensor:
+    """The network of a layer, or one expert of it."""
+    h = F.gelu(linear(h, weights[f"{prefix}.up"], weights[f"{prefix}.up_bias"]))
+    return linear(h, weights[f"{prefix}.down"], weights[f"{prefix}.down_bias"])
 
 
 def logits(shape: Shape, weights: Weights, inputs: Tensor) -> Tensor:
@@ -132,7 +157,7 @@ def logits(shape: Shape, weights: Weights, inputs: Tensor) -> Tensor:
     """
     x = F.embedding(inputs, weights["embed"]) + weights["position"][: inputs.shape[1]]
     for layer in range(shape.layers):
-        x = block(x, weights, f"block{layer}", shape.heads)
+        x = block(x, weights, f"block{layer}", shape, inputs)
     x = F.layer_norm(x, (shape.width,), weights["norm.gain"], weights["norm.bias"])
     return linear(x, weights["embed"]) * weights["logit_scale"]
 

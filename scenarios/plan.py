@@ -48,6 +48,9 @@ class Plan:
         last: the learning rate of the last step, as a share of `lr`.
         max_norm: gradients longer than this are shortened to it.
         delayed_shift: hysteresis of the "dynamic" rule, in overflows.
+        first_scale: of the "dynamic", "wrapper" and "torch" rules.
+        cycle: steps after which the learning rate's curve begins again; 0 is one curve.
+        wide_norms: weights of norms stay in fp32, whatever the dtype of the others.
     """
 
     optimizer: str = "mixed_step"
@@ -72,6 +75,9 @@ class Plan:
     scale_factor: float = 2.0
     min_scale: float = 1.0
     delayed_shift: int = 2
+    first_scale: float = TOO_HIGH
+    cycle: int = 0
+    wide_norms: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -122,9 +128,12 @@ class Plan:
     def share(self, step: int) -> float:
         """The learning rate of a step, counted from 1, as a share of `lr`.
 
-        min(1, t / warm_up) * (last + (1 - last) * (1 + cos(pi * t / steps)) / 2), in float64.
+        min(1, t / warm_up) * (last + (1 - last) * (1 + cos(pi * t / steps)) / 2), in float64; with
+        a cycle, t is counted within it, and steps are those of the cycle.
         """
-        fall = (1.0 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2.0
+        length = self.cycle or self.steps
+        step = (step - 1) % length + 1 if self.cycle else min(step, length)
+        fall = (1.0 + math.cos(math.pi * step / length)) / 2.0
         return min(1.0, step / self.warm_up) * (self.last + (1.0 - self.last) * fall)
 
     @property
@@ -134,4 +143,4 @@ class Plan:
             return "static", 1.0
         if self.broken == "scale-stuck":
             return "static", STUCK
-        return self.rule, STATIC_SCALE if self.rule == "static" else TOO_HIGH
+        return self.rule, STATIC_SCALE if self.rule == "static" else self.first_scale

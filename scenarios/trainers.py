@@ -235,8 +235,10 @@ class ClassTrainer(Trainer):
 
     def __init__(self, plan: Plan, side: str, device: torch.device, ranks: Ranks = ALONE) -> None:
         super().__init__(plan, device, ranks)
-        dtype = DTYPES[plan.dtype]
-        self._weights = [weight.to(dtype).requires_grad_() for weight in self.initial_weights()]
+        self._weights = [
+            weight.to(self._dtype(name)).requires_grad_()
+            for name, weight in zip(self.names, self.initial_weights(), strict=True)
+        ]
         if plan.exact_sums:
             for weight in self._weights:
                 weight.register_hook(self._exact_addend)  # type: ignore[no-untyped-call]
@@ -250,6 +252,10 @@ class ClassTrainer(Trainer):
     def weights(self) -> list[Tensor]:
         """The model's weights, which the optimizer writes."""
         return self._weights
+
+    def _dtype(self, name: str) -> torch.dtype:
+        wide = self.plan.wide_norms and "norm" in name
+        return torch.float32 if wide else DTYPES[self.plan.dtype]
 
     def _exact_addend(self, grad: Tensor) -> Tensor:
         return exact_addend(grad, self._scale, self.plan.accumulate)

@@ -69,8 +69,7 @@ def _completed(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
         raise ValueError(f"a state and param_groups should be there, but are not [{where}]")
     if len(theirs) != len(optimizer.param_groups):
         return given  # torch refuses this, right after, with its own message
-    own = optimizer.state_dict()["param_groups"]
-    groups = [{**mine, **group} for mine, group in zip(own, theirs, strict=True)]
+    groups = [{**mine, **group} for mine, group in zip(optimizer.param_groups, theirs, strict=True)]
     state = dict(cast("dict[object, Mapping[str, object]]", given["state"]))
     for index, (group, saved) in enumerate(zip(groups, theirs, strict=True)):
         check_options(optimizer, saved, group, f"group {index}, {where}")

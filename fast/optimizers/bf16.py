@@ -24,6 +24,7 @@ from twinstep.contract.accumulated import Accumulated
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all
 from twinstep.contract.checkpoint import partitions, universal
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_name, expert_of_group
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import (
@@ -33,6 +34,8 @@ from twinstep.contract.parallel import (
     tensor_parallel_rank,
 )
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
+from twinstep.contract.tensors import drop_gradients
+from twinstep.contract.wrapper import initialize
 from twinstep.fast.optimizers.agreement import raise_told
 from twinstep.fast.optimizers.bf16_groups import (
     PartitionedGroup,
@@ -45,8 +48,8 @@ from twinstep.fast.optimizers.bf16_groups import (
 from twinstep.fast.optimizers.bf16_plan import Accumulation, Runs
 from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
-from twinstep.fast.optimizers.norms import exact_kind_of_norm
-from twinstep.fast.optimizers.parallelism import Parallelism
+from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm
+from twinstep.fast.optimizers.parallelism import Gradients, Parallelism
 from twinstep.fast.optimizers.wrapper import Wrapper
 from twinstep.fast.optimizers.zeros import clear_gradients
 
@@ -55,12 +58,14 @@ class BF16Optimizer(Wrapper, Accumulated):
     """Master weights for bf16 models, split over data-parallel ranks.
 
     Args:
-        init_optimizer: a fresh `fast.FusedAdam`; each of its groups gets this rank's flat master
-            as its only parameter. Frozen parameters are left alone.
+        init_optimizer: fresh; each of its groups gets this rank's flat master as its only
+            parameter. Frozen parameters are left alone. Around any other than `fast.FusedAdam`
+            the host waits for the device in every step.
         param_names: a name for every parameter, by which checkpoints address it.
         mpu: the model-parallel unit; norms are then those of the whole model.
         clip_grad: largest norm of the gradients; 0 or below does not clip.
-        norm_type: of that norm: 1, 2 or infinity, all exact.
+        norm_type: of that norm: 1, 2, infinity (exact) or another positive number, which the host
+            forms.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers.
         dp_process_group: over which masters are split; None for one rank.
@@ -96,12 +101,7 @@ class BF16Optimizer(Wrapper, Accumulated):
         compat: Compat = CORRECT,
     ) -> None:
         check_accumulation_dtype(grad_acc_dtype, "BF16Optimizer")
-        exact_kind_of_norm(norm_type, "BF16Optimizer")
-        if not isinstance(init_optimizer, FusedAdam):
-            raise TypeError(
-                f"init_optimizer is a {type(init_optimizer).__name__}, but should be a "
-                "fast.FusedAdam: one kernel does its step and casts [BF16Optimizer]"
-            )
+        kind_of_norm(norm_type, "BF16Optimizer")
         super().__init__(init_optimizer)
         self.mpu = mpu
         self.clip_grad, self.norm_type = float(clip_grad), float(norm_type)
@@ -135,12 +135,7 @@ class BF16Optimizer(Wrapper, Accumulated):
         """Make the state of the optimizer inside; no value changes, under any `Compat`."""
         inside = self.optimizer
         self._pending.clear()
-        inside.initialize_states()
-
-    @property
-    def optimizer(self) -> FusedAdam:
-        """The optimizer inside; waits for the device as `state` does."""
-        return cast(FusedAdam, super().optimizer)
+        initialize(inside, self.fp32_groups_flat_partition, CORRECT)
 
     def _laid_out(
         self,
@@ -241,14 +236,43 @@ class BF16Optimizer(Wrapper, Accumulated):
             self._refuse(closure)
             self.sync_hyperparameters()
             gradients = self._runs.gradients()
-            groups = [self._group_tensors(index) for index in range(len(self.groups))]
+            inside = self._fused()
+            if inside is None:
+                check_numbers(self.param_groups, "BF16Optimizer.step")
+            count = 0 if inside is None else len(self.groups)
+            groups = [self._group_tensors(index) for index in range(count)]
             apart = self._clipped_apart()
         except Exception as error:
             self._step.refuse(self._parallelism, error)
-        self._step.run(gradients, groups, cast(FusedAdam, self._held()), clip_apart=apart)
+        if inside is None:
+            self._step_by_torch(gradients)
+        else:
+            self._step.run(gradients, groups, inside, clip_apart=apart)
         gather(self.groups, self.allgather_bucket_size)
         self.clear_hp_grads()
         return None
+
+    def _fused(self) -> FusedAdam | None:
+        """The optimizer inside, where kernels can do all that its `step` would do."""
+        inside = self._held()
+        # Its hooks want to be called.
+        hooked = inside._optimizer_step_pre_hooks or inside._optimizer_step_post_hooks
+        able = type(inside) is FusedAdam and not hooked and self._step.kind != GIVEN
+        return cast(FusedAdam, inside) if able else None
+
+    def _step_by_torch(self, gradients: Gradients) -> None:
+        """Clip, call the inner optimizer, and copy to the model; the host waits."""
+        self._step.decide(gradients)
+        self._sync_state()
+        if self._step.control["found_inf"].item():
+            return
+        if self.clip_grad > 0.0:
+            self._step.clip(self._runs.whole())
+        for group in self.groups:
+            group.master.grad = group.own(group.accumulator).to(torch.float32, copy=True)
+        self._held().step()
+        drop_gradients(self.fp32_groups_flat_partition)
+        copy_masters_to_model(self.groups)
 
     def _group_tensors(self, index: int) -> GroupTensors:
         group = self.groups[index]

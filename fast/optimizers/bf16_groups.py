@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from twinstep.contract.fragments import Fragment, fragments_of
+from twinstep.contract.shards import waited
 from twinstep.contract.tensors import FLOATS, check_param, dtype_names
 from twinstep.fast.kernels.accumulate import accumulate_, accumulate_lists
 from twinstep.fast.kernels.cast import cast_copy_
@@ -245,7 +246,7 @@ class _Part:
         group = self._group()
         if group is None or param.grad is None:
             return
-        grad, param.grad = param.grad, None
+        grad, param.grad = waited(param.grad), None
         plain = grad.layout == torch.strided and grad.is_contiguous() and grad.dtype in FLOATS
         key = (group.accumulator.data_ptr(), grad.dtype)
         if self._known is None or self._known[0] != key:

@@ -27,6 +27,7 @@ from twinstep.fast.kernels import finalise_unscaled
 from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.kernels._limbs import REFUSED, TOLD
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.kernels.clip import clip_coefficient_
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.mixed_step import new_coefficients
@@ -70,6 +71,9 @@ class StepDriver:
         finish: the rule of the loss scale and what the control block is left with; None for
             gradients without a scale.
         norm_type: of the norm that clips.
+
+    Attributes:
+        kind: of that norm; with GIVEN the host forms it.
     """
 
     def __init__(
@@ -84,12 +88,13 @@ class StepDriver:
         self._scaler, self._finish, self._norm_type = scaler, finish, norm_type
         self._finishes: dict[tuple[bool, bool, bool], Finish] = {}
         self._own = ControlBlock(device, {})
-        self._kind = kind_of_norm(norm_type, "StepDriver")
+        self.kind = kind_of_norm(norm_type, "StepDriver")
         self._limbs = new_limbs(device)
         self._hyper: list[GroupBlock] = []
         self._coefficients: dict[int, Tensor] = {}
         self._ratios: dict[int, Tensor] = {}
         self._found_apart = torch.zeros((), dtype=torch.float32, device=device)
+        self._no_group: tuple[GroupBlock, GroupTensors] | None = None
 
     @property
     def control(self) -> ControlBlock:
@@ -144,9 +149,9 @@ class StepDriver:
         if self._scaler is not None and gradients.over_ranks:
             scale = self.control.block[SLOTS["external_scale" if external else "scale"]]
         refusal = reduce_over_ranks(
-            gradients, self._limbs, self._kind, self.cache, scale=scale, refusal=refusal
+            gradients, self._limbs, self.kind, self.cache, scale=scale, refusal=refusal
         )
-        if self._kind == GIVEN:
+        if self.kind == GIVEN:
             norm = norm_on_host(gradients, self._norm_type, self._limbs, counts=refusal is None)
             if refusal is None:
                 # As a tensor, since no number past the end of fp32 can be filled in as infinity.
@@ -169,6 +174,7 @@ class StepDriver:
         Args:
             gradients: all that there are, contiguous.
             first: the group whose coefficients are formed and whose counters advance, if any.
+                A norm that the host forms goes without one where gradients have no scale.
             external: the gradients were made with the external scale.
             clips_apart: the update does not clip; the control `factor` does.
             leaves_scaled_norm: leave the norm of the scaled gradients in the control block.
@@ -192,12 +198,15 @@ class StepDriver:
         leaves_scaled_norm: bool,
     ) -> Tensor:
         self._reduce(gradients, external=external)
-        coefficients = self._room_for(0 if first is None else len(first.steps))
+        unscaled = self._finish is None
+        coefficients = self._room_for(int(unscaled) if first is None else len(first.steps))
         if self._finish is None:
-            assert first is not None
             if gradients.over_ranks:
                 self.control["exhausted"].add_(self._limbs[TOLD.value], alpha=REFUSED.value)
-            self._finalise_unscaled(first, coefficients, clips_apart)
+            if self.kind == GIVEN:
+                self._finalise_given()
+            else:
+                self._finalise_unscaled(first, coefficients, clips_apart)
         else:
             choices = (
                 first is None or first.bias_correction,
@@ -238,17 +247,32 @@ class StepDriver:
             bounds=bounds,
         )
 
+    def _finalise_given(self) -> None:
+        control, norm = self.control, self.control["norm"]
+        control["found_inf"].copy_(~norm.isfinite())
+        clip_coefficient_(norm=norm, max_norm=control["max_norm"], factor=control["factor"])
+        self._limbs.zero_()
+
     def _finalise_unscaled(
-        self, first: GroupTensors, coefficients: Tensor, clips_apart: bool
+        self, first: GroupTensors | None, coefficients: Tensor, clips_apart: bool
     ) -> None:
         control = self.control
         own = control.several(OWN)
+        if first is None:
+            # The kernel advances a counter and forms coefficients in any case.
+            if self._no_group is None:
+                step = torch.zeros((), dtype=torch.int64, device=self.device)
+                tensors = GroupTensors(lists=(), steps=[step], bias_correction=False)
+                self._no_group = GroupBlock(self.device, lamb=False), tensors
+            hyper, first = self._no_group
+        else:
+            hyper = self._hyper[0]
         finalise_unscaled.finalise_unscaled(
             self._limbs,
             first.steps[0],
             coefficients,
-            [*self._hyper[0].hyper(), *own],
-            kind=self._kind,
+            [*hyper.hyper(), *own],
+            kind=self.kind,
             bias_correction=first.bias_correction,
             ahead=clips_apart,
             last=True,
@@ -281,8 +305,12 @@ class StepDriver:
         with timed("basic_step"):
             if clip_apart:
                 # Only the norm decides: gradients that do not count in it cannot skip a step.
-                unscale_gradients(clip_apart, self.control["factor"], self._found_apart, self.cache)
+                self.clip(clip_apart)
             self._update(first, groups, optimizer)
+
+    def clip(self, gradients: Sequence[Tensor]) -> None:
+        """Multiply gradients by the factor that `decide` has left, in place."""
+        unscale_gradients(gradients, self.control["factor"], self._found_apart, self.cache)
 
     def _update(
         self, first: Tensor, groups: Sequence[GroupTensors], optimizer: FusedAdam | FusedLamb

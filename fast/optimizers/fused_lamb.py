@@ -22,6 +22,7 @@ from twinstep.contract.moments import (
     check_added_group,
     new_state,
 )
+from twinstep.contract.shards import waited
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
@@ -206,7 +207,7 @@ class FusedLamb(torch.optim.Optimizer):
                 if grad is not None:
                     norm = None if norms is None else norms[index][slot]
                     copy = outputs[index][slot]
-                    yield _Row(place, index, group, param, grad, copy, norm)
+                    yield _Row(place, index, group, param, waited(grad), copy, norm)
                     place += 1
 
     def _step_batch(self, rows: "list[_Row]", scale: Number) -> Tensor:

@@ -30,21 +30,6 @@ def kind_of_norm(norm_type: float, where: str) -> str:
     return KINDS.get(float(norm_type), GIVEN)
 
 
-def exact_kind_of_norm(norm_type: float, where: str) -> str:
-    """Return the name of a kernel's norm.
-
-    Raises:
-        ValueError: norm_type is not 1, 2 or infinity.
-    """
-    kind = kind_of_norm(norm_type, where)
-    if kind == GIVEN:
-        raise ValueError(
-            f"norm_type={norm_type}, but should be 1, 2 or infinity: kernels have no other "
-            f"exact norms [{where}]"
-        )
-    return kind
-
-
 def reduce_norm(grads: Sequence[Tensor], limbs: Tensor, kind: str, cache: TableCache) -> None:
     """Enter all gradients into the limbs, in one launch for each dtype."""
     reduce_gradients(grads, limbs, cache, kind="2" if kind == GIVEN else kind)

@@ -21,6 +21,7 @@ from twinstep.contract.loss_scale import (
     checked_scale,
     checked_state,
 )
+from twinstep.contract.shards import waited
 from twinstep.contract.zero import check_scaler_arguments
 from twinstep.fast.kernels import loss_scale as rules
 from twinstep.fast.kernels.reduce import global_norm_
@@ -197,7 +198,7 @@ class LossScale:
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
         """True if any gradient of these parameters holds an infinity or a NaN."""
-        grads = [param.grad.contiguous() for param in params if param.grad is not None]
+        grads = [waited(p.grad).contiguous() for p in params if p.grad is not None]
         if not grads:
             return False
         self._near(grads[0].device)

@@ -11,7 +11,7 @@ from torch import Tensor
 import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
-from twinstep.contract.wrapper import State
+from twinstep.contract.wrapper import State, refuse_named_state
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
 
@@ -38,6 +38,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         Once after a first step this waits for the device: state appears with a step that was
         taken, and whether one was skipped only the device knows.
         """
+        refuse_named_state(type(self).__name__)
         self._sync_state()
         return defaultdict(dict) if self._inner is None else self._inner.state
 

@@ -67,7 +67,7 @@ class GradientReader:
 
     Args:
         params: those that have a gradient now are expected to have one again, with its dtype and
-            contiguous or not as it is; the others to have none.
+            contiguous or not as it is; the others to have none. Gradients are not around others.
 
     Attributes:
         params: that have a gradient.
@@ -91,6 +91,7 @@ class GradientReader:
             for start in range(0, len(found), BLOCK)
         ]
         self._places = addresses_of(self._absent)
+        self._empty = addresses_of(found).count(0)
 
     def read(self) -> Found | None:
         """Return the gradients; None where anything but their addresses has changed."""
@@ -113,6 +114,8 @@ class GradientReader:
                 addresses += map(_ADDRESS, block)
         except (AttributeError, TypeError, RuntimeError):  # None, or nothing dense
             return None
+        if addresses.count(0) != self._empty:
+            return None  # a tensor around others has no address of its own
         return Found(grads, addresses)
 
 

@@ -201,7 +201,7 @@ def list_(
         bool, typer.Option("--actions", help="Say what each action on an optimizer does.")
     ] = False,
 ) -> None:
-    """List operations, laws and kernels; optimizers and actions."""
+    """List operations, kernels and optimizers."""
     from twinstep.parity.cli.listing import print_list
 
     print_list(actions)

@@ -30,7 +30,7 @@ def prove_(
         typer.Option("--json", metavar="FILE", help="Write as JSON here; - is standard output."),
     ] = None,
 ) -> None:
-    """Prove kernels equal to their reference, for every value.
+    """Prove that kernels equal their reference.
 
     Exit code 1 if one is refuted; docs/guide/proof.md describes it.
     """

@@ -20,6 +20,7 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number, check_lamb
 from twinstep.contract.keywords import check_keywords, refuse_asked
 from twinstep.contract.moments import StateDict, check_added_group, new_state
+from twinstep.contract.shards import waited
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.contract.uncompiled import uncompiled
 from twinstep.reference.arithmetic import control, fp32
@@ -187,7 +188,7 @@ class FusedLamb(torch.optim.Optimizer):
             for param, grad, copy, norm in zip(group["params"], *columns, strict=True):
                 chosen = param.grad if grad is None else grad
                 if chosen is not None:
-                    rows.append(_Row(param, chosen, copy, norm, group))
+                    rows.append(_Row(param, waited(chosen), copy, norm, group))
         return rows
 
     def _step_param(self, row: _Row, scale: Number) -> Tensor:

@@ -154,9 +154,45 @@ def test_hooks_of_immediate_updates_can_be_removed() -> None:
     assert twins.params[0][0].grad is not None
 
 
-def test_what_only_the_reference_does_is_refused() -> None:
-    params = SUBJECT.parameters(3)
-    with pytest.raises(TypeError, match=r"is a SGD, but should be a fast.FusedAdam"):
-        SUBJECT(params, inside="SGD")
-    with pytest.raises(ValueError, match=r"norm_type=3.0, but should be 1, 2 or infinity"):
-        SUBJECT(params, norm_type=3.0)
+@pytest.mark.parametrize(
+    ("inside", "norm", "accumulation"),
+    [("SGD", 2.0, FP32), ("AdamW", 1.0, BRAIN), ("FusedLamb", math.inf, FP32)]
+    + [("FusedAdam", 3.0, BRAIN), ("SGD", 0.5, FP32)],
+)
+def test_any_optimizer_inside_and_any_norm_equal_the_reference(
+    inside: str, norm: float, accumulation: torch.dtype
+) -> None:
+    twins = Twins(inside=inside, norm_type=norm, clip_grad=0.3, grad_acc_dtype=accumulation)
+    for number, bad in enumerate([None, 3e38, math.nan, None, -math.inf, 1e-40]):
+        twins.backward(number, (1,) if number % 2 else (), bad)
+        twins.step()
+        twins.check()
+        if number == 3:
+            saved = twins.fast.state_dict()
+            twins.reference.load_state_dict([saved], load_from_fp32_weights=True)
+            twins.fast.load_state_dict([twins.reference.state_dict()], load_from_fp32_weights=True)
+            twins.check()
+    assert twins.fast.fp32_groups_flat_partition[0].grad is None
+
+
+def test_hooks_of_the_step_inside_are_called() -> None:
+    optimizer = (twins := Twins()).fast
+    calls: list[object] = []
+    optimizer.optimizer.register_step_post_hook(lambda *given: calls.append(given))
+    twins.backward(0, ())
+    twins.step()
+    assert len(calls) == 1
+    twins.check()
+
+
+def test_a_rate_that_is_no_number_is_refused_before_anything_has_changed() -> None:
+    twins = Twins(inside="SGD", clip_grad=0.3)
+    twins.backward(0, ())
+    for optimizer, _ in twins.both():
+        optimizer.param_groups[0]["lr"] = "large"
+        with pytest.raises(TypeError, match="lr='large', but should be a number"):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+    twins.check()
+    twins.step()
+    twins.check()

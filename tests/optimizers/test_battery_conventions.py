@@ -66,6 +66,14 @@ def test_arguments_that_apex_took_in_a_step_are_refused_by_name(side: str) -> No
         optimizer.step(gradients=[])
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_keywords_of_the_lamb_of_apex_are_refused_by_name(side: str) -> None:
+    subject = Subject(side, "FusedLamb")
+    for name in ("use_nvlamb", "grad_averaging", "adam_w_mode", "set_grad_none"):
+        with pytest.raises(RuntimeError, match=f"{name} was given.* DeepSpeed's LAMB; apex's and"):
+            subject(subject.parameters(2), **{name: False})
+
+
 def stepped(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, Any]:
     """State of an optimizer of torch that has taken two steps."""
     param = Parameter(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Parameters that torch splits over ranks: stepped in parts by FusedAdam, refused by the others."""
+"""Tensors around others: DTensors, which FusedAdam steps in parts, and what collectives bring."""
 
 from __future__ import annotations
 
@@ -87,3 +87,88 @@ def test_what_cannot_step_parts_refuses_them_by_name(side: str, mesh: Any) -> No
     partial._spec.placements = (Partial(),)
     with pytest.raises(ValueError, match="but should not be partial"):
         home["FusedAdam"]([partial])
+
+
+WRAPPED = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer", "ZeroOptimizer")
+
+
+def _made(home: dict[str, Any], name: str, param: torch.Tensor) -> Any:
+    if name not in WRAPPED:
+        return home[name]([param], 0.1)
+    options = {"param_names": {param: "p"}} if name[0] in "BZ" else {}
+    return home[name](home["FusedAdam"]([param], 0.1), **options)
+
+
+def _stepped(optimizer: Any, param: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    param.grad = grad
+    if hasattr(optimizer, "update_hp_grads"):
+        optimizer.update_hp_grads()
+    if hasattr(optimizer, "reduce_gradients"):
+        optimizer.reduce_gradients()
+    optimizer.step()
+    return param.detach().clone()
+
+
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedLamb", *WRAPPED])
+@pytest.mark.parametrize("side", SIDES)
+def test_gradients_that_a_collective_brings_are_waited_for(side: str, name: str, mesh: Any) -> None:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+
+    dtype = torch.bfloat16 if name in WRAPPED else torch.float32
+    ends = []
+    for late in (False, True):
+        param = nn.Parameter(torch.ones(4, dtype=dtype))
+        optimizer = _made(CLASSES[side], name, param)
+        for step in range(3):
+            grad = torch.arange(4, dtype=dtype) + step
+            # The second one is plain: a plan of the first step meets another gradient, and back.
+            if late and step != 1:
+                grad = all_reduce(grad, "sum", mesh)
+                assert isinstance(grad, AsyncCollectiveTensor)
+            ends.append(_stepped(optimizer, param, grad))
+    assert all(map(torch.equal, ends[:3], ends[3:]))
+    assert not torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedLamb", *WRAPPED])
+@pytest.mark.parametrize("side", SIDES)
+def test_tensors_without_memory_of_their_own_are_refused(side: str, name: str, mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    around = TwoTensor(torch.ones(4), torch.ones(4))
+    match = "is a {}, but should have memory of its own"
+    with pytest.raises(ValueError, match=f"parameter {match.format('TwoTensor')}"):
+        _made(CLASSES[side], name, nn.Parameter(around))
+    param = nn.Parameter(torch.ones(4))
+    optimizer = _made(CLASSES[side], name, param)
+    first = _stepped(optimizer, param, torch.ones(4))
+    for grad in (around, distribute_tensor(torch.ones(4), mesh, [Shard(0)])):
+        with pytest.raises(
+            RuntimeError, match=f"gradient {match.format(type(grad).__name__)}.*{name}"
+        ):
+            _stepped(optimizer, param, grad)
+    assert torch.equal(param, first)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("side", SIDES)
+def test_wrappers_have_no_state_by_name(side: str, name: str, mesh: Any) -> None:
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    model = nn.Linear(2, 1, bias=False).bfloat16()
+    optimizer = _made(CLASSES[side], name, model.weight)
+    optimizer.backward(model(torch.ones(1, 2, dtype=torch.bfloat16)).sum())
+    for use in (
+        lambda: get_optimizer_state_dict(model, optimizer),
+        lambda: set_optimizer_state_dict(model, optimizer, {"state": {}, "param_groups": []}),
+    ):
+        with pytest.raises(RuntimeError, match=f"asked for by names of .* state_dict.*{name}"):
+            use()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert all(int(state["step"]) == 0 for state in optimizer.state.values())
+    optimizer.step()
+    assert optimizer.get_global_norm() > 0

@@ -97,6 +97,7 @@ def finalise_many_kernel(  # type: ignore[no-untyped-def]
         NORM_SCALED=False,
         LAMB=False,
         RANKS=False,
+        BOUNDED=False,
     )
 
 
