@@ -55,7 +55,8 @@ IN_PLACE = {
 }
 ROOTS = {"sqrt_rn": "torch", "root_of_squares": "math", "step_size_of": "math"}
 ROOTS |= {"norm_of_squares": "math"}
-READS = {"found_inf", "step"}
+# Norms are read to decide whether a step is taken.
+READS = {"found_inf", "step", "norm", "scaled_norm"}
 READERS = {"loss_scale.py", "fused_adam.py", "fused_lamb.py", "scalers.py"}
 # Sums of whole numbers, and norms that are made of them.
 READERS |= {"collectives.py", "model_norm.py", "parallelism.py"}
