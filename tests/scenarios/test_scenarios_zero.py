@@ -166,7 +166,7 @@ def test_a_rank_of_torchrun_leaves_no_thread_of_gloo(
     before = gloo_threads()  # torch keeps those of a DeviceMesh
     command = ["train", "--optimizer", "zero2", "--dtype", "bf16", "--side", "fast", *more]
     assert scenarios.main(command) == code
-    assert gloo_threads() == before
+    assert gloo_threads() <= before
 
 
 def is_stopped() -> None:
