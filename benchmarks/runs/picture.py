@@ -78,7 +78,7 @@ def ratios(axes: Axes, groups: Sequence[Document]) -> None:
 
 
 def curve(document: Document, operation: str, kind: str) -> list[Document]:
-    """Groups along a curve: sizes of one tensor, or numbers of small ones."""
+    """Groups along a curve, of one combination: sizes of one tensor, or numbers of small ones."""
     found = [
         group
         for group in document["groups"]
@@ -89,6 +89,7 @@ def curve(document: Document, operation: str, kind: str) -> list[Document]:
             else group["each"] == SMALL
         )
     ]
+    found = [group for group in found if group["dtype"] == found[0]["dtype"]]
     return sorted(found, key=lambda group: (group["tensors"], group["each"]))
 
 

@@ -37,6 +37,9 @@ def chosen_groups(
     found = groups_of(kept, SHAPES)
     if curves:
         also = groups_of([k for k in kept if k.operation.name in CURVES], (*SIZES, *TENSORS))
+        # A line of a curve is of one combination: the first of its operation.
+        first = {group.operation: group.dtype for group in reversed(also)}
+        also = [group for group in also if group.dtype == first[group.operation]]
         found += [group for group in also if group not in found]
     room = available() / 2
     left_out = [

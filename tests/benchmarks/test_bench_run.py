@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from twinstep.benchmarks.bench import main
+from twinstep.benchmarks.bench import main, registered
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs import results
+from twinstep.benchmarks.runs.picture import curve
 from twinstep.parity.records.errors import UsageError
 
 KERNEL = """
@@ -21,6 +22,18 @@ def plain(accumulators, grads):
     for total, grad in zip(accumulators, grads, strict=True):
         total.add_(grad)
 """
+
+
+def test_a_curve_is_of_one_combination() -> None:
+    groups, _ = results.chosen_groups(registered(""), results.CURVES, True)
+    shapes = set(results.SHAPES)
+    for operation in results.CURVES:
+        own = [group for group in groups if group.operation == operation]
+        assert len({group.dtype for group in own if group.shape in shapes}) > 1
+        assert len({group.dtype for group in own if group.shape not in shapes}) == 1
+        rows = [{"operation": g.operation, "dtype": g.dtype, **vars(g.shape)} for g in own]
+        for kind in ("sizes", "tensors"):
+            assert len({row["dtype"] for row in curve({"groups": rows}, operation, kind)}) == 1
 
 
 def test_a_users_kernel_gets_its_rows_by_being_registered(
