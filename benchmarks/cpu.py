@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import math
 import os
 import statistics
@@ -32,7 +31,7 @@ from torch import Tensor
 from twinstep.benchmarks import offload
 from twinstep.benchmarks.offload import BETAS, DECAY, EPS, RATE, WARM_UP, compare, processor
 from twinstep.benchmarks.part import Figures
-from twinstep.benchmarks.stamp import stamp
+from twinstep.benchmarks.stamp import report, stamp
 from twinstep.fast.kernels.adam import adamw_step_
 from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.fast.runtime.native import NUMBERS, call, instruction_set
@@ -238,11 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.part or PARTS:
         load = round(os.getloadavg()[0], 1)  # others beside us, too
         figures[name] = {"load": load, **PARTS[name](options.numel, options.rounds)}
-    text = json.dumps(figures, indent=1) + "\n"
-    print(text, end="")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
+    report(figures, options.output)
     return 0
 
 

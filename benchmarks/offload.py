@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import statistics
 import time
@@ -37,7 +36,7 @@ import torch
 from torch import Tensor
 
 from twinstep.benchmarks.part import Figures
-from twinstep.benchmarks.stamp import stamp
+from twinstep.benchmarks.stamp import report, stamp
 from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.optimizers.zero_offload import CPU, Offload, enter_squares
 from twinstep.fast.runtime.native import instruction_set
@@ -190,11 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     figures = {**stamp(), "processor": processor(), **run(options.numel, options.rounds)}
-    text = json.dumps(figures, indent=1) + "\n"
-    print(text, end="")
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(text)
+    report(figures, options.output)
     return 0
 
 

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import shutil
 import subprocess
+from pathlib import Path
 
 import torch
 import triton
@@ -31,6 +33,15 @@ def stamp() -> Figures:
         "gpu": gpu(),
         "simulated": executes_cpu_tensors(),
     }
+
+
+def report(figures: Figures, output: Path | None) -> None:
+    """Print figures as JSON, and write them where asked."""
+    text = json.dumps(figures, indent=1) + "\n"
+    print(text, end="")
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
 
 
 def gpu() -> Figures | None:

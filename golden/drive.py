@@ -6,6 +6,7 @@ Recorders hand in another project's object, the replay one of ours; what happens
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,34 @@ class Driven:
     groups: Callable[[], Sequence[dict[str, object]]]
     saved: Callable[[], object] = dict
     override: Callable[[float], None] = lambda scale: None
+
+
+def unwrapped(
+    optimizer: torch.optim.Optimizer, params: list[nn.Parameter], saved: object
+) -> Driven:
+    """An optimizer without a wrapper: what is saved is its state and the parameters."""
+    import torch
+
+    if saved is not None:
+        assert isinstance(saved, tuple)
+        state, values = saved
+        optimizer.load_state_dict(state)
+        with torch.no_grad():
+            for param, value in zip(params, values, strict=True):
+                param.copy_(value)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Driven(
+        backward=torch.autograd.backward,
+        step=step,
+        observe=dict,
+        masters=lambda: params,
+        groups=lambda: optimizer.param_groups,
+        saved=lambda: deepcopy((optimizer.state_dict(), [param.detach() for param in params])),
+    )
 
 
 Groups = list[dict[str, object]]

@@ -9,7 +9,7 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from twinstep.golden.drive import Driven, Groups, drive
+from twinstep.golden.drive import Driven, Groups, drive, unwrapped
 from twinstep.golden.record_deepspeed import (
     BF16,
     FLAT,
@@ -170,23 +170,4 @@ def _plain(
     kind = torch.optim.AdamW if given["adamw"] else torch.optim.Adam
     betas = (float(given["beta1"]), float(given["beta2"]))
     optimizer = kind(groups, betas=betas, eps=float(given["eps"]), foreach=False)
-    if saved is not None:
-        assert isinstance(saved, tuple)
-        state, values = saved
-        optimizer.load_state_dict(state)
-        with torch.no_grad():
-            for param, value in zip(params, values, strict=True):
-                param.copy_(value)
-
-    def step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Driven(
-        backward=lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
-        step=step,
-        observe=dict,
-        masters=lambda: params,
-        groups=lambda: optimizer.param_groups,
-        saved=lambda: deepcopy((optimizer.state_dict(), [param.detach() for param in params])),
-    )
+    return unwrapped(optimizer, params, saved)

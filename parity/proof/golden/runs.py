@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.contract.compat import Compat
-from twinstep.golden.drive import Driven, Groups, drive
+from twinstep.golden.drive import Driven, Groups, drive, unwrapped
 from twinstep.golden.trace import Header, Step, Value
 from twinstep.parity.proof.golden.sides import CLASSES, descent
 from twinstep.parity.ranks.world import Rank, World
@@ -212,22 +212,4 @@ def _alone(
     side: str, header: Header, params: list[Parameter], groups: Groups, saved: Any
 ) -> Driven:
     optimizer = (_adam if header.rule == "adam" else _lamb)(side, header, groups)
-    if saved is not None:
-        state, values = saved
-        optimizer.load_state_dict(state)
-        with torch.no_grad():
-            for param, value in zip(params, values, strict=True):
-                param.copy_(value)
-
-    def step() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Driven(
-        backward=torch.autograd.backward,
-        step=step,
-        observe=dict,
-        masters=lambda: params,
-        groups=lambda: optimizer.param_groups,
-        saved=lambda: deepcopy((optimizer.state_dict(), [param.detach() for param in params])),
-    )
+    return unwrapped(optimizer, params, saved)
