@@ -32,6 +32,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("gate")
 
+FAST = Path(__file__).resolve().parent / "fast"
+
 NO_GPU = "needs a CUDA GPU; this machine shows none to torch"
 
 # A suite started by nohup or & ignores Ctrl-C, and so would the programs that tests interrupt.
@@ -71,6 +73,29 @@ def _engine_is_left_as_it_was() -> Iterator[None]:
     before = _replays()
     yield
     assert _replays() == before, "the test left replay switched on, or off"
+
+
+@pytest.fixture(autouse=True)
+def _registry_is_left_as_it_was() -> Iterator[None]:
+    """A kernel or class that stays registered is a row of ours to later tests."""
+    yield
+    strange = _strangers()
+    assert not strange, f"the test left these registered: {', '.join(strange)}"
+
+
+def pytest_collection_finish() -> None:
+    """No test module may register by being imported."""
+    strange = _strangers()
+    assert not strange, f"test modules registered these when imported: {', '.join(strange)}"
+
+
+def _strangers() -> list[str]:
+    kernels = sys.modules.get("twinstep.parity.registry.kernels")
+    classes = sys.modules.get("twinstep.parity.sequences.registry")
+    rows = [*(kernels.kernels() if kernels else ()), *(classes.twins() if classes else ())]
+    return [
+        row.name for row in rows if FAST not in Path(row.place.rpartition(":")[0]).resolve().parents
+    ]
 
 
 def _replays() -> bool:

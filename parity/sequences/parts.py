@@ -35,7 +35,7 @@ MARKS = (
     *("model_parallel", "tensor_model_parallel"),
 )
 # Counters at which 3e-5 of the bias is left to correct, each with another usual beta.
-FADED = (205, 7_900, 10_300, 205_000)
+FADED = (205, 7_900, 10_300, 11_300, 205_000)
 # Arguments of torch's backward besides the loss.
 GRAPHS = ("", "", "retain", "create")
 

@@ -244,6 +244,13 @@ class OptimizerRules(Rules):
             if "lr" in group:
                 group["lr"] = torch.tensor(float(group["lr"]) or 0.25, dtype=torch.float64)
 
+    @action(often=0)
+    def raise_rates(self, world: World) -> None:
+        """Give every group a rate so large that weights show the last bits of an update."""
+        for group in world.torch_optimizer.param_groups:
+            if "lr" in group:
+                group["lr"] = 64.0
+
     @action(kind=("lambda", "cyclic", "onecycle"))
     def start_scheduler(self, world: World, kind: str) -> None:
         """Put a learning-rate scheduler on; the last two cycle momentum or beta1 as well."""
