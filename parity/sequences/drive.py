@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -122,6 +124,10 @@ class Side:
     def carry_out(self, act: Act) -> None:
         """Carry out one action; an exception is an outcome like any other."""
         self.outcome = {}
+        with _unheard():
+            self._carry_out(act)
+
+    def _carry_out(self, act: Act) -> None:
         try:
             if self.world is None:
                 given: dict[str, Any] = {} if self.rank is None else {"rank": self.rank}
@@ -163,6 +169,17 @@ class Sides(Protocol):
 
     def over_ranks(self, twin: Twin, dtype: str, device: str, acts: Sequence[Act]) -> WorldRun:
         """The actions carried out on all ranks of a world."""
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Keep what classes tell a training program from standard error; handlers still get it."""
+    handler, log = logging.NullHandler(), logging.getLogger("twinstep")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def observe_nothing(outcome: dict[str, object]) -> Observation:
