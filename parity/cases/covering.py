@@ -327,7 +327,7 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
 def enlarged(
     operation: Operation, recipe: Recipe, sizes: Range, beside: Sequence[int] = ()
 ) -> Recipe:
-    """The recipe with a large tensor, ordinary controls, and every regime.
+    """The recipe with a large tensor, ordinary controls, and every regime where none drowns a sum.
 
     Its values repeat: that is cheap, and the period is no multiple of any block.
 
@@ -340,8 +340,8 @@ def enlarged(
     size = int(sizes.at(random.Random(recipe.seed).random()))
     return replace(
         recipe,
-        sizes=(size,) if recipe.layout == "flat" else (5, size, *beside, 33),
-        regime="mixture",
+        sizes=(size,) if recipe.layout == "flat" else (5, *beside, size, 33),
+        regime="ordinary" if operation.takes_norms else "mixture",
         controls={row.name: row.values[0] for row in operation.controls},
         period=PERIOD,
     )

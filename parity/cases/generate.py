@@ -159,8 +159,7 @@ def _starts_at_zero(operation: Operation, recipe: Recipe, index: int) -> bool:
 
     Only where a whole tensor decides: elsewhere single zeros show as much.
     """
-    whole = "splitting" not in operation.laws
-    return whole and index == 0 and recipe.seed % 3 == 0
+    return operation.takes_norms and index == 0 and recipe.seed % 3 == 0
 
 
 def _tamed(codes: Codes) -> Codes:
@@ -212,7 +211,8 @@ def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
 def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Large tensors cheaply: each holds the values of a small one over and over.
 
-    A value that is not finite is planted once, in the first half of the largest tensor watched.
+    Where an operation takes norms, the second half of the weights is smaller. A value that is not
+    finite is planted once, in the first half of the largest tensor watched.
     """
     sizes = tuple(min(size, recipe.period) for size in recipe.sizes)
     finite = "mixture" if recipe.regime == "planted" else recipe.regime
@@ -237,6 +237,10 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
         else:
             rows = zip(tensors, recipe.sizes, strict=False)
             lists[argument.name] = [grown(tensor, size) for tensor, size in rows]
+        if argument.role is Role.PARAM and operation.takes_norms:
+            # Norms of a part would otherwise have one ratio wherever it ends.
+            for tensor in lists[argument.name]:
+                tensor.view(-1)[tensor.numel() // 2 :].mul_(0.25)
     case = replace(small.with_lists(lists), recipe=recipe)
     if recipe.regime != "planted" or not operation.watched:
         return case

@@ -195,3 +195,8 @@ class Operation:
     def skippable(self) -> bool:
         """True if an overflow turns the call into a skipped step."""
         return "skipped_step" in self.laws
+
+    @property
+    def takes_norms(self) -> bool:
+        """True if elements of a tensor meet in a norm that is no output, as in LAMB."""
+        return "splitting" not in self.laws and bool(self.lists_of(Role.PARAM))

@@ -108,6 +108,14 @@ def lamb_one_ratio_for_all_tensors(call: LambCall) -> None:
 
 
 @wrong(SHELF, "lamb_step", component=COMPONENT)
+def lamb_adds_up_1024_partial_sums(call: LambCall) -> None:
+    """Both norms leave out what lies past 1,024 blocks of 1,024 elements."""
+    kept = 2**20
+    ends = LambPieces(ratio=lambda c, p, u: ratio(c, p.view(-1)[:kept], u.view(-1)[:kept]))
+    step(call, ends)
+
+
+@wrong(SHELF, "lamb_step", component=COMPONENT)
 def lamb_eps_always_outside(call: LambCall) -> None:
     """The option eps_inside_sqrt is not read."""
     step(replace(call, eps_inside_sqrt=False))
