@@ -1,6 +1,6 @@
 """The kernels in CUDA C++ among the variants: noted as they are launched, compiled by NVRTC.
 
-What a GPU runs is NVRTC's own machine code, and facts are read off that. AMD's targets do not apply.
+What a GPU runs is NVRTC's own machine code; facts are read off that. AMD's targets do not apply.
 """
 
 from __future__ import annotations

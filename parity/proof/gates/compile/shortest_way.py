@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from twinstep.parity.proof.gates.compile.main_loop import Instruction, wide_bytes
 
-# Instructions that a call stands for: the way without one is the usual one. A guarded one is how the
-# assembler leaves a loop for sm_80.
+# Instructions that a call stands for: the way without one is the usual one. A guarded one leaves a
+# loop for sm_80.
 CALL = 1000
+WIDE = 16  # bytes of a load that only elements are read with: a pointer table's entries have 8
 Edges = Sequence[Sequence[int]]
 
 
@@ -26,8 +27,10 @@ def main_loop(code: Sequence[Instruction]) -> list[Instruction]:
     Returns:
         The way, from the loop's head on; empty where no loop has a wide load.
     """
+    wide = {at for at, one in enumerate(code) if one.loaded >= WIDE}
+    if not wide:
+        return []
     after = _successors(code)
-    wide = {at for at, one in enumerate(code) if one.loaded >= 8}
     loops = {head: body for head, body in _loops(after).items() if body & wide}
     ways = [
         [code[at] for at in _way(code, after, head, body, body & wide)]

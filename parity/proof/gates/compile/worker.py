@@ -84,7 +84,9 @@ def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str, variant: Varian
         text.write_text(ptx)
         architecture = target + ("a" if int(target[3:]) >= 90 else "")
         flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]
-        spills = spilled(run_tool(assembler(target), *flags, str(text), "-o", str(folder / "again")))
+        spills = spilled(
+            run_tool(assembler(target), *flags, str(text), "-o", str(folder / "again"))
+        )
     loop: Facts = {}
     if variant.kernel in KERNELS:
         loop = of_sass(cuobjdump("-sass", str(binary)))
