@@ -85,7 +85,9 @@ def results() -> list[Tensor]:
         accumulate_(sums, drawn(SINGLE, 100))
         limbs = new_limbs(CPU)
         add_squares([value.nan_to_num() for value in drawn(dtype, 120)], limbs)
-        found += [*sums, limbs]
+        alike = new_limbs(CPU)
+        add_squares([moderate(size, 140, dtype) for size in SIZES], alike)
+        found += [*sums, limbs, alike]
     found += launched()
     return [
         value.nan_to_num(nan=1.5).view(torch.int16 if value.itemsize == 2 else torch.int32)

@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int LIMBS = 24, NONFINITE = 24, LARGEST = 25, TOLD = 26, PADDED = 32, ORIGIN = 11;
+constexpr int64_t LINE = 64;  // bytes of a line of a cache
 constexpr uint32_t INFINITY_BITS = 0x7F800000;
 
 // Adds value * 2^exponent to limbs of 32 bits.
@@ -25,32 +26,53 @@ inline double two_to(int64_t exponent) {
 // units.
 inline double cut_at(int64_t exponent) { return 1.5 * two_to(exponent + 52); }
 
-// Squares of a block whose numbers are integers times 2^unit, zeros apart, and below 2^(24 + unit).
-void add_direct(int64_t* limbs, const float* x, int64_t count, int64_t unit) {
-  const double c = cut_at(2 * unit);
-  uint64_t total = 0;
-  for (int64_t i = 0; i < count; ++i)
-    total += bits_of<uint64_t>((double)x[i] * (double)x[i] + c);
-  add_at(limbs, (int64_t)(total - (uint64_t)count * bits_of<uint64_t>(c)), 2 * unit);
+// x * x + y for an fp32 number, whose square is exact: one rounding, fused or not.
+inline double square_and(double x, double y) {
+#if defined(__FMA__) || defined(__AVX512F__)
+  return __builtin_fma(x, x, y);
+#else
+  return x * x + y;
+#endif
 }
 
-// The magnitude of a finite number.
+// Squares of a block whose numbers are integers times 2^unit below 2^(24 + unit): each lane's sum stays
+// below 2^53 units, so that it is exact in any order.
+template <class Number>
+void add_direct(int64_t* limbs, int64_t count, int64_t unit, Number number) {
+  constexpr int64_t LANES = 32;
+  static_assert(BLOCK / LANES <= 32 && LANES <= 32, "2^48 units each");
+  double sums[LANES] = {}, rest = 0;
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES)
+    for (int64_t lane = 0; lane < LANES; ++lane)
+      sums[lane] = square_and((double)number(i + lane), sums[lane]);
+  for (; i < count; ++i) rest = square_and((double)number(i), rest);
+  const double units = two_to(-2 * unit);
+  int64_t total = (int64_t)(rest * units);
+  for (double sum : sums) total += (int64_t)(sum * units);
+  add_at(limbs, total, 2 * unit);
+}
+
+// The magnitude of a finite fp16 number that is neither zero nor subnormal, and of any finite one.
+inline float magnitude_of_normal(uint16_t half) {
+  return bits_of<float>(((uint32_t)(half & 0x7FFF) << 13) + 0x38000000);
+}
 inline float magnitude_of_half(uint16_t half) {
   const uint32_t word = (uint32_t)(half & 0x7FFF) << 13;
   const float small = bits_of<float>(word + 0x38800000) - bits_of<float>(0x38800000u);
-  const float normal = bits_of<float>(word + 0x38000000);
-  return word < 0x00800000 ? small : normal;
+  return word < 0x00800000 ? small : magnitude_of_normal(half);
 }
 
 // Squares of a block of fp32 numbers below 2^top and not below 2^(top - 25), zeros apart: in two parts.
 void add_halves(int64_t* limbs, const float* x, int64_t count, int64_t top) {
   const int64_t upper = 2 * top - 48, lower = 2 * top - 96;
-  const double c = cut_at(upper), d = cut_at(lower);
+  const double c = cut_at(upper), d = cut_at(lower), both = c + d;
   uint64_t high = 0, low = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const double square = (double)x[i] * (double)x[i], head = square + c;
+    // What the head leaves is square - (head - c), and both - head is exact.
+    const double number = (double)x[i], head = square_and(number, c);
     high += bits_of<uint64_t>(head);
-    low += bits_of<uint64_t>((square - (head - c)) + d);
+    low += bits_of<uint64_t>(square_and(number, both - head));
   }
   add_at(limbs, (int64_t)(high - (uint64_t)count * bits_of<uint64_t>(c)), upper);
   add_at(limbs, (int64_t)(low - (uint64_t)count * bits_of<uint64_t>(d)), lower);
@@ -88,16 +110,18 @@ void add_squares(int64_t* limbs, const void* values, int64_t first, int64_t coun
   constexpr Word MAGNITUDE = (Word)((1ull << BITS) - 1);
   constexpr Word INFINITE = (Word)(MAGNITUDE >> DIGITS << DIGITS);
   const Word* words = (const Word*)values + first;
-  Word most[CHUNK / BLOCK], least[CHUNK / BLOCK], largest = 0;
+  Word most[CHUNK / BLOCK], least[CHUNK / BLOCK], lowest[CHUNK / BLOCK], largest = 0;
   for (int64_t at = 0; at < count; at += BLOCK) {
-    Word high = 0, low = (Word)~0;
+    Word high = 0, low = (Word)~0, all = (Word)~0;
     for (int64_t i = at; i < std::min(at + BLOCK, count); ++i) {
       const Word word = (Word)(words[i] & MAGNITUDE);
       high = std::max(high, word);
       low = std::min(low, (Word)(word - 1));  // a zero is the largest of all
+      all = std::min(all, word);
     }
     most[at / BLOCK] = high;
     least[at / BLOCK] = (Word)(low + 1);
+    lowest[at / BLOCK] = all;
     largest = std::max(largest, high);
   }
   if (largest >= INFINITE) {
@@ -109,20 +133,26 @@ void add_squares(int64_t* limbs, const void* values, int64_t first, int64_t coun
   for (int64_t at = 0; at < count; at += BLOCK) {
     const int64_t size = std::min(BLOCK, count - at);
     const Word high = most[at / BLOCK], low = least[at / BLOCK];
+    if (sizeof(Word) == 4)  // the first walk over the next chunk finds it in a cache
+      for (int64_t line = 0; line < size; line += LINE / 4)
+        __builtin_prefetch((const void*)((uintptr_t)(words + at + line) + CHUNK * sizeof(Word)));
     if (high == 0) continue;
     // Exponents; a subnormal has that of the smallest normal number.
     const int64_t top = std::max<int64_t>(high >> DIGITS, 1) - BIAS + 1;
     const int64_t bottom = std::max<int64_t>(low >> DIGITS, 1) - BIAS;
-    float buffer[BLOCK];
-    const float* x = buffer;
-    if (TYPE == FP16)
-      for (int64_t i = 0; i < size; ++i) buffer[i] = magnitude_of_half((uint16_t)words[at + i]);
-    else
-      x = widened(values, TYPE, first + at, size, buffer);
     if (sizeof(Word) == 2 && top - (bottom - DIGITS) <= 24) {
-      add_direct(limbs, x, size, bottom - DIGITS);
+      const int64_t unit = bottom - DIGITS;
+      const uint16_t* halves = (const uint16_t*)words + at;
+      if (TYPE == BF16)
+        add_direct(limbs, size, unit, [=](int64_t i) { return from_brain(halves[i]); });
+      else if (lowest[at / BLOCK] >> DIGITS)
+        add_direct(limbs, size, unit, [=](int64_t i) { return magnitude_of_normal(halves[i]); });
+      else
+        add_direct(limbs, size, unit, [=](int64_t i) { return magnitude_of_half(halves[i]); });
       continue;
     }
+    float buffer[BLOCK];
+    const float* x = widened(values, TYPE, first + at, size, buffer);
     if (top - bottom <= 25)
       add_halves(limbs, x, size, top);
     else

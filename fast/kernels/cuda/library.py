@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import ModuleType
@@ -31,6 +31,9 @@ FLAGS = (
     # Every rounding that is written, and no other.
     *("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"),
 )
+Macros = tuple[tuple[str, int], ...]
+# Hears of each launch: source, kernel, threads, macros. Where it answers True, nothing is launched.
+listener: Callable[[str, str, int, Macros], bool] | None = None
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # in the sources
 
 
@@ -65,6 +68,8 @@ def launch(
     if programs == 0:
         return
     chosen = tuple(sorted(macros.items()))
+    if listener is not None and listener(source, kernel, threads, chosen):
+        return
     with on_device(near.device), reachable(reaches):
         if executes_cpu_tensors():
             driver = triton.runtime.driver.active
@@ -92,7 +97,7 @@ def resident(
 
 
 @cache
-def compiled(source: str, kind: str, target: int, macros: tuple[tuple[str, int], ...]) -> bytes:
+def compiled(source: str, kind: str, target: int, macros: Macros) -> bytes:
     """Machine code or PTX of a variant.
 
     Args:
@@ -105,10 +110,9 @@ def compiled(source: str, kind: str, target: int, macros: tuple[tuple[str, int],
         RuntimeError: NVRTC is not installed, or refuses the source.
     """
     compiler = _nvrtc()
-    files = {name: _text(name) for name in (f"{source}.cu", *HEADERS)}
+    files = files_of(source)
     options = [f"--gpu-architecture=sm_{target}", *FLAGS, *(f"-D{n}={v}" for n, v in macros)]
-    version = compiler.nvrtcVersion()[1:]
-    facts = "\0".join([kind, str(version), *options, *files.values()])
+    facts = "\0".join([kind, version(), *options, *files.values()])
     kept = cache_folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
     if kept.exists():
         return kept.read_bytes()
@@ -117,6 +121,21 @@ def compiled(source: str, kind: str, target: int, macros: tuple[tuple[str, int],
         made.write(code)
     os.replace(made.name, kept)
     return code
+
+
+def version() -> str:
+    """Name and version of the compiler.
+
+    Raises:
+        RuntimeError: it is not installed.
+    """
+    major, minor = _nvrtc().nvrtcVersion()[1:]
+    return f"nvrtc {major}.{minor}"
+
+
+def files_of(source: str) -> dict[str, str]:
+    """Text of a source and of all headers, by name."""
+    return {name: _text(name) for name in (f"{source}.cu", *HEADERS)}
 
 
 def _compile(
@@ -146,9 +165,7 @@ def _compile(
 
 
 @cache
-def _loaded(
-    source: str, kernel: str, device: torch.device, macros: tuple[tuple[str, int], ...]
-) -> Any:
+def _loaded(source: str, kernel: str, device: torch.device, macros: Macros) -> Any:
     """A kernel in the memory of a GPU; its module is kept for as long as the process lives."""
     major, minor = torch.cuda.get_device_capability(device)
     code = compiled(source, "cubin", 10 * major + minor, macros)

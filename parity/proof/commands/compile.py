@@ -12,9 +12,17 @@ from rich.table import Table
 
 from twinstep.parity.proof.gates.compile import ceilings
 from twinstep.parity.proof.gates.compile.artefacts import CEILINGS, FLOORS, MEANING
-from twinstep.parity.proof.gates.compile.build import TARGETS, Built, build, compiler
+from twinstep.parity.proof.gates.compile.build import (
+    TARGETS,
+    Built,
+    Variant,
+    applies,
+    build,
+    compiler,
+)
 from twinstep.parity.proof.gates.compile.ceilings import Breach
-from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
+from twinstep.parity.proof.gates.compile.cuda import PREFIX, compilers, cuda_variants_of
+from twinstep.parity.proof.gates.compile.variants import variants_of
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
 from twinstep.parity.registry.engines import require
 from twinstep.parity.registry.kernels import kernels
@@ -22,6 +30,7 @@ from twinstep.parity.registry.selection import Selection
 from twinstep.parity.report.exports import write
 from twinstep.parity.report.progress import progress
 from twinstep.parity.report.table import plain_table
+from twinstep.replay.cuda import nvrtc
 
 Names = Sequence[str] | None
 SCHEMA = 1
@@ -37,7 +46,7 @@ def compile_all(
     """
     require("replay")
     targets = _targets(target)
-    compilers = {name: compiler(name) for name in targets}
+    made_by = {name: compiler(name) for name in targets} | compilers(targets)
     recorded = ceilings.load(file)
     variants = _variants(op)
     screen = Console(stderr=json_file == "-", width=None if sys.stdout.isatty() else 170)
@@ -46,13 +55,13 @@ def compile_all(
         print("parity: nothing was compiled", file=sys.stderr)
         return EXIT_TOO_LITTLE
     if json_file is not None:
-        write(json_file, _as_json(found, compilers), "--json")
+        write(json_file, _as_json(found, made_by), "--json")
     screen.print(facts_table(found))
     whole = not op
     if update:
-        return _update(screen, recorded, found, compilers, whole, file)
-    wrong = ceilings.breaches(recorded, found, compilers, whole)
-    _print_verdict(screen, recorded, found, compilers, wrong)
+        return _update(screen, recorded, found, made_by, whole, file)
+    wrong = ceilings.breaches(recorded, found, made_by, whole)
+    _print_verdict(screen, recorded, found, made_by, wrong)
     return EXIT_BROKEN if wrong else EXIT_KEPT
 
 
@@ -71,11 +80,16 @@ def _variants(op: Names) -> list[Variant]:
     register_house()
     chosen = Selection(operations=tuple(op or ())).kernels(kernels())
     triton = [kernel for kernel in chosen if kernel.name.startswith("triton.")]
-    return variants_of(triton, optimizers=not op)
+    found: list[Variant] = [*variants_of(triton, optimizers=not op)]
+    if reason := nvrtc.missing():
+        print(f"parity: CUDA C++ kernels are not compiled: {reason}", file=sys.stderr)
+        return found
+    return found + cuda_variants_of([one for one in chosen if one.name.startswith(PREFIX)])
 
 
 def _with_progress(variants: Sequence[Variant], targets: Sequence[str]) -> list[Built]:
-    with progress(len(variants) * len(targets)) as told:
+    pairs = sum(applies(variant, target) for variant in variants for target in targets)
+    with progress(pairs) as told:
         return build(variants, targets, lambda b: told(f"{b.target} {b.variant.kernel}", 1))
 
 
@@ -120,7 +134,8 @@ def _print_verdict(
             )
     if wrong:
         screen.print(breach_table(wrong))
-    count = f"{len(found)} compiled kernels on {len(compilers)} targets"
+    targets = {built.target for built in found}
+    count = f"{len(found)} compiled kernels on {len(targets)} targets"
     verdict = f"{len(wrong)} breaches" if wrong else "all rules and ceilings kept"
     screen.print(f"{verdict}, {count}", style="bold", highlight=False)
     if better := ceilings.improvements(recorded, found):

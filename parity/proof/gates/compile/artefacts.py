@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
 from collections.abc import Iterable
+from pathlib import Path
+
+import triton
 
 Facts = dict[str, int]
 
@@ -97,6 +101,24 @@ def of_usage(text: str) -> Facts:
     }
 
 
+def run_tool(*command: str) -> str:
+    """What a program prints.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        name = Path(command[0]).name
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return done.stdout + done.stderr
+
+
+def cuobjdump(*arguments: str) -> str:
+    """What Triton's `cuobjdump` prints."""
+    return run_tool(triton.knobs.nvidia.cuobjdump.path, *arguments)
+
+
 def spilled(log: str) -> int:
     """Bytes of spill stores and loads in what `ptxas -v` prints."""
     return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log)))
@@ -131,8 +153,8 @@ def of_amdgcn(text: str) -> Facts:
     }
 
 
-def code_bytes(binary: bytes) -> int:
-    """Size of the machine code in an ELF file: its sections `.text` and `.text.*`.
+def code_bytes(binary: bytes, kernel: str = "") -> int:
+    """Size of the machine code in an ELF file: its sections `.text` and `.text.*`, or one kernel's.
 
     Not the file's size, which depends on the paths of the source in its line table.
     """
@@ -145,6 +167,7 @@ def code_bytes(binary: bytes) -> int:
     total = 0
     for name, _, _, _, _, length in sections:
         start = strings + name
-        if binary[start : binary.index(b"\0", start)].startswith(b".text"):
+        section = binary[start : binary.index(b"\0", start)].decode()
+        if section == f".text.{kernel}" if kernel else section.startswith(".text"):
             total += length
     return int(total)

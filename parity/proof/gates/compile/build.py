@@ -22,11 +22,14 @@ from pathlib import Path
 import triton
 
 import twinstep
-from twinstep.parity.proof.gates.compile import artefacts, main_loop, worker
+from twinstep.parity.proof.gates.compile import artefacts, cuda, main_loop, shortest_way, worker
 from twinstep.parity.proof.gates.compile.artefacts import Facts
-from twinstep.parity.proof.gates.compile.variants import Variant
+from twinstep.parity.proof.gates.compile.cuda import CudaVariant
+from twinstep.parity.proof.gates.compile.variants import Variant as TritonVariant
 from twinstep.parity.records.errors import NoDeviceError
 
+Variant = TritonVariant | CudaVariant
+READERS = (artefacts, cuda, main_loop, shortest_way, worker)
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 PATIENCE = 300.0  # seconds for one variant
 Told = Callable[["Built"], None]
@@ -63,7 +66,7 @@ def compiler(target: str) -> str:
 
 
 def build(variants: Sequence[Variant], targets: Sequence[str], told: Told) -> list[Built]:
-    """Facts of every variant on every target; `told` is called with each when it is ready."""
+    """Facts of every variant on every target that applies to it; `told` hears of each."""
     known = {target: compiler(target) for target in targets}
     workers = min(len(targets), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(workers, 1)) as pool:
@@ -73,7 +76,11 @@ def build(variants: Sequence[Variant], targets: Sequence[str], told: Told) -> li
 
 def _build(variants: Sequence[Variant], target: str, versions: str, told: Told) -> list[Built]:
     found: dict[int, Built] = {}
-    files = [_file(variant, target, versions) for variant in variants]
+    variants = [one for one in variants if applies(one, target)]
+    ours = cuda.compilers([target]).get(cuda.maker(cuda.PREFIX, target), "")
+    files = [
+        _file(one, target, ours if isinstance(one, CudaVariant) else versions) for one in variants
+    ]
     for index, (variant, file) in enumerate(zip(variants, files, strict=True)):
         if file.exists():
             found[index] = Built(variant, target, json.loads(file.read_text()))
@@ -87,8 +94,13 @@ def _build(variants: Sequence[Variant], target: str, versions: str, told: Told) 
     return [found[index] for index in range(len(variants))]
 
 
+def applies(variant: Variant, target: str) -> bool:
+    """True unless the variant is CUDA C++ and the target is not NVIDIA's."""
+    return not isinstance(variant, CudaVariant) or cuda.applies(target)
+
+
 def _file(variant: Variant, target: str, versions: str) -> Path:
-    readers = [Path(str(module.__file__)).read_text() for module in (artefacts, main_loop, worker)]
+    readers = [Path(str(module.__file__)).read_text() for module in READERS]
     text = "\n".join([variant.source, target, versions, *readers])
     name = hashlib.sha256(text.encode()).hexdigest()
     return Path(triton.knobs.cache.dir) / "static-facts" / f"{name}.json"

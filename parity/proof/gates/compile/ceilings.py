@@ -14,6 +14,7 @@ from pathlib import Path
 from twinstep.parity.proof.gates.compile.artefacts import CEILINGS, FLOORS, Facts
 from twinstep.parity.proof.gates.compile.budgets import over_budget
 from twinstep.parity.proof.gates.compile.build import Built
+from twinstep.parity.proof.gates.compile.cuda import maker
 from twinstep.parity.records.errors import UsageError
 
 FILE = Path(__file__).with_name("ceilings.json")
@@ -28,7 +29,7 @@ class Ceilings:
     """Recorded facts.
 
     Attributes:
-        compilers: target -> the versions that made its numbers.
+        compilers: target -> the versions that made its numbers; `cuda.maker` of CUDA C++ kernels.
         facts: (variant, target) -> facts.
     """
 
@@ -114,7 +115,9 @@ def updated(
                 "update all of it, without --op [--update]"
             )
     kept = {
-        key: facts for key, facts in before.facts.items() if not (whole and key[1] in compilers)
+        key: facts
+        for key, facts in before.facts.items()
+        if not (whole and maker(*key) in compilers)
     }
     new = {(built.variant.name, built.target): built.facts for built in found}
     return Ceilings({**before.compilers, **compilers}, {**kept, **new})
@@ -128,14 +131,14 @@ def breaches(
     result: list[Breach] = []
     for built in found:
         result += _of_rules(built)
-        if built.target in comparable and not built.error:
+        if maker(built.variant.name, built.target) in comparable and not built.error:
             result += _of_ceilings(built, recorded.facts.get((built.variant.name, built.target)))
     if whole:
         launched = {(built.variant.name, built.target) for built in found}
         result += [
             Breach(name, target, "", None, None, "has a ceiling, but is launched by no kernel")
             for name, target in sorted(recorded.facts)
-            if target in comparable and (name, target) not in launched
+            if maker(name, target) in comparable and (name, target) not in launched
         ]
     return result
 

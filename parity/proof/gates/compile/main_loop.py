@@ -48,12 +48,19 @@ class Instruction:
     Attributes:
         place: where it is.
         mnemonic: its name.
-        target: where it branches to, if it does.
+        target: where it branches to, or what it calls, if it does.
+        guarded: whether it happens to some threads only.
     """
 
     place: int
     mnemonic: str
     target: int | None = None
+    guarded: bool = False
+
+    @property
+    def falls_through(self) -> bool:
+        """True if the next one may follow."""
+        return self.guarded or not _ENDS.match(self.mnemonic)
 
     @property
     def closes_a_loop(self) -> bool:
@@ -70,8 +77,10 @@ class Instruction:
 
 
 _SASS = re.compile(
-    r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;\n]*);", re.MULTILINE
+    r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)([^;\n]*);", re.MULTILINE
 )
+_GOES = re.compile(r"BRA|CALL")
+_ENDS = re.compile(r"BRA|EXIT|RET|JMP")
 _LOAD = re.compile(r"LDG?\.|(?:global|flat|buffer)_load")
 _WIDE = re.compile(r"\.128|\.64|dwordx4|dwordx2")
 _BYTES = {".128": 16, "dwordx4": 16, ".64": 8, "dwordx2": 8}
@@ -79,11 +88,17 @@ _BYTES = {".128": 16, "dwordx4": 16, ".64": 8, "dwordx2": 8}
 
 def of_sass(text: str) -> Facts:
     """Facts of the main loop in what `cuobjdump -sass` prints; none where there is no such loop."""
+    return _facts(code_of(text), NVIDIA)
+
+
+def code_of(text: str) -> list[Instruction]:
+    """The instructions in what `cuobjdump -sass` prints of one kernel."""
     code = []
-    for place, mnemonic, operands in _SASS.findall(text):
-        to = re.search(r"0x([0-9a-f]+)\s*$", operands) if mnemonic.startswith("BRA") else None
-        code.append(Instruction(int(place, 16), mnemonic, int(to[1], 16) if to else None))
-    return _facts(code, NVIDIA)
+    for place, guard, mnemonic, operands in _SASS.findall(text):
+        to = re.search(r"0x([0-9a-f]+)\s*$", operands) if _GOES.match(mnemonic) else None
+        guarded = bool(guard) or "," in operands
+        code.append(Instruction(int(place, 16), mnemonic, int(to[1], 16) if to else None, guarded))
+    return code
 
 
 def of_assembly(text: str) -> Facts:
@@ -112,13 +127,17 @@ def _facts(code: Sequence[Instruction], classes: dict[str, str]) -> Facts:
         if last.target is not None and last.closes_a_loop
     ]
     innermost = [loop for loop in loops if sum(one.closes_a_loop for one in loop) == 1]
-    main = max(innermost, key=_wide_bytes, default=[])
-    if not _wide_bytes(main):
+    return facts_of_loop(max(innermost, key=wide_bytes, default=[]), classes)
+
+
+def facts_of_loop(main: Sequence[Instruction], classes: dict[str, str]) -> Facts:
+    """Counts of one turn; none where nothing is loaded in wide accesses."""
+    if not wide_bytes(main):
         return {}
     kinds = [_class_of(one.mnemonic, classes) for one in main]
     return {
         "loop": len(main),
-        "loop_bytes": _wide_bytes(main),
+        "loop_bytes": wide_bytes(main),
         "loop_narrow": sum(0 < one.loaded < 8 for one in main),
         **{f"loop_{kind}": kinds.count(kind) for kind in sorted(set(kinds))},
     }
@@ -128,5 +147,6 @@ def _class_of(mnemonic: str, classes: dict[str, str]) -> str:
     return next(name for name, pattern in classes.items() if re.match(pattern, mnemonic))
 
 
-def _wide_bytes(loop: Sequence[Instruction]) -> int:
+def wide_bytes(loop: Sequence[Instruction]) -> int:
+    """Bytes that wide accesses load from global memory."""
     return sum(one.loaded for one in loop if one.loaded >= 8)

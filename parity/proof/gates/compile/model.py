@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from twinstep.fast.kernels.reduce import RESIDENT
 from twinstep.parity.proof.gates.compile.artefacts import Facts
+from twinstep.parity.proof.gates.compile.cuda import PREFIX, applies
 
 ISSUED = 0.8  # of the issue slots, at best
 LATENCY = 800  # clocks from a load to its data, under load
 REGISTERS = 65536  # of a multiprocessor
+THREADS = 2048  # of a multiprocessor
 NOT_MEASURED = "not yet measured"
 HEAD = (
     "kernel",
@@ -74,6 +76,7 @@ class Kernel:
         moved: bytes that an element moves, read and written.
         loaded: of these, bytes that the main loop's wide loads read.
         warps: of a program.
+        most: programs that a multiprocessor is given at most.
     """
 
     variant: str
@@ -81,6 +84,7 @@ class Kernel:
     moved: int
     loaded: int
     warps: int
+    most: int = RESIDENT
 
 
 KERNELS = (
@@ -90,6 +94,17 @@ KERNELS = (
     Kernel("reduce_list_kernel table=i64 limbs=i64 G=fp16 KIND=2", "fp16", 2, 2, 8),
     Kernel("reduce_flat_kernel grads=fp32 limbs=i64 KIND=2", "fp32", 4, 4, 8),
     Kernel("reduce_list_kernel table=i64 limbs=i64 G=fp32 KIND=2", "fp32", 4, 4, 8),
+    Kernel("cuda.reduce_squares G=bf16", "bf16", 2, 2, 8, THREADS // 256),
+    Kernel("cuda.reduce_squares G=fp16", "fp16", 2, 2, 8, THREADS // 256),
+    Kernel("cuda.reduce_squares G=fp32", "fp32", 4, 4, 8, THREADS // 256),
+    Kernel(
+        "cuda.adam_update C=bf16 DECOUPLED G=bf16 HAS_COPY P=fp32",
+        "bf16",
+        28,
+        14,
+        4,
+        THREADS // 128,
+    ),
 )
 
 
@@ -111,7 +126,7 @@ def bounds(kernel: Kernel, device: Device, facts: Facts) -> dict[str, float]:
     for kind, rate in device.rates.items():
         if facts.get(f"loop_{kind}"):
             found[kind] = rate / (facts[f"loop_{kind}"] / elements) / needed
-    programs = min(resident(facts["registers"], kernel.warps, device.warp), RESIDENT)
+    programs = min(resident(facts["registers"], kernel.warps, device.warp), kernel.most)
     turn = LATENCY + facts["loop"]
     flying = programs * kernel.warps * device.warp * elements
     found["latency"] = flying / turn / needed
@@ -119,15 +134,17 @@ def bounds(kernel: Kernel, device: Device, facts: Facts) -> dict[str, float]:
 
 
 def rows(recorded: Mapping[tuple[str, str], Facts]) -> Iterator[tuple[str, ...]]:
-    """One row for each kernel and device: the counts, the bounds, the lowest of them."""
+    """One row for each kernel and device it is compiled for: counts, bounds, the lowest of them."""
     for kernel in KERNELS:
         for name, device in DEVICES.items():
+            if kernel.variant.startswith(PREFIX) and not applies(device.target):
+                continue
             facts = recorded[kernel.variant, device.target]
             found = bounds(kernel, device, facts)
             pipe = min((k for k in found if k not in ("issue", "latency")), key=found.__getitem__)
             low = min(found, key=found.__getitem__)
             yield (
-                kernel.variant.partition("_kernel")[0] + " " + kernel.dtype,
+                kernel.variant.partition(" ")[0].removesuffix("_kernel") + " " + kernel.dtype,
                 name,
                 f"{facts['loop'] * kernel.loaded / facts['loop_bytes']:.1f}",
                 f"{found['issue']:.2f}",

@@ -41,8 +41,10 @@ def _row(kernel: str, names: Sequence[str], facts: Mapping[tuple[str, str], Fact
     def worst(fact: str, target: str = "sm_90", of: Worst = max) -> int:
         return of([facts[name, target].get(fact, 0) for name in names])
 
+    applying = [target for target in TARGETS if (names[0], target) in facts]
+
     def on_all(fact: str) -> str:
-        return " / ".join(str(worst(fact, target)) for target in TARGETS)
+        return " / ".join(str(worst(fact, target)) for target in applying)
 
     widths = f"{worst('load_width', of=min)} / {worst('store_width', of=min)}"
     cells = [kernel, len(names), on_all("registers"), on_all("spilled"), worst("float64"), widths]

@@ -134,7 +134,7 @@ def variants_of(kernels: Sequence[Kernel], optimizers: bool = False) -> list[Var
     `optimizers`: and those that our optimizer classes launch besides.
     """
     merged: dict[str, Variant] = {}
-    for user, launch in itertools.chain(_operations(kernels), steps() if optimizers else ()):
+    for user, launch in itertools.chain(launches(kernels), steps() if optimizers else ()):
         with recorded() as found:
             launch()
         for name, one in found.items():
@@ -143,12 +143,13 @@ def variants_of(kernels: Sequence[Kernel], optimizers: bool = False) -> list[Var
     return [merged[name] for name in sorted(merged)]
 
 
-def _operations(kernels: Sequence[Kernel]) -> Iterator[tuple[str, Callable[[], None]]]:
+def launches(kernels: Sequence[Kernel]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Name of an operation, and what launches one of its kernels in every way that it claims."""
     for kernel in kernels:
         name = kernel.operation.name
         for dtype, layout in itertools.product(kernel.dtypes, kernel.layouts or ("",)):
             yield name, partial(_launch, kernel, dtype, layout)
-        if name == "mixed_step":
+        if kernel.name == "triton.mixed_step":
             yield name, partial(_launch_compat, kernel)
 
 

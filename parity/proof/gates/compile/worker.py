@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -19,11 +18,14 @@ from triton.compiler import ASTSource
 from twinstep.parity.proof.gates.compile.artefacts import (
     Facts,
     code_bytes,
+    cuobjdump,
     of_amdgcn,
     of_ptx,
     of_usage,
+    run_tool,
     spilled,
 )
+from twinstep.parity.proof.gates.compile.cuda import CudaVariant, facts_of_cuda
 from twinstep.parity.proof.gates.compile.main_loop import KERNELS, of_assembly, of_sass
 from twinstep.parity.proof.gates.compile.variants import Variant
 
@@ -57,8 +59,10 @@ class _Target:
         self.get_current_target = lambda: target
 
 
-def facts_of(variant: Variant, target: str) -> Facts:
+def facts_of(variant: Variant | CudaVariant, target: str) -> Facts:
     """Compile one variant and read its facts."""
+    if isinstance(variant, CudaVariant):
+        return facts_of_cuda(variant, target)
     triton.runtime.driver.set_active(_Target(target_named(target)))
     source, options = source_of(variant)
     compiled = triton.compile(source, target=target_named(target), options=options)
@@ -73,17 +77,19 @@ def facts_of(variant: Variant, target: str) -> Facts:
 def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str, variant: Variant) -> Facts:
     binary, text = folder / "kernel.cubin", folder / "kernel.ptx"
     binary.write_bytes(cubin)
-    usage = of_usage(_run(triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(binary)))
+    usage = of_usage(cuobjdump("-res-usage", str(binary)))
     spills = 0
     if usage["local"]:
         # Local memory is spills, arrays, or both: only the assembler's own report shows it.
         text.write_text(ptx)
         architecture = target + ("a" if int(target[3:]) >= 90 else "")
         flags = ["-v", "--fmad=false", "--regAllocOptLevel=2", f"--gpu-name={architecture}"]
-        spills = spilled(_run(assembler(target), *flags, str(text), "-o", str(folder / "again")))
+        spills = spilled(
+            run_tool(assembler(target), *flags, str(text), "-o", str(folder / "again"))
+        )
     loop: Facts = {}
     if variant.kernel in KERNELS:
-        loop = of_sass(_run(triton.knobs.nvidia.cuobjdump.path, "-sass", str(binary)))
+        loop = of_sass(cuobjdump("-sass", str(binary)))
     return {**usage, "spilled": spills, **of_ptx(ptx), **loop, "code": code_bytes(cubin)}
 
 
@@ -91,14 +97,6 @@ def assembler(target: str) -> str:
     """Path of the ptxas that Triton uses for a target."""
     tools = triton.knobs.nvidia
     return str((tools.ptxas_blackwell if int(target[3:]) >= 100 else tools.ptxas).path)
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        name = Path(command[0]).name
-        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
-    return done.stdout + done.stderr
 
 
 def main() -> None:
