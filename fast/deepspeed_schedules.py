@@ -210,7 +210,7 @@ def one_cycle(
     low, high = _by_group(optimizer, cycle_min_lr), _by_group(optimizer, cycle_max_lr)
 
     def past(step: int) -> float:
-        """How often the size of a decay has passed since the cycle."""
+        """Sizes of a decay that have passed since the cycle."""
         return (step - (first + second) + 1) / decay_step_size if decay_step_size else 0.0
 
     def rate(step: int, group: int) -> float:
