@@ -17,8 +17,8 @@ HEAD = """# Names of other projects' classes
 Look up an attribute or a method that your code reads of DeepSpeed's or apex's optimizers. All
 public names are here that DeepSpeed 0.19.8 has beyond those of `torch.optim.Optimizer`, and what
 apex's source sets. `step`, `zero_grad`, `state_dict`, `load_state_dict`, `param_groups` and `state`
-are those of torch, on every class. A test holds the columns to objects of both our sides and, where it is
-installed, to objects of DeepSpeed. Constructors:
+are those of torch, on every class. A test holds the columns to objects of both our sides and, where
+it is installed, to objects of DeepSpeed. Constructors:
 [from-deepspeed.md](../guide/from-deepspeed.md#from-direct-use).
 
 """
