@@ -65,7 +65,8 @@ peers:  ## DeepSpeed installed beside us, and other projects judged as we are (d
 	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --constraint constraints.txt --no-build-isolation \
 		--editable '.[peers]'
 	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m twinstep.parity peers
-	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/proof/test_peers_checkpoints.py tests/proof/test_peers_edges.py
+	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/proof/test_peers_checkpoints.py tests/proof/test_peers_edges.py \
+		tests/proof/test_peers_names.py tests/proof/test_peers_schedules.py
 
 compat:  ## torch's own optimizer tests on our classes (docs/reference/compat.md)
 	@$(READY)

@@ -4,20 +4,28 @@ WarmupLR        lr(i) = min + (max - min) warm(i)
 WarmupDecayLR   the same, then down to min on a line that ends at step T
 WarmupCosineLR  lr(i) = lr warm(i), then down on half a cosine that ends at step T
 LRRangeTest     lr(i) = min (1 + rate (i + 1) / size)
+OneCycle        lr(i) = min + (max - min) h(i + 1), momentum the other way; after that both decay
 
+h goes from 0 to 1 over the first part of a cycle, and back to 0 over the second.
 warm(i) = log(i + 1) / log(W) or i / W for i < W, then 1. Step i is counted from 0; before the first
 `step()` the rate is the smallest.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 
+LOG = logging.getLogger(__name__)
 Rates = float | Sequence[float]
+Rate = Callable[[int, int], float]
+"""A number of step i, for a group."""
+BETA2 = 0.99
+"""Second beta of Adam under OneCycle, whatever the optimizer was given."""
 
 
 class Schedule:
@@ -25,8 +33,10 @@ class Schedule:
 
     Args:
         optimizer: whose groups are written.
-        rate: of step i, for a group.
+        rate: learning rate.
         first: rates before the first step, by group.
+        momentum: first beta, which comes with a second of 0.99; None leaves both.
+        first_momentum: before the first step, by group.
 
     Attributes:
         last_batch_iteration: number of the last step, -1 before the first.
@@ -35,25 +45,31 @@ class Schedule:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        rate: Callable[[int, int], float],
+        rate: Rate,
         first: Sequence[float],
+        momentum: Rate | None = None,
+        first_momentum: Sequence[float] = (),
     ) -> None:
-        self.optimizer, self._rate = optimizer, rate
+        self.optimizer, self._rate, self._momentum = optimizer, rate, momentum
         self.last_batch_iteration = -1
-        self._enter(first)
+        self._enter(first, first_momentum)
 
-    def _enter(self, rates: Sequence[float]) -> None:
+    def _enter(self, rates: Sequence[float], momenta: Sequence[float]) -> None:
         self._last = list(rates)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        for group, momentum in zip(self.optimizer.param_groups, momenta, strict=False):
+            group["betas"] = (momentum, BETA2)
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Go to the next step, or to this one."""
         self.last_batch_iteration += 1
         if last_batch_iteration is not None:
             self.last_batch_iteration = last_batch_iteration
-        groups = range(len(self.optimizer.param_groups))
-        self._enter([self._rate(self.last_batch_iteration, group) for group in groups])
+        i, groups = self.last_batch_iteration, range(len(self.optimizer.param_groups))
+        momentum = self._momentum
+        momenta = [] if momentum is None else [momentum(i, group) for group in groups]
+        self._enter([self._rate(i, group) for group in groups], momenta)
 
     def get_last_lr(self) -> list[float]:
         """Rates that were entered last."""
@@ -153,11 +169,93 @@ def lr_range_test(
     return Schedule(optimizer, rate, low)
 
 
+def one_cycle(
+    optimizer: torch.optim.Optimizer,
+    *,
+    cycle_min_lr: Rates,
+    cycle_max_lr: Rates,
+    decay_lr_rate: float = 0.0,
+    cycle_first_step_size: int = 2000,
+    cycle_second_step_size: int | None = None,
+    cycle_first_stair_count: int = 0,
+    cycle_second_stair_count: int | None = None,
+    decay_step_size: int = 0,
+    cycle_momentum: bool = True,
+    cycle_min_mom: Rates = 0.8,
+    cycle_max_mom: Rates = 0.9,
+    decay_mom_rate: float = 0.0,
+) -> Schedule:
+    """OneCycle: rates up and down once, momentum down and up; rates and momenta of a group or all.
+
+    h is a staircase where a count of stairs is given. A cycle is over after T steps, both parts of
+    it together; then rates are min / (1 + rate (i - T + 1) / size), momenta max (1 + rate ...),
+    where size is `decay_step_size`; of 0 nothing decays. Without betas no momentum moves, which is
+    logged.
+
+    Raises:
+        ValueError: the first part is not positive, the second is negative, or there are not as many
+            rates as groups.
+    """
+    first = float(cycle_first_step_size)
+    second = first if cycle_second_step_size is None else float(cycle_second_step_size)
+    if first <= 0 or second < 0:
+        raise ValueError(
+            f"cycle_first_step_size={first:g} and cycle_second_step_size={second:g}, but should "
+            "be positive, and 0 or more"
+        )
+    stairs = (
+        cycle_first_stair_count,
+        cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count,
+    )
+    low, high = _by_group(optimizer, cycle_min_lr), _by_group(optimizer, cycle_max_lr)
+
+    def past(step: int) -> float:
+        """Sizes of a decay that have passed since the cycle."""
+        return (step - (first + second) + 1) / decay_step_size if decay_step_size else 0.0
+
+    def rate(step: int, group: int) -> float:
+        if step < first + second:
+            return low[group] + (high[group] - low[group]) * _height(
+                step + 1, first, second, stairs
+            )
+        return low[group] / (1 + decay_lr_rate * past(step))
+
+    if cycle_momentum and not all("betas" in group for group in optimizer.param_groups):
+        LOG.warning("OneCycle moves no momentum: %s has no betas", type(optimizer).__name__)
+        cycle_momentum = False
+    if not cycle_momentum:
+        return Schedule(optimizer, rate, low)
+    least, most = _by_group(optimizer, cycle_min_mom), _by_group(optimizer, cycle_max_mom)
+
+    def momentum(step: int, group: int) -> float:
+        if step < first + second:
+            height = _height(step + 1, first, second, stairs)
+            return most[group] - (most[group] - least[group]) * height
+        return most[group] * (1 + decay_mom_rate * past(step))
+
+    return Schedule(optimizer, rate, low, momentum, least)
+
+
+def _height(at: int, first: float, second: float, stairs: tuple[int, int]) -> float:
+    """Height in [0, 1] of a cycle after so many steps."""
+    total = first + second
+    turn, x = first / total, 1.0 + at / total - math.floor(1 + at / total)
+    rises = x <= turn
+    count = stairs[0] if rises else stairs[1]
+    if count <= 0:
+        return x / turn if rises else (x - 1) / (turn - 1)
+    # From whole numbers: a height just below a stair would be a stair too low.
+    at_stair = at % total
+    done = at_stair * count / first if at_stair <= first else (total - at_stair) * count / second
+    return math.floor(done) / count
+
+
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "WarmupLR": warmup_lr,
     "WarmupDecayLR": warmup_lr,
     "WarmupCosineLR": warmup_cosine_lr,
     "LRRangeTest": lr_range_test,
+    "OneCycle": one_cycle,
 }
 
 
@@ -176,7 +274,7 @@ def schedule_of(
     if made is None:
         raise ValueError(
             f"scheduler.type={name!r}, but should be one of {', '.join(SCHEDULES)} or of "
-            "torch.optim.lr_scheduler; torch's OneCycleLR is nearest to OneCycle"
+            "torch.optim.lr_scheduler"
         )
     return made(optimizer, **params)
 

@@ -29,7 +29,7 @@ from twinstep.contract.checkpoint.entries import (
     matching_tensors,
     require_keys,
 )
-from twinstep.contract.checkpoint.inner import inner_state
+from twinstep.contract.checkpoint.inner import counts_for_groups, inner_state, own_counters
 from twinstep.contract.loss_scale import Saved
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Groups
@@ -56,10 +56,15 @@ def saved(
         scale: the dict of the scaler; empty where the optimizer does not scale its loss.
         cpu_offload: copy to the CPU.
     """
+    inner = copied(optimizer.state_dict(), cpu_offload)
+    if counts_for_groups(optimizer):
+        # Every master has a gradient in each step, so that what is shared is what each has counted.
+        groups = [group["params"] for group in inner["param_groups"]]
+        inner["state"] = own_counters(groups, inner["state"])
     return {
         **scale,
         "clip_grad": clip_grad,
-        INNER: copied(optimizer.state_dict(), cpu_offload),
+        INNER: inner,
         FLAT if _are_flat(masters) else UNFUSED: _copies(masters, cpu_offload),
     }
 

@@ -68,7 +68,35 @@ def inner_state(
         number: {name: _copied(value) for name, value in cast(StateDict, held).items()}
         for number, held in state.items()
     }
+    if not counts_for_groups(optimizer):
+        marked = [group for group in given if "step" in group]
+        copied = own_counters([group["params"] for group in marked], copied)
     return {**whole, "state": copied, "param_groups": groups}
+
+
+def counts_for_groups(optimizer: torch.optim.Optimizer) -> bool:
+    """True for `FusedAdam` with one counter for each group, `Compat.shared_step_counter`."""
+    return isinstance(optimizer, MomentOptimizer) and optimizer.compat.shared_step_counter
+
+
+def own_counters(
+    groups: Sequence[Sequence[object]], state: Mapping[object, Mapping[str, object]]
+) -> dict[object, dict[str, object]]:
+    """State whose parameters each have the counter that their group shared.
+
+    DeepSpeed's `FusedAdam` counts in the state of a group's last parameter alone, for all of them;
+    the others stay at 0, with moments that are not. A group of such a file has `step`, too.
+
+    Args:
+        groups: parameters of groups that shared a counter, as keys of the state.
+        state: by parameter; not changed.
+    """
+    found = {number: dict(held) for number, held in state.items()}
+    for group in groups:
+        counting = [found[number] for number in group if "step" in found.get(number, {})]
+        for held in counting[:-1]:
+            held["step"] = _copied(counting[-1]["step"])
+    return found
 
 
 def _copied(value: object) -> object:

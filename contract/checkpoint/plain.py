@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.contract.checkpoint.inner import check_options
+from twinstep.contract.checkpoint.inner import check_options, counts_for_groups, own_counters
 from twinstep.contract.moments import MOMENTS, State, StateDict, whole_steps
 from twinstep.contract.tensors import check_in_memory
 
@@ -25,7 +25,7 @@ def loading_as_stored(
     parameter would lose 13 bits, and small second moments would become 0. Here state is taken from
     the dict itself, after all pre-hooks and before all post-hooks, and copied. Options that a file
     lacks stay as they are: torch's Adam has no `bias_correction`. apex keeps one counter for each
-    group, which becomes that of each of its parameters.
+    group, DeepSpeed with its last parameter, which becomes that of each of its parameters.
 
     Args:
         optimizer: whose state is loaded.
@@ -56,6 +56,17 @@ def loading_as_stored(
             hook.remove()
 
 
+def marked(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
+    """A dict of `state_dict`, whose groups have a `step` of 0 where they share a counter.
+
+    DeepSpeed's `FusedAdam` writes the same; who counts for each parameter knows its files by it.
+    """
+    if counts_for_groups(optimizer):
+        for group in cast("list[dict[str, object]]", given["param_groups"]):
+            group["step"] = 0
+    return given
+
+
 def _completed(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
     """The dict with all options of each group, and a counter for each parameter."""
     where = f"{type(optimizer).__name__}.load_state_dict"
@@ -73,10 +84,12 @@ def _completed(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
     state = dict(cast("dict[object, Mapping[str, object]]", given["state"]))
     for index, (group, saved) in enumerate(zip(groups, theirs, strict=True)):
         check_options(optimizer, saved, group, f"group {index}, {where}")
-        counter = group.pop("step", None)
-        for number in cast("list[object]", group["params"]):
-            if counter is not None and state.get(number):
+        counter, numbers = group.pop("step", None), cast("list[object]", group["params"])
+        for number in numbers if counter is not None else ():
+            if state.get(number):
                 state[number] = {"step": counter, **state[number]}
+        if counter is not None and not counts_for_groups(optimizer):
+            state |= own_counters([numbers], state)
     return {**given, "state": state, "param_groups": groups}
 
 

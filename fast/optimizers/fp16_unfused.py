@@ -59,7 +59,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     Args:
         init_optimizer: fresh; the parameters of its groups become their masters. Frozen parameters
-            are left alone, empty ones are fine, dtypes may be mixed. With another class than
+            and empty ones are left alone, dtypes may be mixed. With another class than
             `FusedAdam` and `FusedLamb`, with hooks on its step, with LAMB's max_grad_norm, or with
             Adam's shared counter, its own `step` is called: slower, and the host waits to know
             whether the step is skipped.
@@ -141,7 +141,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.fused_lamb_legacy = fused_lamb_legacy
         for index, param in enumerate(everything):
             check_param(param, f"parameter {index}, FP16UnfusedOptimizer")
-        self.fp16_groups = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        trained = [[p for p in group["params"] if p.requires_grad] for group in groups]
+        self.fp16_groups = [[p for p in params if p.numel()] for params in trained]
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters

@@ -47,7 +47,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
     Args:
         init_optimizer: fresh; the parameters of its groups become their masters. Frozen parameters
-            are left alone, empty ones are fine, dtypes may be mixed.
+            and empty ones are left alone, dtypes may be mixed.
         deepspeed: an engine handle; asked whether backward reduces gradients over ranks.
         loss_scale_config: a scaler, which then decides instead of the four arguments below.
         low_precision_dtype: float16 scales the loss; anything else does not without a scaler.
@@ -125,7 +125,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for group in init_optimizer.param_groups:
             for index, param in enumerate(group["params"]):
                 check_param(param, f"parameter {index}, FP16UnfusedOptimizer")
-            trained = [param for param in group["params"] if param.requires_grad]
+            trained = [p for p in group["params"] if p.requires_grad and p.numel()]
             masters = [fp32(param.detach()).clone().requires_grad_() for param in trained]
             self.fp16_groups.append(trained)
             self.fp32_groups.append(masters)

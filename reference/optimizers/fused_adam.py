@@ -14,7 +14,7 @@ from typing import cast, overload
 import torch
 from torch import Tensor
 
-from twinstep.contract.checkpoint.plain import loading_as_stored
+from twinstep.contract.checkpoint.plain import loading_as_stored, marked
 from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
 from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step_arguments
@@ -182,6 +182,10 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
         return new_state(param, moment_dtype(self.compat, param.dtype))
+
+    def state_dict(self) -> StateDict:
+        """As torch's; with `Compat.shared_step_counter` groups have a `step`, as DeepSpeed's."""
+        return marked(self, super().state_dict())
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, moments in their own dtype and counters as integers.

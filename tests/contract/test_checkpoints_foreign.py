@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,47 @@ MORE = [
     (strange_groups, "param_groups of optimizer_state.pt should be a list of dicts"),
     (code, "exp_avg.pt should be a whole checkpoint .* but it names code"),
 ]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_unfused_files_have_no_place_for_empty_parameters(side: str) -> None:
+    """As DeepSpeed numbers them, so that its file fits a model that has some."""
+    run = started(side, "unfused", shapes=((0,), SIZES[0], (2, 0), SIZES[1]))
+    run.load(theirs("unfused"))
+    plainer = started(side, "unfused")
+    plainer.load(theirs("unfused"))
+    kept = [param for param in run.params if param.numel()]
+    assert [bits(p.detach()) for p in kept] == [bits(p.detach()) for p in plainer.params]
+    wanted = plain(plainer.optimizer.state_dict())
+    assert plain(run.optimizer.state_dict()) == wanted
+
+
+def shared(file: Any) -> Any:
+    """A file of an FP16 class, counted as DeepSpeed's `FusedAdam` counts."""
+    inner = file["optimizer_state_dict"]
+    for group in inner["param_groups"]:
+        group["step"] = 0
+        for number in group["params"][:-1]:
+            inner["state"][number]["step"] = 0
+    return file
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_counter_that_a_group_shared_is_that_of_each_parameter(side: str) -> None:
+    counted = []
+    for compat in (Compat(), Compat(shared_step_counter=True)):
+        adam = partial(CLASSES[side]["FusedAdam"], compat=compat)
+        run = started(side, "unfused", inside=adam)
+        run.load(shared(theirs("unfused")))
+        counted.append([int(held["step"]) for held in run.optimizer.state.values()])
+        saved = run.optimizer.state_dict()["optimizer_state_dict"]["state"]
+        assert [int(held["step"]) for held in saved.values()] == [3, 3]
+        own = shared(theirs("unfused"))["optimizer_state_dict"]
+        plain_adam = adam([nn.Parameter(torch.zeros(shape)) for shape in SIZES])
+        plain_adam.load_state_dict(own)
+        counted.append([int(held["step"]) for held in plain_adam.state.values()])
+        # What it saves is known by the same mark.
+        again = CLASSES[side]["FusedAdam"]([nn.Parameter(torch.zeros(size)) for size in SIZES])
+        again.load_state_dict(plain_adam.state_dict())
+        assert [int(held["step"]) for held in again.state.values()] == [3, 3]
+    assert counted == [[3, 3], [3, 3], [0, 3], [0, 3]]

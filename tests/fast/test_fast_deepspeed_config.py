@@ -16,6 +16,13 @@ pytestmark = pytest.mark.usefixtures("replay")
 FP16: dict[str, Any] = {"fp16": {"enabled": True}}
 BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
+CYCLE: dict[str, Any] = {
+    "cycle_min_lr": 0.01,
+    "cycle_max_lr": 0.1,
+    "cycle_first_step_size": 3,
+    "cycle_second_step_size": 2,
+}
+BACK = {"cycle_second_step_size": -1}
 
 
 def adam(kind: str = "AdamW", **params: Any) -> dict[str, Any]:
@@ -86,7 +93,11 @@ def test_scale_clip_and_decay_come_from_the_config() -> None:
         (FP16, "no optimizer.type"),
         ({**adam("OneBitAdam"), **FP16}, "optimizer.type='OneBitAdam', but should be Adam"),
         ({**adam(max_grad_norm=1.0), **FP16}, "gradient_clipping is the key"),
-        ({**adam(), **FP16, "scheduler": {"type": "OneCycle"}}, "scheduler.type='OneCycle'"),
+        ({**adam(), **FP16, "scheduler": {"type": "TwoCycle"}}, "scheduler.type='TwoCycle'"),
+        (
+            {**adam(), **FP16, "scheduler": {"type": "OneCycle", "params": {**CYCLE, **BACK}}},
+            "cycle_first_step_size=3 and cycle_second_step_size=-1, but should",
+        ),
     ],
     ids=str,
 )
@@ -144,6 +155,16 @@ SCHEDULES: list[tuple[str, dict[str, Any], list[float]]] = [
         },
         [0.001, 0.001, 0.0015, 0.0015, 0.002, 0.002, 0.0025],
     ),
+    (
+        "OneCycle",
+        {**CYCLE, "decay_step_size": 2, "decay_lr_rate": 0.5},
+        [0.01, 0.039999999999999994, 0.06999999999999999, 0.09999999999999999, 0.055, 0.01, 0.008],
+    ),
+    (
+        "OneCycle",
+        {**CYCLE, "cycle_first_step_size": 4, "cycle_first_stair_count": 2},
+        [0.01, 0.01, 0.05500000000000001, 0.05500000000000001, 0.1, 0.05500000000000001, 0.01],
+    ),
 ]
 
 
@@ -165,3 +186,21 @@ def test_rates_are_those_of_deepspeed(
     schedule.load_state_dict(state)
     schedule.step()
     assert schedule.get_last_lr() == last
+
+
+def test_one_cycle_moves_the_first_beta_against_the_rate(caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers of DeepSpeed 0.19.8; the second beta is 0.99 there from the start."""
+    params = {**CYCLE, "decay_step_size": 2, "decay_mom_rate": 0.05}
+    config = {**adam(), **FP16, "scheduler": {"type": "OneCycle", "params": params}}
+    optimizer, schedule = from_config(config, nn.Linear(2, 2))
+    assert schedule is not None
+    found = [optimizer.param_groups[0]["betas"]]
+    for _ in range(10):
+        schedule.step()
+        found.append(optimizer.param_groups[0]["betas"])
+    first = [0.8, 0.8666666666666667, 0.8333333333333334, 0.8, 0.8500000000000001, 0.9]
+    first += [0.9225, 0.9450000000000001, 0.9675, 0.9900000000000001, 1.0125]
+    assert found == [(beta, 0.99) for beta in first]
+    assert not caplog.messages
+    from_config({**config, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}, nn.Linear(2, 2))
+    assert "OneCycle moves no momentum: FP16UnfusedOptimizer has no betas" in caplog.messages

@@ -10,7 +10,9 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
 import twinstep.reference.optimizers.fused_adam
 from twinstep.contract.checkpoint import save_universal_checkpoint
+from twinstep.contract.compat import Compat
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_checkpoints import SCALING, SIZES, gradient
 from twinstep.golden.record_zero import (
@@ -56,6 +59,8 @@ pytestmark = [
     ),
 ]
 HALF, BRAIN = torch.float16, torch.bfloat16
+WITH_EMPTY = ((0,), SIZES[0], (2, 0), SIZES[1], (0, 3))
+SHARED = Compat(shared_step_counter=True)
 CLASSES: dict[tuple[str, str], Callable[..., Any]] = {
     ("fast", "flat"): twinstep.fast.optimizers.fp16.FP16Optimizer,
     ("fast", "unfused"): twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
@@ -82,14 +87,23 @@ def _group_of_its_own() -> Iterator[None]:
     os.environ.update(kept)
 
 
-def parameters(kind: str, value: float) -> list[nn.Parameter]:
+def parameters(
+    kind: str, value: float, sizes: Sequence[tuple[int, ...]] = SIZES
+) -> list[nn.Parameter]:
     dtype = BRAIN if kind == "bf16" else HALF
-    return [nn.Parameter(torch.full(size, value, dtype=dtype)) for size in SIZES]
+    return [nn.Parameter(torch.full(size, value, dtype=dtype)) for size in sizes]
 
 
-def ours(side: str, kind: str, torchs: bool) -> tuple[list[nn.Parameter], Any]:
-    params = parameters(kind, 1.5)
-    adam: Callable[..., Any] = torch.optim.AdamW if torchs else ADAMS[side]
+def ours(
+    side: str,
+    kind: str,
+    torchs: bool,
+    sizes: Sequence[tuple[int, ...]] = SIZES,
+    compat: Compat | None = None,
+) -> tuple[list[nn.Parameter], Any]:
+    params = parameters(kind, 1.5, sizes)
+    own = ADAMS[side] if compat is None else partial(ADAMS[side], compat=compat)
+    adam: Callable[..., Any] = torch.optim.AdamW if torchs else own
     inside = adam(params, lr=0.25, weight_decay=0.125)
     options: dict[str, object] = {"param_names": {p: f"p{at}" for at, p in enumerate(params)}}
     if kind != "bf16":
@@ -100,7 +114,7 @@ def ours(side: str, kind: str, torchs: bool) -> tuple[list[nn.Parameter], Any]:
 
 def theirs(kind: str, published: Sequence[Tensor]) -> tuple[list[nn.Parameter], Any]:
     """DeepSpeed's object on weights that the caller loads, as its engine does."""
-    params = parameters(kind, 0.0)
+    params = parameters(kind, 0.0, [tuple(weight.shape) for weight in published])
     inside = torch.optim.AdamW(params, lr=0.5, weight_decay=0.0)
     optimizer = record_checkpoints.optimizer_of(kind, inside, params)
     with torch.no_grad():
@@ -181,6 +195,89 @@ def test_deepspeed_continues_a_run_of_ours_bit_for_bit(
     for parts, one in ((params, optimizer), (others, other)):
         trained(kind, parts, one, range(3, 5))
     assert [bits(p.detach()) for p in params] == [bits(p.detach()) for p in others]
+
+
+@pytest.mark.parametrize("side", ["fast", "reference"])
+def test_empty_parameters_have_no_place_in_files_of_the_unfused_class(
+    side: str, tmp_path: Path
+) -> None:
+    """Neither theirs nor ours: each goes on from the other's file with its bits."""
+    params, optimizer = ours(side, "unfused", torchs=True, sizes=WITH_EMPTY)
+    others, other = theirs("unfused", [param.detach() for param in params])
+    trained("unfused", params, optimizer, range(3))
+    with torch.no_grad():
+        for param, weight in zip(others, params, strict=True):
+            param.copy_(weight)
+    carried("unfused", optimizer, other, tmp_path / "ours.pt")
+    assert [len(group) for group in other.fp32_groups] == [len(SIZES)]
+    for parts, one in ((params, optimizer), (others, other)):
+        trained("unfused", parts, one, range(3, 4))
+    assert [bits(p.detach()) for p in params] == [bits(p.detach()) for p in others]
+    # A step more and the scale grows, by which theirs divides in that very step (edge LS-1).
+    again, ended = ours(side, "unfused", torchs=True, sizes=WITH_EMPTY)
+    carried("unfused", other, ended, tmp_path / "theirs.pt")
+    for parts, one in ((again, ended), (others, other)):
+        trained("unfused", parts, one, range(4, 5))
+    assert ended.loss_scale == other.loss_scale_config.cur_scale
+    assert [bits(p.detach()) for p in again] == [bits(p.detach()) for p in others]
+
+
+@pytest.mark.parametrize("side", ["fast", "reference"])
+def test_a_shared_counter_is_that_of_each_parameter_for_torchs_adamw_there(
+    side: str, tmp_path: Path
+) -> None:
+    params, optimizer = ours(side, "unfused", torchs=False, compat=SHARED)
+    trained("unfused", params, optimizer, range(4))
+    counted = [int(optimizer.state[master]["step"]) for master in optimizer.fp32_groups[0]]
+    _, other = theirs("unfused", [param.detach() for param in params])
+    carried("unfused", optimizer, other, tmp_path / "ours.pt")
+    taken = [float(held["step"]) for held in other.optimizer.state.values()]
+    assert (counted, taken) == ([0, 3], [3.0, 3.0])
+
+
+def adam_kernel(
+    _chunk: int, _flag: Tensor, lists: Sequence[Sequence[Tensor]], *numbers: float
+) -> None:
+    """Stands for the kernel of DeepSpeed's `FusedAdam`, which takes minutes to compile."""
+    lr, beta1, beta2, eps, step, _mode, _corrects, decay = numbers
+    for grad, param, first, second in zip(*lists, strict=True):
+        param.mul_(1 - lr * decay)
+        first.mul_(beta1).add_(grad, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (second / (1 - beta2**step)).sqrt() + eps
+        param.sub_(lr * (first / (1 - beta1**step)) / root)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("side", ["fast", "reference"])
+def test_files_of_deepspeeds_fused_adam_count_for_each_parameter(
+    side: str, wrapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own class counts, around a kernel that computes the same."""
+    module = import_module("deepspeed.ops.adam.fused_adam")
+    built = SimpleNamespace(load=lambda: SimpleNamespace(multi_tensor_adam=adam_kernel))
+    monkeypatch.setattr(module, "FusedAdamBuilder", lambda: built)
+    others = parameters("unfused", 1.5)
+    if not wrapped:
+        others = [nn.Parameter(param.detach().float()) for param in others]
+    inside = module.FusedAdam(others, lr=0.25, weight_decay=0.125)
+    other = record_checkpoints.optimizer_of("unfused", inside, others) if wrapped else inside
+    trained("unfused", others, other, range(1))
+    trained("unfused", others, other, range(2, 4))
+    # The wrapper takes a step at construction.
+    steps = 3 + wrapped
+    counted = [int(held["step"]) for held in inside.state.values()]
+    assert counted == [0, steps]
+    torch.save(other.state_dict(), tmp_path / "theirs.pt")
+    file = torch.load(tmp_path / "theirs.pt", weights_only=True)
+    for compat, wanted in ((Compat(), [steps, steps]), (SHARED, counted)):
+        if wrapped:
+            params, optimizer = ours(side, "unfused", torchs=False, compat=compat)
+        else:
+            params = [nn.Parameter(torch.full(size, 1.5)) for size in SIZES]
+            optimizer = ADAMS[side](params, compat=compat)
+        optimizer.load_state_dict(file)
+        assert [int(held["step"]) for held in optimizer.state.values()] == wanted
 
 
 @pytest.mark.parametrize("side", ["fast", "reference"])
