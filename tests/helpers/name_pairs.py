@@ -218,6 +218,7 @@ DIFFERENT: list[tuple[str, str]] = [
     # Zeros and other neutral elements that are none.
     ("mov.f32 %f0, %a", "add.f32 %f0, %a, 0f00000000"),
     ("mov.f32 %f0, %a", "mul.f32 %f0, %a, 0f3F800001"),
+    *[("mov.f32 %f0, %a", f"{op}.rn.ftz.f32 %f0, %a, %b") for op in ("mul", "div")],
     ("mov.f32 %f0, 0f00000000", "sub.f32 %f0, %a, %a"),
     ("mov.f32 %f0, 0f00000000", "mul.f32 %f0, %a, 0f00000000"),
     ("neg.f32 %f0, %a", "sub.f32 %f0, 0f00000000, %a"),
