@@ -364,6 +364,9 @@ EQUAL: list[tuple[str, str]] = [
 ]
 """Equal bits for all values, a NaN counted as one."""
 
+NOT_PROVED = 7
+"""Of the pairs that are equal, those that the normal forms do not cover."""
+
 WITNESSES = {
     "cvt.f64.f32 %d1, %a; cvt.f64.f32 %d2, %b; cvt.f64.f32 %d3, %c; "
     "fma.rn.f64 %d0, %d1, %d2, %d3; cvt.rn.f32.f64 %f0, %d0": {
