@@ -25,11 +25,12 @@ from twinstep.parity.prove.algebra import NotReal, Walk, rational
 from twinstep.replay.names.table import Table
 
 PRIMES = (
-    785322285673857678814737059040023612003,
-    921269981926437016376839169876615781979,
-    852335783744107539445117470866167324723,
+    1326472952493355839605587451117469247199,
+    1261880113259584467896260168171993593119,
+    754705320184772082380067296402689719479,
 )
-"""Drawn at random once, above 2^129; each is 3 modulo 4."""
+"""Drawn at random once, above 2^129, among those that are 7 modulo 8 and modulo which the primes up
+to 31 are squares, so that a product of them is positive here as well."""
 POINTS = 96
 MOST_POINTS = 6144
 ENOUGH = 24
