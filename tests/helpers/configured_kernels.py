@@ -37,7 +37,7 @@ def configured(orders: Sequence[str]) -> Callable[..., None]:
     def accumulate(accumulators: list[Tensor], grads: list[Tensor]) -> None:
         for a, g in zip(accumulators, grads, strict=True):
             n = a.numel()
-            kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](a, g, n)
+            kernel[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),)](a, g, n)
 
     return accumulate
 
