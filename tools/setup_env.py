@@ -45,6 +45,7 @@ OPTIONAL = {
     "pytest": "make test",
     "matplotlib": "pictures of scenarios",
     "cuda-bindings": "kernels in CUDA C++",
+    "bitwuzla": "proofs where formulas differ",
     "pytest-xdist": "parallel tests",
     "pytest-benchmark": "make bench",
     "ruff": "make check",
@@ -281,7 +282,13 @@ def make_venv(last: dict[str, str]) -> str:
 def install() -> str:
     """One `pip install` of everything, pinned; return "" or pip's own last word."""
     command = [str(PYTHON), "-m", "pip", "install", "--progress-bar=off", "--retries", "2"]
-    command += ["--no-compile", "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev,cuda]"]
+    command += [
+        "--no-compile",
+        "--constraint",
+        str(CONSTRAINTS),
+        "--editable",
+        f"{ROOT}[dev,cuda,prove]",
+    ]
     there = len(installed())
     status, output = run(command, told=lambda text: progress.show(stage(text, there)))
     if status == 0:

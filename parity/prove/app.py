@@ -24,6 +24,13 @@ def prove_(
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, metavar="S", help="Limit of one situation.")
     ] = 60.0,
+    configurations: Annotated[
+        bool,
+        typer.Option(
+            "--configurations",
+            help="Compare the configurations of FILE's kernels with one another instead.",
+        ),
+    ] = False,
     verbose: VerboseFlag = False,
     json: Annotated[
         str | None,
@@ -41,4 +48,8 @@ def prove_(
     from twinstep.parity.prove.command import prove
 
     chosen = selection(op, kernel, dtype, None, None)
+    if configurations:
+        from twinstep.parity.prove.configurations_command import configurations_in
+
+        raise typer.Exit(configurations_in(file, chosen, seconds))
     raise typer.Exit(prove(file, chosen, json, seconds, verbose))

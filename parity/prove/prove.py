@@ -9,14 +9,16 @@ reference has.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.outputs import accepted_outputs
+from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
 from twinstep.replay.dtypes import Array
@@ -89,6 +91,7 @@ class Prover:
     elements: int = 0
     done: list[Path] = field(default_factory=list)
     assumed: dict[str, None] = field(default_factory=dict)
+    beyond: Beyond | None = None
 
     def prove(self) -> Verdict:
         """Follow every path and compare every written element on it."""
@@ -178,13 +181,36 @@ class Prover:
             found = self._witness(case, output, at, path)
             if found is not None:
                 return found
-        if pairs:
-            output, at = pairs[0]
-            numbers = self._pair(output, at)
-            lines = side_by_side(self.tracer.table, *numbers)
-            return _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
+        found = self._beyond(case, trace, path) if pairs else None
+        if found is not None:
+            return found
         self.elements += sum(len(output.kernel) for output in trace.outputs)
         return None
+
+    def _beyond(self, case: Case, trace: Trace, path: Path) -> _Found | None:
+        """The word for expressions of different names, if they are not proved equal after all."""
+        table, here = self.tracer.table, assume.Path(self.tracer.table, path)
+        beyond = self.beyond = self.beyond or Beyond(table, self.arithmetic)
+        bits, doubt, tried = self._bits(case), None, 0
+        for output in trace.outputs:
+            kind = FORMAT.get(output.got.dtype, "")
+            for at in np.flatnonzero(output.kernel != output.reference).tolist():
+                a, b = map(here.rewritten, self._pair(output, at))
+                if a == b:
+                    continue
+                ranges = partial(control_values, case, self.tracer.leaves, table, (a, b))
+                opinion = beyond.opinion((a, b), kind, path, bits, ranges)
+                if opinion.equal:
+                    self.assumed[opinion.words] = None
+                    continue
+                for values in opinion.witnesses if tried < LOOKED_AT else ():
+                    found = self._run_with(case, output, at, values)
+                    if found is not None:
+                        return found
+                tried += 1
+                lines = f"{side_by_side(table, a, b)}\n{opinion.words}".strip()
+                doubt = doubt or _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
+        return doubt
 
     def _different(self, trace: Trace, path: Path) -> Iterator[tuple[Output, int]]:
         """Elements whose expressions differ: of each output the first and the last first."""
@@ -225,13 +251,17 @@ class Prover:
             found = telling(self.tracer.table, a, b, kind, path, self._bits(case))
         except CannotReplay:
             return None  # an operation of torch that has no evaluation
-        if found is None:
-            return None
-        moved = with_values(case, self._by_leaf(found.bits))
+        return self._run_with(case, output, at, found.bits) if found else None
+
+    def _run_with(
+        self, case: Case, output: Output, at: int, bits: Mapping[int, int]
+    ) -> _Found | None:
+        """A refutation by other bits of leaves, if a run with them confirms it."""
+        moved = with_values(case, self._by_leaf(bits))
         again = self.tracer.trace(moved)
         for one in again.outputs:
             if one.label == output.label and self._wrong(moved, one)[at]:
-                return _Found(REFUTED, self._shown(moved, one, at, tuple(found.bits)))
+                return _Found(REFUTED, self._shown(moved, one, at, tuple(bits)))
         return None
 
     def _shown(
@@ -270,7 +300,7 @@ class Prover:
                         found[self.tracer.leaves[name, index, element]] = bits % (1 << 8 * size)
         return found
 
-    def _by_leaf(self, bits: dict[int, int]) -> dict[Leaf, int]:
+    def _by_leaf(self, bits: Mapping[int, int]) -> dict[Leaf, int]:
         by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
         return {by_number[number]: own for number, own in bits.items() if number in by_number}
 

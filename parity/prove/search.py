@@ -59,7 +59,7 @@ def drawn(
     rng = np.random.default_rng(seed)
     every = needed(table, numbers)
     leaves = [n for n in every if table.rows[n].op == "leaf"]
-    thresholds = {g: _thresholds(table, every, g) for g in (1, 2, 4)}
+    edges = {g: thresholds(table, every, g) for g in (1, 2, 4)}
     # Some assignments change all leaves, others few or one of them.
     share = np.array([0.1, 0.7, 1.0 - 1.0 / max(len(leaves), 1)])[np.arange(count) % 3]
     found = {}
@@ -68,7 +68,7 @@ def drawn(
         if leaf in fixed:
             found[leaf] = np.array([[fixed[leaf]]], f"u{2 * g}")
             continue
-        bits = _pool(rng, g, count, thresholds[g])
+        bits = _pool(rng, g, count, edges[g])
         if leaf in keep:
             kept = rng.random(count) < share
             bits = np.where(kept, np.array(keep[leaf], bits.dtype), bits)
@@ -76,7 +76,7 @@ def drawn(
     return found
 
 
-def _thresholds(table: Table, numbers: Sequence[int], g: int) -> list[int]:
+def thresholds(table: Table, numbers: Sequence[int], g: int) -> list[int]:
     """Constants among expressions, in a format of this many granules, and their neighbours."""
     found: set[int] = set()
     for number in numbers:

@@ -103,8 +103,7 @@ class Tracer:
                 self._name(session, case, span.name, span.index, span.of(memory.block))
             # Both are kept until the end: memory that is given back would keep its names.
             plain = TorchNames(session)
-            with plain, HostReads(plain):
-                expected = evaluate(replace(case, controls=controls), lists)
+            expected = self._expected(session, replace(case, controls=controls), lists, plain)
             mode = TorchNames(session)
             with self._running(memory), mode, HostReads(mode):
                 memory.call(as_on(self.engine, self.function))
@@ -112,6 +111,13 @@ class Tracer:
         decided = [(number, *rest) for number, rest in session.decided.items()]
         assumed = tuple({**plain.assumed, **mode.assumed})
         return Trace(outputs, decided, session.memory.foreign, assumed)
+
+    def _expected(
+        self, session: Session, case: Case, lists: dict[str, list[Tensor]], mode: TorchNames
+    ) -> Mapping[str, list[Tensor]]:
+        """What the kernel is compared with: the reference."""
+        with mode, HostReads(mode):
+            return evaluate(case, lists)
 
     def _name(self, session: Session, case: Case, name: str, index: int, tensor: Tensor) -> None:
         if not tensor.numel() or not is_named(case, name, tensor):

@@ -103,9 +103,11 @@ def simplified(
 def _by_one(table: Table, op: str, args: tuple[int, ...]) -> int | None:
     """A product or quotient with 1 is the other operand, without `.ftz`."""
     name, _, kind = op.split(".", 2)
-    if table.constant_bits(args[1]) == ONE.get(kind):
+    if kind not in ONE:
+        return None
+    if table.constant_bits(args[1]) == ONE[kind]:
         return args[0]
-    return args[1] if name == "mul" and table.constant_bits(args[0]) == ONE.get(kind) else None
+    return args[1] if name == "mul" and table.constant_bits(args[0]) == ONE[kind] else None
 
 
 def _joined(table: Table, args: tuple[int, ...], site: str) -> int | None:

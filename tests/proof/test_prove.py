@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.proved_kernels import by_torch, by_triton, row
-from twinstep.parity.prove import command
+from twinstep.parity.prove import command, solver
 from twinstep.parity.prove.command import prove_situation
-from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED, WORDS, Verdict
+from twinstep.parity.prove.prove import (
+    NOT_PROVED,
+    PROVED,
+    REFUTED,
+    UNSUPPORTED,
+    WORDS,
+    Prover,
+    Verdict,
+)
 from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.records.errors import EXIT_BROKEN
 from twinstep.parity.registry.house_kernels import register_house
@@ -70,6 +78,19 @@ def test_a_kernel_of_another_formula_is_never_proved(fault: str) -> None:
     assert verdict.word == REFUTED or "kernel:" in verdict.detail
 
 
+@pytest.mark.skipif(not solver.installed(), reason=solver.MISSING)
+def test_a_kernel_that_is_wrong_for_one_value_is_refuted_by_the_solver() -> None:
+    assert small(row(by_triton("one value"), "replay")).word == REFUTED
+
+
+def test_without_the_solver_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver, "installed", lambda: False)
+    monkeypatch.setattr(Prover, "_witness", lambda *_: None)
+    verdict = small(row(by_triton("one value"), "replay"))
+    assert verdict.word == NOT_PROVED
+    assert solver.MISSING in verdict.detail
+
+
 def test_a_kernel_in_torch_is_proved_and_its_branches_are_followed() -> None:
     assert small(row(by_torch(), "cpu")).word == PROVED
     verdict = small(row(by_torch("branch"), "cpu"))
@@ -84,12 +105,15 @@ def test_an_operation_that_torch_may_fuse_is_named() -> None:
     assert "proved_kernels.py" in verdict.detail
 
 
-def test_a_bounded_kernel_in_another_order_is_not_refuted_and_a_wrong_one_is() -> None:
+def test_a_bounded_kernel_in_another_order_is_proved_over_the_reals_and_a_wrong_one_refuted() -> (
+    None
+):
     mine = replace(row(by_torch("other order"), "cpu"), arithmetic="bounded")
     assert small(replace(mine, arithmetic="exact")).word == REFUTED
     verdict = small(mine)
-    assert verdict.word == NOT_PROVED, verdict
+    assert verdict.word == PROVED, verdict
     assert "lerp" in " ".join(verdict.assumes)
+    assert "equal over the real numbers" in " ".join(verdict.assumes)
     assert small(replace(mine, function=by_torch("other formula"))).word == REFUTED
 
 
