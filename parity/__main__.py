@@ -34,9 +34,9 @@ def add_commands() -> None:
     import typer
 
     from twinstep.parity.cli.app import app
+    from twinstep.parity.cli.prove_app import prover
     from twinstep.parity.proof.commands.app import proof
     from twinstep.parity.proof.commands.golden import golden
-    from twinstep.parity.prove.app import prover
 
     scenario = typer.Typer(no_args_is_help=True, help="Whole training runs through both sides.")
     app.add_typer(proof)

@@ -11,7 +11,7 @@ from twinstep.parity.records.errors import EXIT_KEPT, EXIT_USAGE
 from twinstep.parity.records.names import ENGINES
 from twinstep.parity.registry.engines import engine_named, live_subnormals
 from twinstep.parity.report.exports import environment
-from twinstep.parity.report.table import print_hanging
+from twinstep.parity.report.words import print_hanging
 
 COMPILERS = ("g++", "clang++", "c++")
 

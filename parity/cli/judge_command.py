@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from twinstep.parity.cli.interrupt import before_the_end
+from twinstep.parity.prove import rows as proofs
 from twinstep.parity.records.errors import EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.engines import require, require_live_subnormals
@@ -23,11 +24,11 @@ from twinstep.parity.report.progress import JudgedCells, Progress
 from twinstep.parity.report.table import (
     last_line,
     print_diagnoses,
-    print_hanging,
     print_table,
 )
 from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.report.traffic_count import Count
+from twinstep.parity.report.words import print_hanging
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.scheduler import run
@@ -103,8 +104,10 @@ def judge_house(
         call = (
             beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
         )
-        with call as traffic:
+        with call as traffic, proofs.beside(None, opened.kernels, chosen, proofs.HOUSE) as proved:
             ledger = judge(source, opened, chosen, how, outputs, progress)
+            progress.phase("proving")
+            ledger.proofs = proved()
             if ledger.with_status(Status.PASSED):
                 progress.phase("counting the bytes of each step")
                 counts = traffic()
@@ -131,7 +134,10 @@ def judge_file(
         for remark in opened.remarks:
             progress.note(f"remark: {remark} [{file}]")
         how = effort(examples, seed, quick)
-        ledger = judge(source, opened, chosen, how, outputs, progress)
+        with proofs.beside(file, opened.kernels, chosen, proofs.FILE) as proved:
+            ledger = judge(source, opened, chosen, how, outputs, progress)
+            progress.phase("proving")
+            ledger.proofs = proved()
     return conclude(ledger, time.perf_counter() - started, opened, outputs)
 
 

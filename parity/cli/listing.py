@@ -9,7 +9,7 @@ from rich.console import Console
 from twinstep.parity.operations.table import operations
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
-from twinstep.parity.report.table import print_hanging
+from twinstep.parity.report.words import print_hanging
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.registry import Twin, twins
 

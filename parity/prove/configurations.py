@@ -19,10 +19,11 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.prove.host_numbers import HostReads
-from twinstep.parity.prove.prove import PROVED, Prover, Verdict
+from twinstep.parity.prove.prove import Prover
 from twinstep.parity.prove.situations import Situation
 from twinstep.parity.prove.torch_names import TorchNames
 from twinstep.parity.prove.trace import Tracer
+from twinstep.parity.records.proof import PROVED, Verdict
 from twinstep.parity.registry.engines import Engine, as_on, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.replay.errors import CannotReplay

@@ -12,9 +12,9 @@ from twinstep.parity.prove.configurations import (
     compare,
     configurations_of,
 )
-from twinstep.parity.prove.prove import REFUTED
 from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
+from twinstep.parity.records.proof import REFUTED
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from twinstep.parity.prove.exact_sums import root
 from twinstep.parity.prove.torch_forms import SCALARS
 from twinstep.parity.prove.torch_names import KIND, TorchNames
 from twinstep.parity.runner.calls.places import place_in
@@ -190,6 +191,8 @@ class HostReads(TorchFunctionMode):
             return self._read(name, func, args, words)
         if name == "tensor" and args and isinstance(args[0], NamedFloat):
             return self.tensor(args[0], words.get("dtype") or torch.get_default_dtype())
+        if name == "root_of_squares":
+            return root(self.mode, func, args[0])
         tensors = [x for x in args if isinstance(x, Tensor)]
         found = self._given(name.rstrip("_"), args, words)
         if found is not None:

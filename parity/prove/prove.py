@@ -21,15 +21,20 @@ from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
+from twinstep.parity.records.proof import (
+    NOT_PROVED,
+    OUT_OF_TIME,
+    PROVED,
+    REFUTED,
+    UNSUPPORTED,
+    Verdict,
+)
 from twinstep.replay.dtypes import Array
 from twinstep.replay.errors import CannotReplay
 from twinstep.replay.names import assume
 from twinstep.replay.names.formula import side_by_side, text
 from twinstep.replay.names.session import NotNamed
 
-PROVED, REFUTED, NOT_PROVED = "proved", "refuted", "not proved"
-UNSUPPORTED, OUT_OF_TIME = "unsupported", "out of time"
-WORDS = (PROVED, REFUTED, NOT_PROVED, UNSUPPORTED, OUT_OF_TIME)
 PATHS = 64
 """Most paths that are followed."""
 LOOKED_AT = 6
@@ -41,27 +46,6 @@ FORMAT = {
     torch.float64: "f64",
 }
 Path = tuple[tuple[int, bool], ...]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The word for one situation.
-
-    Attributes:
-        word: one of `WORDS`.
-        detail: the witness, the first difference, the opcode: what the word needs.
-        elements: written elements that were compared, over all paths.
-        paths: that were followed.
-        assumes: what the proof holds under.
-        seconds: that it took.
-    """
-
-    word: str
-    detail: str = ""
-    elements: int = 0
-    paths: int = 0
-    assumes: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 @dataclass
@@ -95,7 +79,7 @@ class Prover:
 
     def prove(self) -> Verdict:
         """Follow every path and compare every written element on it."""
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             found = self._paths(started + self.seconds)
         except NotNamed as error:
@@ -111,7 +95,7 @@ class Prover:
             self.elements,
             len(self.done),
             (*assumptions(self.case), *self.assumed),
-            time.perf_counter() - started,
+            time.process_time() - started,
         )
 
     def _paths(self, deadline: float) -> _Found:
@@ -119,7 +103,7 @@ class Prover:
         sides: set[Path] = set()
         doubt: _Found | None = None
         while queue:
-            if time.perf_counter() > deadline:
+            if time.process_time() > deadline:
                 return _Found(OUT_OF_TIME, f"after {len(self.done)} paths")
             if len(self.done) >= PATHS:
                 return _Found(NOT_PROVED, f"more than {PATHS} paths")

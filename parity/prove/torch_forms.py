@@ -74,6 +74,9 @@ def extremum(
                 sides = [_single(*((n, b) if at == 0 else (a, n))) for n in row.args[1:]]
                 return table.row("if", (row.args[0], *sides), 2, row.site)
         bits = [table.constant_bits(a), table.constant_bits(b)]
+        if None in bits and target.dtype == torch.float32:
+            mode.assumed["minima and maxima of +0 and -0 take the operand that PTX takes"] = None
+            return table.row(f"{name.removesuffix('imum')}.NaN.f32", (a, b), 2)
         if None in bits or target.dtype != torch.float32:
             raise mode.refusal(name)
         values = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)

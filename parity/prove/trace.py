@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
 from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.prove.exact_sums import SUMS_ARE_EXACT, places
 from twinstep.parity.prove.host_numbers import HostReads
 from twinstep.parity.prove.torch_names import TorchNames
 from twinstep.parity.registry.engines import Engine, as_on
@@ -19,6 +20,7 @@ from twinstep.replay.dtypes import Array
 from twinstep.replay.names.naming import granules_of, naming, set_names
 from twinstep.replay.names.normal import new_table
 from twinstep.replay.names.session import Session
+from twinstep.replay.names.sums import Sums
 from twinstep.replay.names.table import Table
 
 Leaf = tuple[str, int, int]
@@ -91,7 +93,7 @@ class Tracer:
             NotNamed: a name reaches what is not followed.
             CannotReplay: replay itself cannot run the kernel.
         """
-        session = Session(table=self.table)
+        session = Session(table=self.table, sums=Sums(places))
         lists = {name: [t.clone() for t in ts] for name, ts in case.lists.items()}
         controls = {name: t.clone() for name, t in case.controls.items()}
         memory = GuardedMemory.of(case, torch.device("cpu"))
@@ -109,7 +111,8 @@ class Tracer:
                 memory.call(as_on(self.engine, self.function))
             outputs = list(self._outputs(plain, mode, memory, expected))
         decided = [(number, *rest) for number, rest in session.decided.items()]
-        assumed = tuple({**plain.assumed, **mode.assumed})
+        sums = {SUMS_ARE_EXACT: None} if session.sums.used else {}
+        assumed = tuple({**plain.assumed, **mode.assumed, **sums})
         return Trace(outputs, decided, session.memory.foreign, assumed)
 
     def _expected(

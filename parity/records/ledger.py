@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_NO_DEVICE, EXIT_TOO_LITTLE
+from twinstep.parity.records.proof import REFUTED, Proof, by_row, word_of
 
 SCHEMA = "parity/1"
 
@@ -106,12 +107,14 @@ class Ledger:
         declared: cells that must appear.
         asked_device: the engine that was asked for, if one was.
         seed: of the cases, if one was given.
+        proofs: of the kernels, beside the laws; none but a refutation counts against them.
     """
 
     declared: tuple[Key, ...] = ()
     asked_device: str | None = None
     cells: dict[Key, Cell] = field(default_factory=dict)
     seed: int | None = None
+    proofs: list[Proof] = field(default_factory=list)
 
     def add(self, cell: Cell) -> None:
         """Record a cell.
@@ -126,7 +129,7 @@ class Ledger:
     def sorted(self) -> Ledger:
         """The same ledger with its cells in the order in which they are declared."""
         ordered = {key: self.cells[key] for key in self.declared if key in self.cells}
-        return Ledger(self.declared, self.asked_device, ordered, self.seed)
+        return Ledger(self.declared, self.asked_device, ordered, self.seed, self.proofs)
 
     def missing(self) -> list[Key]:
         """Declared cells that did not appear."""
@@ -145,9 +148,13 @@ class Ledger:
         counted = Counter(cell.status.value for cell in self.cells.values())
         return {status.value: counted[status.value] for status in Status}
 
+    def refuted(self) -> int:
+        """Number of rows, a kernel on a dtype combination each, that a proof has refuted."""
+        return sum(word_of(row) == REFUTED for row in by_row(self.proofs).values())
+
     def exit_code(self) -> int:
-        """0 all kept; 1 a law is broken; 3 too little ran; 4 nothing ran for want of a device."""
-        if self.with_status(Status.FAILED):
+        """0 all kept; 1 broken or refuted; 3 too little ran; 4 nothing ran for want of a device."""
+        if self.with_status(Status.FAILED) or self.refuted():
             return EXIT_BROKEN
         if not self.with_status(Status.PASSED, Status.CANNOT_JUDGE):
             lacking = self.with_status(Status.SKIPPED)
@@ -163,6 +170,8 @@ class Ledger:
         failed, missing = len(self.with_status(Status.FAILED)), len(self.missing())
         if failed:
             return f"{failed} of {failed + len(self.with_status(Status.PASSED))} cells broke a law"
+        if refuted := self.refuted():
+            return f"no law was broken, but {refuted} rows are refuted by a proof"
         unable = len(self.with_status(Status.CANNOT_JUDGE))
         if unable:
             return f"{unable} of {len(self.declared)} declared cells cannot be judged"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import operations
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import SCHEMA, Cell, Ledger, Status
+from twinstep.parity.records.proof import PROVED, REFUTED, Proof
 from twinstep.parity.records.versions import version_of
 
 
@@ -41,6 +43,7 @@ def as_json(ledger: Ledger, seconds: float) -> str:
         "environment": environment(),
         "bounds": widths(_operations(ledger)),
         "cells": [cell.record() for cell in ledger.cells.values()],
+        "proofs": [proof.record() for proof in ledger.proofs],
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -74,6 +77,8 @@ def as_junit(ledger: Ledger) -> str:
         )
         for cell in cells:
             _add_case(suite, cell)
+    if ledger.proofs:
+        _add_proofs(suites, ledger.proofs)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -99,6 +104,35 @@ def _add_case(suite: ElementTree.Element, cell: Cell) -> None:
         ElementTree.SubElement(case, "error", message=f"{cell.status.value}: {cell.reason}")
     elif cell.status is not Status.PASSED:
         ElementTree.SubElement(case, "skipped", message=f"{cell.status.value}: {cell.reason}")
+
+
+def _add_proofs(suites: ElementTree.Element, proofs: Sequence[Proof]) -> None:
+    """A suite of all proofs; what is neither proved nor refuted is skipped, with its word."""
+    refuted, proved = (sum(p.verdict.word == word for p in proofs) for word in (REFUTED, PROVED))
+    suite = ElementTree.SubElement(
+        suites,
+        "testsuite",
+        name="proofs",
+        tests=str(len(proofs)),
+        failures=str(refuted),
+        errors="0",
+        skipped=str(len(proofs) - refuted - proved),
+        time=f"{sum(p.verdict.seconds for p in proofs):.3f}",
+    )
+    for proof in proofs:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=f"parity.{proof.operation}.{proof.kernel}",
+            name=f"proof[{', '.join(filter(None, (proof.dtype, proof.words)))}]",
+            time=f"{proof.verdict.seconds:.3f}",
+        )
+        said = f"{proof.verdict.word}: {proof.verdict.detail}".splitlines()[0]
+        if proof.verdict.word == REFUTED:
+            failure = ElementTree.SubElement(case, "failure", message=said)
+            failure.text = proof.verdict.detail
+        elif proof.verdict.word != PROVED:
+            ElementTree.SubElement(case, "skipped", message=said)
 
 
 def write(path: str, text: str, flag: str) -> None:

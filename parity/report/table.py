@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -20,6 +20,9 @@ from rich.text import Text
 
 from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.records.proof import Proof
+from twinstep.parity.report.proofs import column, print_proofs
+from twinstep.parity.report.words import print_hanging
 from twinstep.parity.runner.diagnosis import diagnoses
 
 MARKS = {
@@ -35,6 +38,7 @@ OPERANDS = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*\.\w+) [^`]*`")
 DTYPES_WIDTH = 14
 REASONS = 5
 Row = tuple[str, str, str]
+NOTHING: Mapping[str, str] = {}
 
 
 def mark(status: Status) -> tuple[str, str]:
@@ -54,8 +58,13 @@ def print_table(console: Console, ledger: Ledger, verbose: bool = False) -> None
     if verbose:
         for row, cells in [*kernels.items(), *optimizers.items()]:
             _print_laws(console, row, cells)
-    _print_rows(console, "kernel", kernels)
+    proved: dict[str, list[Proof]] = {}
+    for proof in ledger.proofs:
+        proved.setdefault(proof.kernel, []).append(proof)
+    columns = {name: column(proofs) for name, proofs in proved.items()}
+    _print_rows(console, "kernel", kernels, columns)
     _print_rows(console, "optimizer", optimizers)
+    print_proofs(console, ledger.proofs, verbose)
     for word, count, reason in _reasons(ledger, verbose):
         print_hanging(console, f"{word} {count:>4}  ", reason.split())
     counted = [f"{count} {name}" for name, count in ledger.counts().items() if count]
@@ -77,13 +86,22 @@ def _claimed(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.key.dtype in claimed]
 
 
-def _print_rows(console: Console, title: str, rows: dict[Row, list[Cell]]) -> None:
+def _print_rows(
+    console: Console,
+    title: str,
+    rows: dict[Row, list[Cell]],
+    proved: Mapping[str, str] = NOTHING,
+) -> None:
     if not rows:
         return
     seen = {cell.status for cells in rows.values() for cell in cells} - {Status.NOT_CLAIMED}
     statuses = [status for status in Status if status in seen]
     headings = ["engine", "dtypes", *(mark(status)[0] for status in statuses)]
     lines = {row: _columns(row, cells, statuses) for row, cells in rows.items()}
+    if proved:
+        headings.append("proved")
+        for row, texts in lines.items():
+            texts.insert(-1, proved.get(row[0], ""))
     if any(line[-1] for line in lines.values()):
         headings.append("error/bound" if title == "kernel" else "sequences")
     widths = [
@@ -246,21 +264,6 @@ def python() -> str:
     """This interpreter as one would type it here."""
     path, here = Path(sys.executable), Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
-
-
-def print_hanging(console: Console, head: str, words: Iterable[str], style: str = "") -> None:
-    """Print words behind a head, and lines that follow below the first word; no word is cut."""
-    indent = cell_len(head)
-    line, used, empty = Text().append(head, style), indent, True
-    for word in words:
-        size = cell_len(word)
-        if not empty and used + 1 + size > console.width:
-            console.print(line, soft_wrap=True)
-            line, used, empty = Text(" " * indent), indent, True
-        line.append(word if empty else f" {word}")
-        used, empty = used + size + (not empty), False
-    line.rstrip()
-    console.print(line, soft_wrap=True)
 
 
 def _listed(items: Sequence[str]) -> list[str]:

@@ -15,12 +15,16 @@ from twinstep.replay.isa.forms import NO_EFFECT
 from twinstep.replay.machine.program import Layout
 from twinstep.replay.names import runtime, values
 from twinstep.replay.names.normal import canonical_opcode
-from twinstep.replay.ptx.flow import family, used
+from twinstep.replay.names.sums import INSIDE, ROUNDS, Places, nowhere
+from twinstep.replay.ptx.flow import defined, family, used
 from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem, Operand, Reg
 from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.translate.emit import Emitter
 from twinstep.replay.translate.registers import RegisterTypes
 
+MOVING = ("ld", "ldu", "st", "mov", "shfl", "atom", "red", "bar", "barrier", "call")
+"""Families that keep their rules inside a sum."""
+WARP_WIDE = ("vote", "match", "redux")
 CARRIES = ("addc", "subc", "madc")
 
 
@@ -28,9 +32,18 @@ class NamingEmitter(LiftedEmitter):
     """Translates the blocks of one kernel, names included."""
 
     def __init__(
-        self, kernel: Kernel, types: RegisterTypes, layout: Layout, rules: Mapping[str, Rule]
+        self,
+        kernel: Kernel,
+        types: RegisterTypes,
+        layout: Layout,
+        rules: Mapping[str, Rule],
+        sums: Places = nowhere,
     ) -> None:
         super().__init__(kernel, types, layout, rules)
+        self.sums = sums
+        self.rounded = {
+            name for i in kernel.code if self.place_in_sum(i) == ROUNDS for name in defined(i)
+        }
         for module in (values, runtime):
             public = {k: v for k, v in vars(module).items() if callable(v) and k[0] != "_"}
             self.namespace.update({f"s_{name}": value for name, value in public.items()})
@@ -61,12 +74,30 @@ class NamingEmitter(LiftedEmitter):
     def instruction(self, instruction: Instruction) -> None:
         """Emit one instruction and what it does to names."""
         self.after = []
+        self.leave(instruction)
         if instruction.guard is not None:
             self.decide(instruction.guard, self.guard(instruction), instruction)
-        self.rules.get(family(instruction), computed)(self, instruction)
+        where = self.place_in_sum(instruction)
+        rule = self.rules.get(family(instruction), computed)
+        (gather if where and family(instruction) not in MOVING else rule)(self, instruction)
         Emitter.instruction(self, instruction)
         for finish in self.after:
             finish()
+
+    def place_in_sum(self, instruction: Instruction) -> str:
+        """Whether an instruction is inside the code of a sum, and where there."""
+        location = instruction.location
+        return self.sums(location.file, location.line) if location else ""
+
+    def leave(self, instruction: Instruction) -> None:
+        """Emit that operands which a sum has rounded take its name, where others use them."""
+        for name in used(instruction) if not self.place_in_sum(instruction) else ():
+            if name in self.rounded and self.has_shadow(name):
+                predicate = self.types.kind(name) == "pred"
+                own, size = f"h{self.slot(name)}", 0 if predicate else self.size(name)
+                bits = self.source(Reg(name), "pred" if predicate else "u32")
+                if size in (0, 2):
+                    self.line(f"{own} = s_left({bits}, {own}, {size})")
 
     def outcome(self, branch: Instruction | None) -> str:
         """The expression that decides where threads go; a name in it is noted."""
@@ -86,7 +117,8 @@ class NamingEmitter(LiftedEmitter):
             # By its own value: the note of a negated predicate turns both round.
             names = self.shadow_of(operand)
             if names != "None":
-                self.line(f"s_decided({expression}, {names}, {self.place(instruction)})")
+                inside = self.place_in_sum(instruction) == INSIDE
+                self.line(f"s_decided({expression}, {names}, {self.place(instruction)}, {inside})")
 
     def refuse(self, instruction: Instruction) -> None:
         """Emit a check that no name reaches an instruction; its results are plain."""
@@ -101,6 +133,20 @@ class NamingEmitter(LiftedEmitter):
         if instruction.operands and not isinstance(instruction.operands[0], Mem):
             for target in self.targets(instruction.operands[0]):
                 self.give(target, "None", instruction)
+
+
+def gather(emitter: LiftedEmitter, instruction: Instruction) -> None:
+    """An instruction inside a sum: its results have the mix of its operands."""
+    assert isinstance(emitter, NamingEmitter)
+    if family(instruction) in IGNORED or not instruction.operands:
+        return
+    together = "_by_all" if family(instruction) in WARP_WIDE else ""
+    names = "".join(f", {emitter.shadow_of(Reg(name))}" for name in used(instruction))
+    for target in emitter.targets(instruction.operands[0]):
+        if isinstance(target, Reg) and emitter.has_shadow(target.name):
+            kind = emitter.types.kind(target.name)
+            size = 0 if kind == "pred" else emitter.size(target.name)
+            emitter.give(target, f"s_gathered{together}({size}{names})", instruction)
 
 
 def nothing(emitter: LiftedEmitter, instruction: Instruction) -> None:

@@ -13,12 +13,13 @@ PAGE = 2048
 
 
 class _Page:
-    """Codes, bits at the time of the last store, and whether there was one."""
+    """Codes, bits at the time of the last store, whether there was one, and sums by atomics."""
 
     def __init__(self) -> None:
         self.code = np.full(PAGE, PLAIN, np.int64)
         self.bits = np.zeros(PAGE, np.uint16)
         self.known = np.zeros(PAGE, np.bool_)
+        self.summed = np.zeros(PAGE, np.bool_)
 
 
 class NamedMemory:
@@ -47,12 +48,18 @@ class NamedMemory:
         """Put granules down; all arguments are flat."""
         for page, which, at in self._pages(places):
             page.code[at], page.bits[at], page.known[at] = codes[which], bits[which], True
+            page.summed[at] = False
+
+    def sum(self, places: Array, codes: Array) -> None:
+        """Let granules hold these codes whatever their bits: atomics have put them there."""
+        for page, which, at in self._pages(places):
+            page.code[at], page.known[at], page.summed[at] = codes[which], True, True
 
     def load(self, places: Array, bits: Array, site: str = "") -> Array:
         """The codes of granules that hold these bits; a site notes foreign ones."""
         codes = np.full(len(places), PLAIN, np.int64)
         for page, which, at in self._pages(places):
-            valid = page.known[at] & (page.bits[at] == bits[which])
+            valid = page.known[at] & (page.summed[at] | (page.bits[at] == bits[which]))
             codes[which] = np.where(valid, page.code[at], PLAIN)
             lost = places[which][~valid]
             if site and len(lost) and not self.free.issuperset(lost.tolist()):

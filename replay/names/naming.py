@@ -8,7 +8,7 @@ with naming() as session:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -22,23 +22,30 @@ from twinstep.replay.machine.program import Program
 from twinstep.replay.names.emit import NamingEmitter
 from twinstep.replay.names.rules import RULES
 from twinstep.replay.names.session import SESSION, Session
+from twinstep.replay.names.sums import Places, nowhere
 from twinstep.replay.names.values import value, wrapped
 from twinstep.replay.translate.program import emitted
 from twinstep.replay.translate.registers import RegisterTypes
 
 
 @cache
-def named_program(program: Program) -> Program:
-    """The named translation of a program, made once."""
+def named_program(program: Program, sums: Places = nowhere) -> Program:
+    """The named translation of a program, made once; `sums` says where the code of sums is."""
     kernel, layout = program.kernel, program.layout
-    return emitted(kernel, layout, NamingEmitter(kernel, RegisterTypes(kernel), layout, RULES))
+    emitter = NamingEmitter(kernel, RegisterTypes(kernel), layout, RULES, sums)
+    return emitted(kernel, layout, emitter)
+
+
+def translation_for(session: Session) -> Callable[[Program], Program]:
+    """Translates a program for a session."""
+    return lambda program: named_program(program, session.sums.places)
 
 
 @contextmanager
 def naming(session: Session | None = None) -> Iterator[Session]:
     """Run every launch on replay inside the context on names."""
     own = session or Session()
-    before, translation = SESSION.set(own), TRANSLATION.set(named_program)
+    before, translation = SESSION.set(own), TRANSLATION.set(translation_for(own))
     try:
         yield own
     finally:

@@ -19,6 +19,7 @@ import numpy as np
 from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.flags import below_infinity, flag, logic
 from twinstep.replay.names.integers import joined_of, part_of, whole_number
+from twinstep.replay.names.sums import mix, union
 from twinstep.replay.names.table import Table
 
 FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
@@ -66,8 +67,12 @@ def simplified(
     table: Table, op: str, args: tuple[int, ...], granules: int, site: str
 ) -> int | None:
     """The number of an expression in normal form; None where it is one already."""
-    if op in ("leaf", "const"):
+    if op in ("leaf", "const", "bag", "mix"):
         return None
+    if op == "union":
+        return union(table, args)
+    if any(table.rows[number].op == "mix" for number in args):
+        return mix(table, args, granules)
     if op == "part":
         return part_of(table, args[0], table.rows[args[1]].args[0], site)
     if op == "join":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twinstep.replay.dtypes import width
 from twinstep.replay.isa.forms import resolve
 from twinstep.replay.names.emit import IGNORED, NamingEmitter, computed, nothing
 from twinstep.replay.names.normal import canonical_opcode
-from twinstep.replay.ptx.flow import family
+from twinstep.replay.ptx.flow import family, used
 from twinstep.replay.ptx.syntax import Instruction, Operand, Reg, Vec
 from twinstep.replay.shadow64 import emit_moves
 from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
@@ -274,6 +276,9 @@ def _atomic(emitter: LiftedEmitter, instruction: Instruction) -> None:
     swaps = "exch" in instruction.parts
     space = "shared" if any(p.startswith("shared") for p in instruction.parts) else "global"
     place = instruction.operands[1 if returns else 0]
+    if naming.place_in_sum(instruction) and not swaps:
+        _added(naming, instruction, place, space, width(kind))
+        return
     naming.refuse(instruction)
     at, memory = _places(naming, instruction, place, space)
     emitter.line(f"s_clear({memory}, {at}[1], {width(kind)}, {naming.place(instruction)}, {swaps})")
@@ -282,6 +287,22 @@ def _atomic(emitter: LiftedEmitter, instruction: Instruction) -> None:
         size, own = emitter.size(target.name), f"h{emitter.slot(target.name)}"
         old = "None" if instruction.guard is None else own
         naming.after.append(lambda: naming.line(f"{own} = s_unknown(L, {at}[0], {old}, {size})"))
+
+
+def _added(
+    naming: NamingEmitter, instruction: Instruction, place: Operand, space: str, word: int
+) -> None:
+    """An atomic inside a sum: memory, and what it found there, have the mix of all operands."""
+    at, memory = _places(naming, replace(instruction, guard=None), place, space)
+    base = getattr(place, "base", None)
+    names = [naming.shadow_of(Reg(n)) for n in used(instruction) if Reg(n) != base]
+    listed = "".join(f", {name}" for name in names)
+    site = naming.place(instruction)
+    naming.line(f"s_added({memory}, L, {at}[0], {at}[1], {word}, {site}{listed})")
+    for target in naming.targets(instruction.operands[0]):
+        if instruction.parts[0] == "atom" and isinstance(target, Reg):
+            size = naming.size(target.name)
+            naming.give(target, f"s_gathered_by_all({size}{listed})", instruction)
 
 
 RULES: dict[str, Rule] = {

@@ -9,6 +9,7 @@ from twinstep.replay.machine.access import SHARED_WINDOW
 from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.names.memory import NamedMemory
 from twinstep.replay.names.session import NotNamed, session
+from twinstep.replay.names.sums import mix
 from twinstep.replay.names.table import PLAIN
 from twinstep.replay.names.values import Names, halves, named, wrapped
 
@@ -60,6 +61,34 @@ def clear(where: NamedMemory, start: Array, word: int, site: str, swaps: bool) -
     if not swaps and (where.held(places) >= 0).any():
         raise NotNamed(f"an atomic on memory with names: {site}", "names", site)
     where.forget(places)
+
+
+def added(
+    where: NamedMemory, lanes: Lanes, flat: Array, start: Array, word: int, site: str, *names: Names
+) -> None:
+    """Let atomics of a sum put the mix of their operands, and of what was there, into memory.
+
+    A block's threads share one mix, whether they add or not: which do depends on the data.
+    """
+    if not any(named(n) for n in names):
+        clear(where, start, word, site, swaps=False)
+        return
+    table, g = session().table, max(word // 2, 1)
+    blocks = flat // lanes.shape[1]
+    of_block = [set[int]() for _ in range(lanes.shape[0])]
+    for own in (n for n in names if n is not None):
+        codes = np.broadcast_to(own["n"], (*lanes.shape, own["n"].shape[-1]))
+        for block, inside in enumerate(of_block):
+            inside.update((np.unique(codes[block]) >> 2).tolist())
+    for place in np.unique(start).tolist():
+        places = place // 2 + np.arange(g)
+        inside = set((where.held(places) >> 2).tolist())
+        for block in np.unique(blocks[start == place]).tolist():
+            inside |= of_block[block]
+        inside.discard(-1)
+        if inside:
+            found = np.array([mix(table, inside, g)], np.int64)
+            where.sum(places, table.codes(found, g).reshape(-1))
 
 
 def load(

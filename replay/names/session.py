@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from twinstep.replay.errors import CannotReplay
 from twinstep.replay.names.memory import NamedMemory
 from twinstep.replay.names.normal import new_table
+from twinstep.replay.names.sums import Sums
 from twinstep.replay.names.table import Table
 
 
@@ -23,11 +24,13 @@ class Session:
         table: the expressions.
         memory: names of global memory.
         decided: number of each predicate that was decided by its value, the decision, and where.
+        sums: in which names lose their order.
     """
 
     table: Table = field(default_factory=new_table)
     memory: NamedMemory = field(default_factory=NamedMemory)
     decided: dict[int, tuple[bool, str]] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
 
     def decide(self, number: int, outcome: bool, site: str) -> None:
         """Note that the run goes on where a predicate has this outcome."""

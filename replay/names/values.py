@@ -14,9 +14,10 @@ from twinstep.replay.dtypes import NUMPY, Array
 from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.machine.warp import shuffle
 from twinstep.replay.names.session import NotNamed, session
+from twinstep.replay.names.sums import mix
 from twinstep.replay.names.table import PLAIN
 
-CODES = {g: np.dtype([("n", "i8", (g,))]) for g in (1, 2, 4)}
+CODES = {g: np.dtype([("n", "i8", (g,))]) for g in (1, 2, 3, 4)}
 Names = Array | None
 NEGATED = {"ne": "equ", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
 SWAPPED = {"gt": "lt", "ge": "le", "hi": "lo", "hs": "ls"}
@@ -222,15 +223,58 @@ def selected(
     return put(table.each("if", (flags, a, b), g, site), g)
 
 
-def decided(flags: Array, names: Names, site: str) -> None:
-    """Note every named predicate that is about to be decided by its value."""
+def gathered(g: int, *names: Names) -> Names:
+    """Names inside a sum: the mix of what a result was made of."""
+    known = [n["n"] for n in names if n is not None]
+    if not any((n >= 0).any() for n in known):
+        return None
+    shape = np.broadcast_shapes(*(n.shape[:-1] for n in known))
+    columns = [np.broadcast_to(n, (*shape, n.shape[-1])) for n in known]
+    rows = np.concatenate(columns, axis=-1).reshape(-1, sum(n.shape[-1] for n in known))
+    rows = np.sort(np.where(rows < 0, -1, rows >> 2), axis=1)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    table = session().table
+    found = [mix(table, [n for n in row if n >= 0], g) for row in unique.tolist()]
+    return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(shape), g)
+
+
+def gathered_by_all(g: int, *names: Names) -> Names:
+    """Names of what threads tell one another inside a sum: the mix of all that they have."""
+    known = {int(code) >> 2 for n in names if n is not None for code in np.unique(n["n"])} - {-1}
+    found = mix(session().table, known, g) if known else -1
+    return put(np.full((1, 1), found), g)
+
+
+def left(bits: Array, names: Names, g: int) -> Names:
+    """Names of what leaves a sum."""
+    if not named(names):
+        return names
+    assert names is not None
+    numbers, own = np.broadcast_arrays(names["n"][..., 0] >> 2, bits)
+    pairs = np.stack([numbers.reshape(-1), own.reshape(-1).astype(np.int64)], axis=1)
+    unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    state = session()
+    found = [n if n < 0 else state.sums.left(state.table, n, b, g) for n, b in unique.tolist()]
+    return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(numbers.shape), g)
+
+
+def decided(flags: Array, names: Names, site: str, inside: bool = False) -> None:
+    """Note every named predicate that is about to be decided by its value.
+
+    Raises:
+        NotNamed: it depends on a sum, and is not inside one.
+    """
     if not named(names):
         return
     assert names is not None
     numbers, outcomes = np.broadcast_arrays(names["n"][..., 0] >> 2, flags)
     for number, outcome in set(zip(numbers.flat, outcomes.flat, strict=True)):
-        if number >= 0:
-            session().decide(int(number), bool(outcome), site)
+        if number < 0 or inside and session().table.rows[int(number)].op == "mix":
+            continue
+        found = session().sums.left(session().table, int(number), int(outcome), 0)
+        if session().table.rows[found].op == "mix":
+            raise NotNamed(f"a branch depends on a sum: {site}", "names", site)
+        session().decide(found, bool(outcome), site)
 
 
 def concrete(site: str, *names: Names) -> None:

@@ -1,23 +1,25 @@
 """Proofs of whole kernels: right ones are proved, wrong ones never are."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers.proved_kernels import by_torch, by_triton, row
 from twinstep.parity.prove import command, solver
-from twinstep.parity.prove.command import prove_situation
-from twinstep.parity.prove.prove import (
+from twinstep.parity.prove.prove import Prover
+from twinstep.parity.prove.rows import as_proof, prove_situation
+from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.records.errors import EXIT_BROKEN
+from twinstep.parity.records.proof import (
     NOT_PROVED,
     PROVED,
     REFUTED,
     UNSUPPORTED,
     WORDS,
-    Prover,
+    Proof,
     Verdict,
 )
-from twinstep.parity.prove.situations import Situation, situations
-from twinstep.parity.records.errors import EXIT_BROKEN
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
@@ -121,13 +123,20 @@ def test_a_bounded_kernel_in_another_order_is_proved_over_the_reals_and_a_wrong_
 def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def _verdict(situation: Situation, seconds: float) -> Verdict:
-        return Verdict(word, assumes=("steps = 4",))
+    def _rows(*_: object) -> Iterator[list[Proof]]:
+        kernel = next(k for k in kernels() if k.name == "triton.accumulate")
+        verdict = Verdict(word, assumes=("steps = 4",))
+        yield [as_proof(situation, verdict) for situation in situations(kernel, ["bf16"])]
 
-    monkeypatch.setattr(command, "prove_situation", _verdict)
+    monkeypatch.setattr(command, "proved_rows", _rows)
     chosen = Selection(names=("triton.accumulate",), dtypes=("bf16",))
     assert command.prove(None, chosen, None, 60.0, False) == (EXIT_BROKEN if word == REFUTED else 0)
     shown = (
         "proved for flat 4300, flat 150 unaligned, list 4200+37, list 150+37 unaligned; steps = 4"
     )
     assert (shown in capsys.readouterr().out) == (word == PROVED)
+
+
+def test_a_word_that_is_in_no_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="is none of proved, refuted"):
+        Verdict("nearly proved")

@@ -8,9 +8,9 @@ import pytest
 from tests.helpers.conditional_kernels import REORDERED, WRONG, step
 from tests.helpers.proved_kernels import row
 from twinstep.parity.prove import prove
-from twinstep.parity.prove.command import prove_situation
-from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, Verdict
+from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import Situation
+from twinstep.parity.records.proof import NOT_PROVED, PROVED, REFUTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
 

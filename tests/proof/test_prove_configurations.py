@@ -7,9 +7,9 @@ from tests.helpers.configured_kernels import configured_row
 from twinstep.parity.prove import solver
 from twinstep.parity.prove.configurations import compare, configurations_of
 from twinstep.parity.prove.configurations_command import compare_configurations
-from twinstep.parity.prove.prove import REFUTED
 from twinstep.parity.prove.situations import Situation
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT
+from twinstep.parity.records.proof import REFUTED
 from twinstep.parity.registry.kernels import Kernel
 
 DTYPE = "fp32"

@@ -7,9 +7,9 @@ import pytest
 
 from twinstep.parity.proof.mutate.copies import changed, kernel_of
 from twinstep.parity.proof.mutate.sites import Mutant, mutants
-from twinstep.parity.prove.command import prove_situation
-from twinstep.parity.prove.prove import NOT_PROVED, REFUTED
+from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import situations
+from twinstep.parity.records.proof import NOT_PROVED, REFUTED
 
 SAMPLE = {
     "adam_tile": ("c2 * g", "wd * p", "lr * u"),

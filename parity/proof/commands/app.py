@@ -51,6 +51,24 @@ def mutate(
     raise typer.Exit(run_mutate(chosen, outputs))
 
 
+@proof.command(name="prove-mutants")
+def prove_mutants(
+    op: OpFlag = None,
+    every: Annotated[
+        int, typer.Option("--every", min=1, metavar="N", help="Every N-th fault alone.")
+    ] = 1,
+    json: JsonFlag = None,
+    jobs: JobsFlag = None,
+) -> None:
+    """Plant faults in the arithmetic of our kernels: none may stay proved.
+
+    docs/guide/proof.md describes proofs.
+    """
+    from twinstep.parity.proof.commands.prove_mutants import run
+
+    raise typer.Exit(run(tuple(op or ()), every, jobs, json))
+
+
 @proof.command(name="sequence-power")
 def sequence_power(
     most: Annotated[

@@ -70,7 +70,7 @@ def _alone(subject: Subject, profile: Profile) -> Verdict:
             )
 
 
-def _start() -> None:
+def prepare() -> None:
     """Prepare a worker process."""
     torch.set_num_threads(1)
     # A compiler reports on source that is wrong on purpose: of no interest.
@@ -83,5 +83,5 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         jobs,
         mp_context=context,
-        initializer=_start,
+        initializer=prepare,
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twinstep.parity.cli.app import DtypeFlag, KernelFlag, OpFlag, VerboseFlag
+from twinstep.parity.cli.app import DtypeFlag, JobsFlag, KernelFlag, OpFlag, VerboseFlag
 from twinstep.parity.cli.command_line import check_input, check_outputs
 
 prover = typer.Typer()
@@ -36,6 +36,7 @@ def prove_(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write as JSON here; - is standard output."),
     ] = None,
+    jobs: JobsFlag = None,
 ) -> None:
     """Prove that kernels equal their reference.
 
@@ -52,4 +53,4 @@ def prove_(
         from twinstep.parity.prove.configurations_command import configurations_in
 
         raise typer.Exit(configurations_in(file, chosen, seconds))
-    raise typer.Exit(prove(file, chosen, json, seconds, verbose))
+    raise typer.Exit(prove(file, chosen, json, seconds, verbose, jobs))

@@ -1,0 +1,126 @@
+"""Faults in the arithmetic of our kernels, put before the prover: none may stay proved.
+
+A fault counts as noticed when some situation of an operation that reaches it is no longer proved.
+One whose compiled code equals the original's in every situation is none.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twinstep.parity.proof.mutate.copies import CACHE, changed, kernel_of
+from twinstep.parity.proof.mutate.pool import prepare
+from twinstep.parity.proof.mutate.same_code import compiled, same_code
+from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
+from twinstep.parity.prove.rows import prove_situation
+from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.records.proof import PROVED, Verdict
+from twinstep.parity.registry.kernels import Kernel
+
+RULES = ("operator", "comparison", "condition", "constant", "narrower type")
+RULES += ("fast division", "fast root", "under the root")
+FILES = ("_arith.py", "_lamb.py", "clip.py", "loss_scale.py")
+"""Files of arithmetic alone; elsewhere it is in functions whose name ends with `_tile`."""
+DTYPES = ("bf16", "mixed", "scalar", "bf16-pure")
+"""The first of these that an operation has is what a fault is shown on."""
+SIZES = {"flat": (70,), "list": (150, 37), "": ()}
+SAME_CODE = "same code"
+SECONDS = 60.0
+UNPROVED = ("global_norm",)
+"""Operations that consist of sums, which have laws of their own."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the prover makes of a fault.
+
+    Attributes:
+        name: of the mutant.
+        word: of the first situation that is not proved; else `proved`, or `same code`.
+        where: that situation, or how many were proved.
+    """
+
+    name: str
+    word: str
+    where: str
+
+
+def faults(operations: Sequence[str]) -> list[str]:
+    """Names of the faults in the arithmetic of these operations, of all if none is named."""
+    return [
+        name
+        for name, mutant in mutants().items()
+        if mutant.jitted
+        and mutant.rule in RULES
+        and (Path(mutant.file).name in FILES or mutant.function.endswith("_tile"))
+        and (not operations or set(operations) & set(mutant.operations))
+        and set(mutant.operations) - set(UNPROVED)
+    ]
+
+
+def outcome_of(name: str) -> Outcome:
+    """Plant a fault in a copy of our kernels and prove what it reaches."""
+    mutant, proved = mutants()[name], 0
+    with tempfile.TemporaryDirectory() as folder:
+        with changed(mutant, Path(folder)):
+            for situation in _situations(mutant):
+                verdict = _verdict(situation)
+                if verdict.word != PROVED:
+                    where = f"{situation.kernel.operation.name} {situation.words}"
+                    return Outcome(name, verdict.word, where)
+                proved += 1
+            made = compiled()
+        reached = {place: code for place, code in made.items() if place in reaching(mutant)}
+        same = same_code(reached)
+    return Outcome(name, SAME_CODE if same else PROVED, f"{proved} situations")
+
+
+def _situations(mutant: Mutant) -> Iterator[Situation]:
+    """Every choice of options of every operation that reaches a fault, on small tensors."""
+    for operation in mutant.operations:
+        if operation in UNPROVED:
+            continue
+        kernel: Kernel = kernel_of(operation)
+        dtype = next((d for d in DTYPES if d in kernel.dtypes), kernel.dtypes[0])
+        for situation in situations(kernel, [dtype]):
+            if situation.aligned:
+                yield replace(situation, sizes=SIZES[situation.layout])
+
+
+def _verdict(situation: Situation) -> Verdict:
+    return prove_situation(situation, SECONDS)
+
+
+def outcomes(names: Sequence[str], jobs: int) -> Iterator[Outcome]:
+    """What the prover makes of faults, each process of its own for a share of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[CACHE] = folder
+        try:
+            left = list(names)
+            while left:
+                with _pool(jobs) as pool:
+                    futures = [pool.submit(outcome_of, name) for name in left]
+                    try:
+                        for future in futures:
+                            yield future.result()
+                            left.pop(0)
+                    except BrokenProcessPool:
+                        if jobs == 1:
+                            yield Outcome(left.pop(0), "unsupported", "it ends its process")
+                jobs = 1
+        finally:
+            del os.environ[CACHE]
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=prepare, max_tasks_per_child=60
+    )

@@ -1,0 +1,211 @@
+"""Proofs of many kernels in processes of their own, row by row: one kernel on one dtype.
+
+A kernel that ends its process, or never returns, costs its own row; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from twinstep.parity.prove.prove import Prover
+from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.prove.trace import Tracer
+from twinstep.parity.records.proof import OUT_OF_TIME, UNSUPPORTED, Proof, Verdict
+from twinstep.parity.registry.engines import engine_for, running
+from twinstep.parity.registry.house_kernels import register_house
+from twinstep.parity.registry.kernels import Kernel, kernels
+from twinstep.parity.registry.selection import Selection
+from twinstep.parity.runner.fork_server import fresh_processes
+from twinstep.parity.runner.load_file import load_file
+
+RowName = tuple[str, str]
+"""A kernel and a dtype combination."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much is tried, in seconds of CPU.
+
+    Attributes:
+        situation: of one situation.
+        row: after which no further situation of a row is begun.
+        total: of a process, after which no further row is begun.
+        hang: by the clock, after which the process of a row is ended.
+        briefly: one situation for each row, at the smallest sizes and the first options.
+    """
+
+    situation: float = 60.0
+    row: float = float("inf")
+    total: float = float("inf")
+    hang: float = 3600.0
+    briefly: bool = False
+
+
+FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=120.0)
+"""Of `parity check`: seconds for each kernel and dtype."""
+HOUSE = Limits(situation=10.0, row=10.0, total=60.0, hang=120.0, briefly=True)
+"""Of `parity run`: the situation of each row that costs least, beside the laws."""
+
+
+def rows_of(known: Sequence[Kernel], chosen: Selection) -> list[RowName]:
+    """The rows that are selected."""
+    return [
+        (kernel.name, dtype)
+        for kernel in chosen.kernels(known)
+        for dtype in kernel.dtypes
+        if not chosen.dtypes or dtype in chosen.dtypes
+    ]
+
+
+def prove_situation(situation: Situation, seconds: float) -> Verdict:
+    """The verdict on one situation."""
+    kernel = situation.kernel
+    engine = engine_for(kernel)
+    if engine.name == "cuda":
+        # The code that is proved is PTX, which a GPU does not show.
+        engine = engine_for(kernel, "replay")
+    if engine.name not in ("replay", "cpu") or engine.missing:
+        return Verdict(UNSUPPORTED, engine.missing or f"the engine {engine.name}")
+    with running(engine) if engine.name == "replay" else nullcontext():
+        tracer = Tracer(kernel.function, engine)
+        return Prover(tracer, situation.case(), seconds, kernel.arithmetic).prove()
+
+
+def prove_row(kernel: Kernel, dtype: str, limits: Limits) -> list[Proof]:
+    """Proofs of one kernel on one dtype combination, the smallest sizes first."""
+    began, found = time.process_time(), []
+    # Those of a list in small tensors show every path, and cost least.
+    chosen = sorted(situations(kernel, [dtype]), key=lambda s: (s.aligned, s.layout != "list"))
+    for situation in chosen[:1] if limits.briefly else chosen:
+        left = limits.row - (time.process_time() - began)
+        if left <= 0:
+            words = f"the {limits.row:.0f} s of this row were over; parity prove has no such limit"
+            verdict = Verdict(OUT_OF_TIME, words)
+        else:
+            verdict = prove_situation(situation, min(limits.situation, left))
+        found.append(as_proof(situation, verdict))
+    return found
+
+
+def as_proof(situation: Situation, verdict: Verdict) -> Proof:
+    """The record of one situation."""
+    return Proof(
+        kernel=situation.kernel.name,
+        operation=situation.kernel.operation.name,
+        dtype=situation.dtype,
+        place=situation.place,
+        words=situation.words,
+        facts={
+            "layout": situation.layout,
+            "sizes": list(situation.sizes),
+            "aligned": situation.aligned,
+            "options": dict(situation.options),
+        },
+        verdict=verdict,
+    )
+
+
+# --- processes -----------------------------------------------------------------------------
+
+_worker: list[tuple[dict[str, Kernel], Limits]] = []
+
+
+def _start(file: str | None, limits: Limits) -> None:
+    """Prepare a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    if file is None:
+        register_house()
+        known = list(kernels())
+    else:
+        # The judge's own import of the file has printed all this.
+        with contextlib.redirect_stdout(io.StringIO()):
+            known = load_file(file).kernels
+    _worker[:] = [({kernel.name: kernel for kernel in known}, limits)]
+
+
+def _row(name: RowName) -> list[Proof]:
+    known, limits = _worker[0]
+    kernel, dtype = known[name[0]], name[1]
+    if time.process_time() > limits.total:
+        words = f"the {limits.total:.0f} s of all proofs were over; parity prove has no such limit"
+        verdict = Verdict(OUT_OF_TIME, words)
+        return [_unsituated(kernel.name, kernel.operation.name, dtype, verdict)]
+    # Its default action ends the process, whatever the kernel is doing.
+    signal.setitimer(signal.ITIMER_REAL, limits.hang)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return prove_row(kernel, dtype, limits)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _unsituated(kernel: str, operation: str, dtype: str, verdict: Verdict) -> Proof:
+    return Proof(kernel=kernel, operation=operation, dtype=dtype, verdict=verdict)
+
+
+def proved_rows(
+    file: str | None, known: Sequence[Kernel], chosen: Selection, limits: Limits, jobs: int
+) -> Iterator[list[Proof]]:
+    """Proofs of every selected row, in order.
+
+    Args:
+        file: a user's file; None means ours.
+        known: its kernels, or ours; only their names and claims are looked at.
+        chosen: among them.
+        limits: of time.
+        jobs: number of processes.
+    """
+    operations = {kernel.name: kernel.operation.name for kernel in known}
+    left = rows_of(known, chosen)
+    while left:
+        count = max(1, min(jobs, len(left)))
+        with ProcessPoolExecutor(
+            count, mp_context=fresh_processes(), initializer=_start, initargs=(file, limits)
+        ) as pool:
+            futures = [pool.submit(_row, name) for name in left]
+            try:
+                for future in futures:
+                    yield future.result()
+                    left.pop(0)
+            except BrokenProcessPool:
+                if count == 1:
+                    name, dtype = left.pop(0)
+                    words = f"the call ends its process, or takes more than {limits.hang:.0f} s"
+                    verdict = Verdict(UNSUPPORTED, words)
+                    yield [_unsituated(name, operations[name], dtype, verdict)]
+        # With several it is not known whose row it was.
+        jobs = 1
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+@contextmanager
+def beside(
+    file: str | None, known: Sequence[Kernel], chosen: Selection, limits: Limits
+) -> Iterator[Callable[[], list[Proof]]]:
+    """Prove rows in a process beside what runs inside; a function that waits for the proofs.
+
+    A choice of laws or of an engine without names leaves them out.
+    """
+    if chosen.laws or chosen.engine not in (None, "replay", "cpu"):
+        yield list
+        return
+    rows = proved_rows(file, known, chosen, limits, 1)
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(lambda: [proof for row in rows for proof in row])
+        yield future.result

@@ -1,0 +1,97 @@
+"""Proofs on the screen: how many rows are proved and for what, and why others are not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+
+from twinstep.parity.records.proof import (
+    OUT_OF_TIME,
+    PROVED,
+    REFUTED,
+    UNSUPPORTED,
+    WORST,
+    Proof,
+    by_row,
+    word_of,
+)
+from twinstep.parity.report.words import print_hanging
+
+REASONS = 6
+ELEMENT = re.compile(r"\w+\[\d+\](\[\d+\])?")
+INSTRUCTION = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*) [^`]*`")
+
+
+def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = False) -> None:
+    """Print counts, what the proofs hold for, and the reason of every row that is not proved.
+
+    Args:
+        console: to print on.
+        proofs: of the run.
+        verbose: name every row and its reason.
+    """
+    if not proofs:
+        return
+    rows = by_row(proofs)
+    ends = {name: word_of(row) for name, row in rows.items()}
+    count = sum(word == PROVED for word in ends.values())
+    places = dict.fromkeys(p.place for p in proofs if p.verdict.word == PROVED and p.place)
+    sizes = f" ({', '.join(places)})" if places else ""
+    head = "proofs: "
+    said = f"{count} of {len(rows)} rows proved for every value of tensors and controls{sizes};"
+    print_hanging(console, head, f"{said} parity prove tries more sizes".split())
+    for assumed, where in assumptions(rows).items():
+        print_hanging(console, f"assumed in {len(where):>3} rows  ", assumed.split())
+    reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, row in rows.items():
+        if ends[name] != PROVED:
+            worst = next(proof for proof in row if proof.verdict.word == ends[name])
+            reasons.setdefault((ends[name], reason(worst)), []).append(name)
+    order = sorted(reasons.items(), key=lambda item: (WORST.index(item[0][0]), -len(item[1])))
+    shown = order if verbose else [*order[:REASONS]]
+    for (word, why), names in shown:
+        kernels = dict.fromkeys(kernel for kernel, _ in names)
+        listed = [f"{kernel}," for kernel in kernels]
+        if verbose:
+            listed = [f"{kernel} {dtype}," for kernel, dtype in names]
+        listed[-1] = listed[-1].removesuffix(",") + ":"
+        style = "bold red" if word == REFUTED else ""
+        print_hanging(console, f"{word} {len(names):>3}  ", [*listed, *why.split()], style)
+    rest = sum(len(names) for _, names in order[len(shown) :])
+    if rest:
+        print_hanging(console, f"and {rest} rows for other reasons: ", ["see", "-v"])
+    console.print()
+
+
+def assumptions(rows: Mapping[tuple[str, str], Sequence[Proof]]) -> dict[str, set[str]]:
+    """What proofs rest on beside values that the case keeps, and the rows that do."""
+    found: dict[str, set[str]] = {}
+    for name, row in rows.items():
+        for proof in row:
+            for assumed in proof.verdict.assumes if proof.verdict.word == PROVED else ():
+                if " = " not in assumed:
+                    found.setdefault(assumed, set()).add(" ".join(name))
+    return found
+
+
+def reason(proof: Proof) -> str:
+    """Why a row is not proved, in one line, without what differs from element to element."""
+    lines = proof.verdict.detail.splitlines() or [""]
+    if proof.verdict.word == REFUTED:
+        return f"[{proof.dtype}] {proof.words}: {lines[0]}".replace("  ", " ")
+    if proof.verdict.word in (UNSUPPORTED, OUT_OF_TIME):
+        return ELEMENT.sub("memory", INSTRUCTION.sub(r"`\1`", lines[0]))
+    return ELEMENT.sub("an output", lines[0]) + "".join(f"; {line}" for line in lines[1:3])
+
+
+def column(proofs: Sequence[Proof]) -> str:
+    """The column of the table: proved rows of a kernel, and how many there are."""
+    rows = by_row(proofs)
+    if not rows:
+        return ""
+    refuted = sum(word_of(row) == REFUTED for row in rows.values())
+    if refuted:
+        return f"{refuted} REFUTED"
+    return f"{sum(word_of(row) == PROVED for row in rows.values())}/{len(rows)}"

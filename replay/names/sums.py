@@ -1,0 +1,117 @@
+"""Sums in which names lose their order: integers that are added by many threads, in any order.
+
+Some code forms a sum by integers whose size, place and number depend on the data, so that no
+expression of it could be compared. Inside such code, which whoever starts the session points out, a
+result has the *mix* of what it was made of: the set of the elements that entered. Conditions there
+are not followed. What leaves the code by way of its rounding takes the name of the sum of the same
+elements that the other side has told, if it has that sum's bits in this run.
+
+A mix is equal to no expression, so that whatever a sum reaches without such a name is not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from twinstep.replay.names.table import Table
+
+INSIDE, ROUNDS = "inside", "rounds"
+Places = Callable[[str, int], str]
+"""For a file and a line: `INSIDE` a sum, where it `ROUNDS`, or neither."""
+EXACT = ("cvt.f32.f16", "cvt.f64.f32", "cvt.f32.bf16")
+UNSIGNED = {"and.b16": 0x7FFF, "and.b32": 0x7FFF_FFFF}
+ONE = 0x3F80_0000
+
+
+def nowhere(file: str, line: int) -> str:
+    """No sums anywhere."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum that one side has told.
+
+    Attributes:
+        norm: number of its root in float32.
+        bits: of that in this run.
+        flag: number of the predicate that an element is not finite.
+        outcome: of that in this run.
+    """
+
+    norm: int
+    bits: int
+    flag: int
+    outcome: bool
+
+
+@dataclass
+class Sums:
+    """The sums of a session.
+
+    Attributes:
+        places: where the code of sums is.
+        told: by the bag of elements.
+        used: true if something took the name of a sum.
+    """
+
+    places: Places = nowhere
+    told: dict[int, Sum] = field(default_factory=dict)
+    used: bool = False
+
+    def left(self, table: Table, number: int, bits: int, granules: int) -> int:
+        """The number of what leaves a sum with these bits; the mix itself if it is no known one."""
+        row = table.rows[number]
+        known = self.told.get(row.args[0]) if row.op == "mix" else None
+        if known is None:
+            return number
+        self.used = True
+        if granules == 0:
+            return known.flag if bool(bits) == known.outcome else table.row("not", (known.flag,), 0)
+        if bits == known.bits or _is_nan(bits) and _is_nan(known.bits):
+            return known.norm
+        if bits == (ONE if known.outcome else 0):
+            return table.row("if", (known.flag, table.const(ONE, 2), table.const(0, 2)), 2)
+        return number
+
+
+def _is_nan(bits: int) -> bool:
+    return bits & 0x7FFF_FFFF > 0x7F80_0000
+
+
+def bag(table: Table, numbers: Iterable[int]) -> int:
+    """The number of a set of elements, from what they were widened to, or masked."""
+    return table.row("union", sorted(set(numbers)), 8)
+
+
+def mix(table: Table, numbers: Iterable[int], granules: int) -> int:
+    """The number of a mix; -1 without any element."""
+    whole = bag(table, numbers)
+    return table.row("mix", (whole,), granules) if table.rows[whole].args else -1
+
+
+def union(table: Table, numbers: Iterable[int]) -> int:
+    """The bag that holds the elements of all these."""
+    found: set[int] = set()
+    for number in numbers:
+        found.update(_elements(table, number))
+    return table.row("bag", sorted(found), 8)
+
+
+def _elements(table: Table, number: int) -> Iterable[int]:
+    row = table.rows[number]
+    if row.op == "mix":
+        return table.rows[row.args[0]].args
+    if row.op == "bag":
+        return row.args
+    if row.op == "const":
+        return ()
+    if row.op == "part" or row.op in EXACT:
+        return _elements(table, row.args[0])
+    if row.op == "join":
+        return [element for part in row.args for element in _elements(table, part)]
+    mask = UNSIGNED.get(row.op)
+    if mask is not None and mask in [table.constant_bits(n) for n in row.args]:
+        return [e for n in row.args for e in _elements(table, n)]
+    return (number,)

@@ -1,0 +1,111 @@
+"""The column of proofs: in the ledger, the table, JSON and JUnit; only a refutation fails."""
+
+import io
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.helpers.proved_kernels import by_torch, row
+from twinstep.parity.prove import rows
+from twinstep.parity.prove.rows import Limits, beside, prove_row, proved_rows
+from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT
+from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
+from twinstep.parity.records.proof import (
+    OUT_OF_TIME,
+    PROVED,
+    REFUTED,
+    UNSUPPORTED,
+    WORDS,
+    Proof,
+    Verdict,
+)
+from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.exports import as_json, as_junit
+from twinstep.parity.report.table import print_table
+from twinstep.parity.runner.load_file import load_file
+
+KEY = Key(operation="adamw_step", kernel="mine", dtype="fp32", law="value", engine="cpu")
+FILE = """
+import os, signal
+import torch
+from twinstep.parity import register
+
+@register("clip_coefficient", arithmetic="exact", dtypes=("scalar",), layouts=())
+def mine(*, norm, max_norm, factor):
+    k = max_norm / (norm.double() + 1e-6)
+    factor.copy_((k if max_norm > 0 and k < 1 else torch.ones_like(k)).float())
+
+@register("clip_coefficient", arithmetic="exact", dtypes=("scalar",), layouts=())
+def ends(*, norm, max_norm, factor):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def ledger(word: str) -> Ledger:
+    """A run with one law kept and one proof."""
+    found = Ledger(declared=(KEY,))
+    found.add(Cell(key=KEY, status=Status.PASSED, calls=1))
+    assumes = ("steps = 4", "torch is torch")
+    verdict = Verdict(word, "" if word == PROVED else f"because of {word}", assumes=assumes)
+    proof = Proof(
+        kernel="mine", operation="adamw_step", dtype="fp32", place="flat 70", verdict=verdict
+    )
+    found.proofs.append(proof)
+    return found
+
+
+def shown(run: Ledger) -> str:
+    screen = io.StringIO()
+    print_table(Console(file=screen, width=100), run)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_every_word_is_in_the_table_the_json_and_the_junit(word: str) -> None:
+    run = ledger(word)
+    assert run.exit_code() == (EXIT_BROKEN if word == REFUTED else EXIT_KEPT)
+    assert ("refuted" in run.verdict()) == (word == REFUTED)
+    text = shown(run)
+    assert word in text
+    assert ("1 of 1 rows proved" in text) == (word == PROVED)
+    assert ("torch is torch" in text) == (word == PROVED)
+    assert (f"because of {word}" in text) == (word != PROVED)
+    (record,) = json.loads(as_json(run, 1.0))["proofs"]
+    assert record["word"] == word
+    suite = next(s for s in ElementTree.fromstring(as_junit(run)) if s.get("name") == "proofs")
+    failed, skipped = (suite.find(f"testcase/{name}") for name in ("failure", "skipped"))
+    assert (failed is not None) == (word == REFUTED)
+    assert (skipped is not None) == (word not in (REFUTED, PROVED))
+
+
+def test_without_proofs_the_table_has_no_column() -> None:
+    run = Ledger(declared=(KEY,))
+    run.add(Cell(key=KEY, status=Status.PASSED, calls=1))
+    assert "proved" not in shown(run)
+
+
+def test_a_row_that_is_over_its_time_says_so() -> None:
+    found = prove_row(row(by_torch(), "cpu"), "fp32", Limits(row=0.0))
+    assert {proof.verdict.word for proof in found} == {OUT_OF_TIME}
+    assert "parity prove has no such limit" in found[0].verdict.detail
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_a_kernel_that_ends_its_process_costs_its_own_row_alone(file: str) -> None:
+    known = load_file(file).kernels
+    found = [p for own in proved_rows(file, known, Selection(), rows.FILE, 2) for p in own]
+    assert {p.kernel: p.verdict.word for p in found} == {"mine": PROVED, "ends": UNSUPPORTED}, found
+
+
+def test_a_choice_of_laws_leaves_proofs_out(file: str) -> None:
+    with beside(file, [], Selection(laws=("value",)), rows.FILE) as proved:
+        assert proved() == []
