@@ -141,6 +141,7 @@ ROWS = (
     Row("zero", "stage_two", "gogg", {**SECOND, **TWO}),
     Row("zero", "hysteresis_down_to_the_floor", "ggooogg", {"delayed_shift": 2, "min_scale": 4.0}),
     Row("zero", "growth", "ggggg", SHORT, WHOLE, "weights"),
+    Row("zero", "nan_and_both_infinities", "gnigoqg"),
     Row("zero", "stage_one_on_two_ranks", "gogbg", {**PAIR, **TWO}),
     Row("zero", "stage_two_on_two_ranks", "gogbg", {**PAIR, **SECOND, **TWO}),
     Row("zero", "overflow_on_one_rank", "gpgpg", {**PAIR, **SECOND}),

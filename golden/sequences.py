@@ -213,16 +213,17 @@ SITUATIONS = (
             ("set_in_mid_run", 16.0, "gXgogXoo", {"scale_window": 2, "override": 5.0}),
         )
     ),
-    # The situations of DeepSpeed's own tests of dynamic scales and of hysteresis, written anew.
+    # The situations of DeepSpeed's own tests of dynamic scales and of hysteresis, written anew:
+    # golden/README.md has the table.
     *(
         plain("wrapper", f"upstream_{name}", scale, steps, constants)
         for name, scale, steps, constants in (
             ("fused_no_overflow", 256.0, "gggggggggg", {"scale_window": 2}),
-            ("fused_all_overflow", 16.0, "ooooo", {"scale_window": 2}),
-            ("fused_some_overflow", 256.0, "ooggggggo", {"scale_window": 2}),
+            ("fused_all_overflow", 16.0, "oooooooo", {"scale_window": 2}),
+            ("fused_some_overflow", 256.0, "oogggo", {"scale_window": 2}),
             ("unfused_no_overflow", 256.0, "gggggggggg", {"scale_window": 2}),
-            ("unfused_all_overflow", 16.0, "ooooooo", {"scale_window": 2, "min_scale": 0.25}),
-            ("unfused_some_overflow", 256.0, "oooggggggo", {"scale_window": 2, "min_scale": 0.25}),
+            ("unfused_all_overflow", 16.0, "oooooooo", {"scale_window": 2, "min_scale": 2.0}),
+            ("unfused_some_overflow", 256.0, "oogggo", {"scale_window": 2}),
         )
     ),
     *(
@@ -238,6 +239,10 @@ SITUATIONS = (
             ("refilled_by_every_step", 3, "ogogogogoo", {**TWO, **REFILLED}),
             ("spent_and_refilled", 2, "ooggggoo", {**TWO, **REFILLED}),
             ("one_is_no_hysteresis", 2, "ogoggg", {}),
+            ("zero_all_overflow", 2, "oooooooo", {}),
+            ("zero_some_overflow", 2, "oogggo", {}),
+            ("survives_a_checkpoint", 1000, "oRoo", {"delayed_shift": 3}),
+            ("through_an_engine", 100, "oRo", TWO),
         )
     ),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from twinstep.parity.records.errors import UsageError
-from twinstep.scenarios import lockstep, memory, pictures, precision, processes, train
+from twinstep.scenarios import curves, lockstep, memory, pictures, precision, processes, train
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
 from twinstep.scenarios.model import Shape
@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     add_lockstep(commands.add_parser("lockstep", help="put every step through both sides"))
     add_train(commands.add_parser("train", help="train with one side and record traces"))
     add_precision(commands.add_parser("precision", help="fp16 and bf16 against fp32"))
+    everything = "loss of every dtype, side, ZeRO stage and number of ranks, beside DeepSpeed"
+    curves.add_curves(commands.add_parser("curves", help=everything))
     sizes = commands.add_parser("memory", help="bytes of a rank of ZeRO, by formula and counted")
     memory.add_memory(sizes, at_least(1))
     both = commands.add_parser("compare", help="find the first difference of two records")
@@ -339,6 +341,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "lockstep": lockstep_command,
     "train": train_command,
     "precision": precision_command,
+    "curves": curves.curves_command,
     "memory": memory.memory_command,
     "compare": compare_command,
     "picture": picture_command,

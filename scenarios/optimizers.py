@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from twinstep.contract.compat import CORRECT, Compat
 from twinstep.fast.optimizers.bf16 import BF16Optimizer as FastBF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer as FastFP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import (
@@ -159,17 +160,19 @@ def optimizer_of(
         return _zero(classes, plan, inner, named, group)
     if plan.dtype == "fp32" or plan.broken == "no-masters":
         return inner, Clipped(inner, weights, plan.max_norm)
-    if plan.optimizer == "adam" and plan.dtype == "bf16":
+    if plan.optimizer == "adam" and plan.dtype == "bf16" and not plan.as_deepspeed:
         optimizer = classes.bf16(
             inner, param_names=named, clip_grad=plan.max_norm, dp_process_group=group
         )
     else:
-        wrap = classes.fp16 if plan.optimizer == "adam" else classes.unfused
+        flat = plan.optimizer == "adam" and not plan.as_deepspeed
+        wrap = classes.fp16 if flat else classes.unfused
         optimizer = wrap(
             inner,
             low_precision_dtype=DTYPES[plan.dtype],
             clip_grad=plan.max_norm,
             verbose=False,
+            compat=Compat.deepspeed() if plan.as_deepspeed else CORRECT,
             **_scaling(classes, plan),
         )
     return optimizer, cast(Wrapper, optimizer)

@@ -51,6 +51,8 @@ class Plan:
         first_scale: of the "dynamic", "wrapper" and "torch" rules.
         cycle: steps after which the learning rate's curve begins again; 0 is one curve.
         wide_norms: weights of norms stay in fp32, whatever the dtype of the others.
+        as_deepspeed: around "adam" in 16 bits, what DeepSpeed's engine makes of an optimizer
+            without ZeRO: FP16UnfusedOptimizer, with `Compat.deepspeed()`.
     """
 
     optimizer: str = "mixed_step"
@@ -78,6 +80,7 @@ class Plan:
     first_scale: float = TOO_HIGH
     cycle: int = 0
     wide_norms: bool = False
+    as_deepspeed: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (

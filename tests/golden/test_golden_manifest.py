@@ -188,4 +188,4 @@ def test_two_traces_are_compared(capsys: Capture) -> None:
     assert out == f"constant stage: 1 in {names[0]}, 2 in {names[1]}\n"
     assert parity("golden", "diff", names[0], names[0]) == 0
     assert parity("golden", "list") == 0
-    assert "109 traces" in capsys.readouterr().out
+    assert "114 traces" in capsys.readouterr().out

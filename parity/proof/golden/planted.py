@@ -145,14 +145,14 @@ PLANTED = (
         "fast/kernels/_limbs.py",
         "return norm, (nonfinite != 0).to(tl.float32)",
         "return norm, ((nonfinite >> 32) != 0).to(tl.float32)",
-        "deepspeed_flat_nan",
+        "deepspeed_zero_nan",
     ),
     _row(
         "skip on infinity only",
         "fast/kernels/_limbs.py",
         "return norm, (nonfinite != 0).to(tl.float32)",
         "return norm, ((nonfinite & 0xFFFFFFFF) != 0).to(tl.float32)",
-        "deepspeed_flat_nan",
+        "deepspeed_zero_nan",
     ),
     _row(
         "norm not unscaled",
