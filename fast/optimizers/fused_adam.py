@@ -311,9 +311,8 @@ class _Plan:
         groups = optimizer.param_groups
         if len(groups) != len(self._params) or self._shared != optimizer.compat.shared_step_counter:
             return None
-        for group, params in zip(groups, self._params, strict=True):
-            if len(group["params"]) != len(params) or not same(group["params"], params):
-                return None
+        if not all(map(same, (group["params"] for group in groups), self._params)):
+            return None
         if self._dtensors:
             if any(local_of(param) not in self._parts_of for param in self._dtensors):
                 return None

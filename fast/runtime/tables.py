@@ -5,7 +5,10 @@ a function of addresses, sizes and dtypes alone, so a table stays right for as l
 the same, whichever Python objects hold the tensors; it is rebuilt when one of them changes.
 """
 
+from __future__ import annotations
+
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -69,7 +72,7 @@ class MovingTable(TensorTable):
     row: int
     slots: list[int]
     aligned: Tensor
-    now: list[int] = field(default_factory=list)
+    now: array[int] = field(default_factory=lambda: array("q"))
     crooked: bool = False
 
     def move(self, tensors: MovingTensors) -> None:
@@ -276,7 +279,7 @@ def _moving_table(
         row=row,
         slots=members,
         aligned=1 - torch.tensor(crooked, dtype=torch.int64),
-        now=list(facts[row].addresses),
+        now=array("q", facts[row].addresses),
         crooked=any(moving),
     )
 
