@@ -54,12 +54,24 @@ Kind kind_of(const TensorImpl* impl) {
 
 PyObject** items_of(PyObject* list) { return reinterpret_cast<PyListObject*>(list)->ob_item; }
 
+// Starts loading the lines of a tensor that are read: those of its storage, and of its kind.
+void fetch(const TensorImpl* impl) {
+    const char* start = reinterpret_cast<const char*>(impl);
+    __builtin_prefetch(start);
+    __builtin_prefetch(start + 128);
+    __builtin_prefetch(start + sizeof(TensorImpl) - 1);
+}
+
 // Implementations and storages of a block; false where a tensor has no storage.
 bool look(PyObject** items, Py_ssize_t count, TensorImpl** impls, c10::StorageImpl** storages) {
-    for (Py_ssize_t i = 0; i < count; ++i) impls[i] = impl_of(items[i]);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        impls[i] = impl_of(items[i]);
+        fetch(impls[i]);
+    }
     bool all = true;
     for (Py_ssize_t i = 0; i < count; ++i) {
         storages[i] = impls[i]->unsafe_storage().unsafeGetStorageImpl();
+        __builtin_prefetch(storages[i]);
         all &= storages[i] != nullptr;
     }
     return all;
@@ -87,10 +99,12 @@ bool read_block(PyObject** items, Py_ssize_t count, const int64_t* places, const
         const at::TensorBase& grad = gradient_of(metas[i]);
         if (!grad.defined()) return false;
         impls[i] = grad.unsafeGetTensorImpl();
+        fetch(impls[i]);
     }
     bool same = true;
     for (Py_ssize_t i = 0; i < count; ++i) {
         storages[i] = impls[i]->unsafe_storage().unsafeGetStorageImpl();
+        __builtin_prefetch(storages[i]);
         const Kind kind = kind_of(impls[i]);
         if (found != nullptr) found[i] = kind;
         else same &= kind.keys == kinds[i].keys &&
@@ -180,6 +194,7 @@ int same_entries(PyObject* dicts, PyObject* names, PyObject* tensors) {
     const Py_ssize_t count = PyList_GET_SIZE(dicts), width = PyTuple_GET_SIZE(names);
     for (Py_ssize_t start = 0; start < count; start += BLOCK) {
         const Py_ssize_t end = std::min(start + BLOCK, count);
+        for (Py_ssize_t i = start; i < end; ++i) __builtin_prefetch(PyList_GET_ITEM(dicts, i));
         for (Py_ssize_t i = start; i < end; ++i)
             __builtin_prefetch(
                 reinterpret_cast<PyDictObject*>(PyList_GET_ITEM(dicts, i))->ma_keys);
