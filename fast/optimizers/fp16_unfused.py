@@ -1,9 +1,9 @@
 """FP16UnfusedOptimizer: mixed precision with one fp32 master per parameter, and LAMB.
 
-Around `FusedLamb` a step is five launches, around `FusedAdam` three, whatever the number of
-parameters. Gradients of the model weights stay where they are after a step that was taken; those of
-a skipped step are dropped as soon as something tells the host of it, and are zeroed on the device
-before a backward pass that comes earlier.
+Around `FusedLamb` a step is five launches, around `FusedAdam` three, and one more for a first group
+of over 512 parameters. Gradients of the model weights stay where they are after a step that was
+taken; those of a skipped step are dropped as soon as something tells the host of it, and are zeroed
+on the device before a backward pass that comes earlier.
 """
 
 from __future__ import annotations

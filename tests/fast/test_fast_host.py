@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers.battery import HYPER, Subject, advance, fill, observed
+from tests.helpers.battery import HYPER, Subject, advance, fill, observed, parameters
 from twinstep.benchmarks.host import CASES, idle_launches
 from twinstep.benchmarks.host import Subject as Timed
+from twinstep.fast import FP16UnfusedOptimizer, FusedAdam, FusedLamb
+from twinstep.fast.optimizers import driver
 from twinstep.fast.runtime import checks, reader, watch
 from twinstep.fast.runtime.tables import TableCache
+from twinstep.replay import launches
 
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 PLANNED = ("FusedAdam", *WRAPPERS, "FusedLamb")
@@ -256,14 +260,38 @@ def test_a_step_that_fails_in_between_leaves_nothing_in_the_next_norm(
     params = subject.parameters(4)
     optimizer = subject(params)
     fill(params, 1)
-    driver = optimizer._step
+    step = optimizer._step
 
     def fails(*_: object) -> None:
         raise OSError("lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "_finalise", fails)
-        patch.setattr(driver, "_finalise_unscaled", fails)
+        patch.setattr(step, "_finalise", fails)
+        patch.setattr(step, "_finalise_unscaled", fails)
         with pytest.raises(OSError, match="lost"):
             advance(optimizer)
-    assert driver._limbs.count_nonzero() == 0
+    assert step._limbs.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("inside", [FusedAdam, FusedLamb])
+def test_many_counters_are_advanced_in_parallel_with_the_same_bits(
+    inside: type[FusedAdam] | type[FusedLamb], replay: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(serial: int) -> tuple[int, list[dict[str, object]]]:
+        monkeypatch.setattr(driver, "SERIAL", serial)
+        params, seen = parameters((70, 5, 3, 8), torch.float16), []
+        groups: list[dict[str, object]] = [{"params": params[:3]}]
+        groups.append({"params": params[3:], "betas": (0.5, 0.75)})
+        optimizer = FP16UnfusedOptimizer(inside(groups), clip_grad=0.5, verbose=False)
+        for seed in range(4):
+            fill(params, seed)
+            if seed == 2:
+                params[1].grad = torch.full_like(params[1], math.inf)
+            with launches() as log:
+                optimizer.step()
+            seen.append(observed(optimizer, params))
+        return len(log), seen
+
+    (few, expected), (many, found) = trained(driver.SERIAL), trained(2)
+    assert many == few + 1
+    assert found == expected
