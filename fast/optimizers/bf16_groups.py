@@ -11,6 +11,7 @@ W ranks share the group; this rank is number r among them. Everything is counted
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -254,7 +255,8 @@ class _Part:
             self._known = key, FixedTensors([part]), Layout([grad])
         _, parts, layout = self._known
         if plain:
-            accumulate_lists(parts, MovingTensors([grad], [grad.data_ptr()], layout), self._tables)
+            moving = MovingTensors([grad], array("q", [grad.data_ptr()]), layout)
+            accumulate_lists(parts, moving, self._tables)
         else:
             accumulate_(parts, [flat_gradient(grad)])
         group.has_gradient[self._index] = True

@@ -54,7 +54,7 @@ class Accumulation:
         if self._layout is None:
             accumulate_gradients(self._groups)
             return
-        grads = found.moving(slice(0, len(found.grads)), self._layout)
+        grads = found.moving(slice(0, len(found.params)), self._layout)
         accumulate_lists(self._views, grads, self._cache)
         for group, here in zip(self._groups, self._here, strict=True):
             group.has_gradient = list(map(or_, group.has_gradient, here))

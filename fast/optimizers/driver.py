@@ -10,8 +10,9 @@ Gradients without a scale are clipped by min(1, max_norm / norm), and a norm tha
 not finite skips the step.
 
 Three launches for one group and dtype with Adam, five with LAMB. Each further group takes one more
-to form its coefficients, and an update of its own. 16-bit accumulators that are clipped take one
-more: clipping rounds to their dtype, as storing the clipped gradient would.
+to form its coefficients, and an update of its own; so does a first group of more than SERIAL
+counters, which one program would advance one after the other. 16-bit accumulators that are clipped
+take one more: clipping rounds to their dtype, as storing the clipped gradient would.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from twinstep.fast.kernels import finalise as finalise_kernel
 from twinstep.fast.kernels import finalise_unscaled
-from twinstep.fast.kernels._arith import INV_SCALE
+from twinstep.fast.kernels._arith import INV_SCALE, LANES
 from twinstep.fast.kernels._limbs import REFUSED, TOLD
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
 from twinstep.fast.kernels.clip import clip_coefficient_
@@ -42,6 +43,7 @@ from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.runtime.control import SLOTS, ControlBlock, GroupBlock
 from twinstep.fast.runtime.tables import TableCache
 
+SERIAL = 4 * LANES.value  # counters
 OWN = finalise_unscaled.CONTROLS[5:]  # that belong to no group
 
 
@@ -298,14 +300,20 @@ class StepDriver:
             clip_apart: gradients that are clipped by a launch of their own, before the update.
             timed: is entered with the name of each phase, "compute_norm" and "basic_step".
         """
+        apart = len(groups[0].steps) > SERIAL
         with timed("compute_norm"):
             first = self.decide(
-                gradients, groups[0], external=external, clips_apart=len(clip_apart) > 0
+                gradients,
+                None if apart else groups[0],
+                external=external,
+                clips_apart=len(clip_apart) > 0,
             )
         with timed("basic_step"):
             if clip_apart:
                 # Only the norm decides: gradients that do not count in it cannot skip a step.
                 self.clip(clip_apart)
+            if apart:
+                first = self._prepared(0, groups[0], first)
             self._update(first, groups, optimizer)
 
     def clip(self, gradients: Sequence[Tensor]) -> None:

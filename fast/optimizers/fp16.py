@@ -5,7 +5,7 @@ autograd left them, and masters, moments and model weights are written in one pa
 The host decides nothing and waits for nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -189,20 +189,22 @@ class FP16Optimizer(ScaledWrapper):
             groups = [] if inside is None else self._group_tensors(given())
         except Exception as error:
             self._step.refuse(self._parallelism, error)
-        params = self._params()
         external = self._external_scale() is not None
         if inside is None:
-            self._step_by_torch(params, gradients, external)
+            self._step_by_torch(self._params(), gradients, external)
         else:
             timed = nullcontext if self.timers is None else self._timed
             self._step.run(gradients, groups, inside, external=external, timed=timed)
             self._stepped = True
-        drop_gradients(params, set_to_none=True)
+        if self._plan is None:
+            drop_gradients(self._params(), set_to_none=True)
+        else:
+            self._plan.drop()
         if self.timers is not None:
             self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
-    def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
+    def _group_tensors(self, given: Sequence[Sequence[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them: pieces of masters, in the order of the parameters."""
         found = []
         for index, (group, grads) in enumerate(zip(self._groups, given, strict=True)):

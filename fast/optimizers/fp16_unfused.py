@@ -1,19 +1,17 @@
 """FP16UnfusedOptimizer: mixed precision with one fp32 master per parameter, and LAMB.
 
-Around `FusedLamb` a step is five launches, around `FusedAdam` three, whatever the number of
-parameters. Gradients of the model weights stay where they are after a step that was taken; those of
-a skipped step are dropped as soon as something tells the host of it, and are zeroed on the device
-before a backward pass that comes earlier.
+Around `FusedLamb` a step is five launches, around `FusedAdam` three, and one more for a first group
+of over 512 parameters. Gradients of the model weights stay where they are after a step that was
+taken; those of a skipped step are dropped as soon as something tells the host of it, and are zeroed
+on the device before a backward pass that comes earlier.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from typing import cast, overload
 
 import torch
@@ -35,23 +33,11 @@ from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.plan import MasterPlan
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
-from twinstep.fast.optimizers.zeros import clear_gradients
+from twinstep.fast.optimizers.zeros import clear_gradients, clear_where
 from twinstep.fast.runtime.strides import contiguous_lists
+from twinstep.fast.runtime.watch import NotedGradients, gradient
 
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
-
-
-GRADIENT: Callable[[Tensor], Tensor] = attrgetter("grad")
-
-
-def _holds(param: Tensor, grad: weakref.ref[Tensor]) -> bool:
-    """Whether this is still the gradient of a parameter."""
-    found = grad()
-    if found is None:
-        return False
-    # A tensor that C++ alone had kept alive is Python's again.
-    found._fix_weakref()  # type: ignore[attr-defined]
-    return param.grad is found
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):
@@ -147,8 +133,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
         self._laid_out: MasterPlan | None = None
-        # Weak: what the caller drops is freed before the next forward pass.
-        self._stale: list[tuple[Tensor, weakref.ref[Tensor]]] = []
+        self._stale: NotedGradients | None = None
         self._prepare(
             self._params(),
             reports_scaled_norm=compat.report_scaled_norm,
@@ -176,11 +161,9 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         return None if inside is None or inside.compat.shared_step_counter else inside
 
     def _sync_state(self) -> None:
-        stale, self._stale = self._stale, []
-        if stale and self._step.control["found_inf"].item():
-            for param, grad in stale:
-                if _holds(param, grad):
-                    param.grad = None
+        stale, self._stale = self._stale, None
+        if stale is not None and self._step.control["found_inf"].item():
+            drop_gradients(stale.still())
         super()._sync_state()
 
     def backward(
@@ -190,13 +173,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
         See `FP16Optimizer.backward`.
         """
-        skipped = self._step.control["found_inf"] != 0
-        with torch.no_grad():
-            for param, grad in self._stale:
-                # Nothing may add up to gradients that overflowed, and the host does not know yet.
-                if _holds(param, grad):
-                    cast(Tensor, param.grad).masked_fill_(skipped, 0.0)
-        self._stale = []
+        if self._stale is not None:
+            # Nothing may add up to gradients that overflowed, and the host does not know yet.
+            grads = [gradient(param) for param in self._stale.still()]
+            clear_where(grads, self._step.control["found_inf"])
+            self._stale = None
         super().backward(loss, create_graph, retain_graph)
 
     @overload
@@ -225,8 +206,6 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             try:
                 self._refuse(closure)
                 gradients, given = self._read(self.fp16_groups)
-                params = self._params()
-                grads = list(map(GRADIENT, params))
                 self.sync_hyperparameters()
                 inside = self._fused()
                 if inside is None:
@@ -239,18 +218,14 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 self._step.refuse(self._parallelism, error)
             external = self._external_scale() is not None
             if inside is None:
-                self._step_inside(params, gradients, external)
+                self._step_inside(self._params(), gradients, external)
                 return None
             self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
-        if type(None) in set(map(type, grads)):
-            pairs = zip(params, grads, strict=True)
-            params = [param for param, grad in pairs if grad is not None]
-            grads = [grad for grad in grads if grad is not None]
-        self._stale = list(zip(params, map(weakref.ref, grads), strict=True))
+        self._stale = NotedGradients(self._params()) if self._plan is None else self._plan.noted()
         return None
 
-    def _group_tensors(self, given: list[list[Tensor]]) -> list[GroupTensors]:
+    def _group_tensors(self, given: Sequence[Sequence[Tensor]]) -> list[GroupTensors]:
         """Groups as the kernels take them."""
         if self._laid_out is None or not self._laid_out.holds(
             self._plan, self.fp32_groups, self._states()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any, cast, overload
+from typing import cast, overload
 
 import torch
 from torch import Tensor
@@ -21,22 +19,20 @@ from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
 from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step_arguments
 from twinstep.contract.moments import (
-    MOMENTS,
     StateDict,
     check_added_group,
     new_state,
 )
-from twinstep.contract.shards import check_gradient_shards, local_of
-from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
+from twinstep.fast.optimizers.step_plan import Key, Part, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
-from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
+from twinstep.fast.runtime.lists import FixedLists
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
-from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
+from twinstep.fast.runtime.watch import Found
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
@@ -91,9 +87,9 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _forget_device(self) -> None:
         self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
-        self._fixed: defaultdict[tuple[object, ...], FixedLists] = defaultdict(FixedLists)
+        self._fixed: defaultdict[Key, FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
-        self._plan: _Plan | None = None
+        self._plan: StepPlan | None = None
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; what it does not say comes from the constructor.
@@ -143,23 +139,22 @@ class FusedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = None if self._plan is None else self._plan.read(self)
+        shared = self.compat.shared_step_counter
+        found = None if self._plan is None else self._plan.read(self, shared=shared)
         if self._plan is None or found is None:
-            self._plan = _Plan(self)
-            found = self._plan.read(self)
-            assert found is not None
+            self._plan, found = laid_out(self, self._state_of, self._fixed, shared=shared)
         for part in self._plan.parts:
             self._update(part, found)
         return loss
 
-    def _block(self, part: _Part) -> GroupBlock:
+    def _block(self, part: Part) -> GroupBlock:
         key = (part.index, part.device)
         if key not in self._blocks:
             self._blocks[key] = GroupBlock(part.device, lamb=False)
         self._blocks[key].set_group(self.param_groups[part.index])
         return self._blocks[key]
 
-    def _update(self, part: _Part, found: Found) -> None:
+    def _update(self, part: Part, found: Found) -> None:
         """Advance the counters of a part and update its parameters with their corrections."""
         block = self._block(part)
         coefficients = prepare_adam(
@@ -215,117 +210,3 @@ class FusedAdam(torch.optim.Optimizer):
     def __setstate__(self, state: StateDict) -> None:
         super().__setstate__(state)
         self._forget_device()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """Parameters of one group on one device that are updated together.
-
-    Attributes:
-        index: of the group.
-        device: of the parameters.
-        places: of their gradients among those of all groups.
-        lists: parameters, first and second moments.
-        layout: of the gradients; None where one is not contiguous.
-        steps: counters that advance; one for all, or one for each.
-    """
-
-    index: int
-    device: torch.device
-    places: slice | list[int]
-    lists: list[FixedTensors]
-    layout: Layout | None
-    steps: FixedTensors
-
-
-class _Plan:
-    """A step, but for the addresses of gradients and the values of hyper-parameters.
-
-    Attributes:
-        parts: updates in the order of their launches.
-    """
-
-    def __init__(self, optimizer: FusedAdam) -> None:
-        self._params = [list(group["params"]) for group in optimizer.param_groups]
-        self._shared = optimizer.compat.shared_step_counter
-        everything = list(chain(*self._params))
-        check_dense_gradients(everything, "FusedAdam.step")
-        # Of a DTensor this rank's part is stepped, with its part of the gradient.
-        self._parts_of = {local_of(param): param for param in everything}
-        self._dtensors = [param for part, param in self._parts_of.items() if part is not param]
-        self._lend_gradients()
-        self._reader = GradientReader(list(self._parts_of))
-        self.parts: list[_Part] = []
-        for (index, device), places in self._by_device().items():
-            self._add(optimizer, index, device, places)
-        self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
-
-    def _by_device(self) -> dict[tuple[int, torch.device], list[int]]:
-        """Places of parameters that have a gradient, for each group and device."""
-        found: dict[tuple[int, torch.device], list[int]] = {}
-        place = 0
-        for index, params in enumerate(self._params):
-            for param in map(local_of, params):
-                if param.grad is not None:
-                    found.setdefault((index, param.device), []).append(place)
-                    place += 1
-        return found
-
-    def _add(
-        self, optimizer: FusedAdam, index: int, device: torch.device, places: list[int]
-    ) -> None:
-        params = [self._reader.params[place] for place in places]
-        states = [optimizer._state_of(self._parts_of[param]) for param in params]
-        if not self._shared:
-            self._add_alike(optimizer, (index, device), places, states, states)
-            return
-        # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
-        for dtype in FLOATS:
-            rows = zip(places, params, states, strict=True)
-            alike = [(at, state) for at, param, state in rows if param.dtype == dtype]
-            if alike:
-                chosen, own = map(list, zip(*alike, strict=True))
-                self._add_alike(optimizer, (index, device, dtype), chosen, own, states[-1:])
-
-    def _add_alike(
-        self,
-        optimizer: FusedAdam,
-        key: tuple[Any, ...],
-        places: list[int],
-        states: list[dict[str, Tensor]],
-        counting: list[dict[str, Tensor]],
-    ) -> None:
-        params = [self._reader.params[place] for place in places]
-        columns = [params, *([local_of(state[name]) for state in states] for name in MOMENTS)]
-        whole = places == list(range(places[0], places[0] + len(places)))
-        contiguous = all(self._reader.contiguous[place] for place in places)
-        self.parts.append(
-            _Part(
-                index=key[0],
-                device=key[1],
-                places=slice(places[0], places[0] + len(places)) if whole else places,
-                lists=optimizer._fixed[key].of(lambda: chain(*columns), lambda: columns),
-                layout=Layout([gradient(param) for param in params]) if contiguous else None,
-                steps=FixedTensors(state["step"] for state in counting),
-            )
-        )
-
-    def read(self, optimizer: FusedAdam) -> Found | None:
-        """Return the gradients of this step; None where the plan does not fit any more."""
-        groups = optimizer.param_groups
-        if len(groups) != len(self._params) or self._shared != optimizer.compat.shared_step_counter:
-            return None
-        for group, params in zip(groups, self._params, strict=True):
-            if len(group["params"]) != len(params) or not same(group["params"], params):
-                return None
-        if self._dtensors:
-            if any(local_of(param) not in self._parts_of for param in self._dtensors):
-                return None
-            self._lend_gradients()
-        return self._reader.read() if self._state.holds(optimizer.state) else None
-
-    def _lend_gradients(self) -> None:
-        """Let parts of DTensors have their parts of the gradients."""
-        check_gradient_shards(self._dtensors, "FusedAdam.step")
-        for param in self._dtensors:
-            local_of(param).grad = None if param.grad is None else local_of(param.grad)

@@ -4,8 +4,10 @@ A step is four launches for each group and device (`fast.kernels.lamb`) and neve
 Where gradients are clipped one by one, each parameter has a factor and launches of its own.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import cast, overload
 
@@ -22,21 +24,22 @@ from twinstep.contract.moments import (
     check_added_group,
     new_state,
 )
-from twinstep.contract.shards import waited
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
+from twinstep.fast.optimizers.lamb_rows import Given, Norms, Row, batches, clips, rows_of
+from twinstep.fast.optimizers.step_plan import Key, Part, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
+from twinstep.fast.runtime.lists import FixedLists
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
+from twinstep.fast.runtime.watch import Found
 
 KEPT = ("eps_inside_sqrt", "compat", "_ratios")  # attributes that a pickle carries
-Given = Sequence[Tensor | None] | Sequence[Sequence[Tensor | None]]
-Norms = Sequence[Sequence[Number]]
 
 
 class FusedLamb(torch.optim.Optimizer):
@@ -93,7 +96,9 @@ class FusedLamb(torch.optim.Optimizer):
 
     def _forget_device(self) -> None:
         self._blocks: dict[tuple[int, torch.device], GroupBlock] = {}
+        self._fixed: defaultdict[Key, FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
+        self._plan: StepPlan | None = None
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; what it does not say comes from the constructor.
@@ -183,50 +188,62 @@ class FusedLamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rows = list(self._rows(grads, output_params, grad_norms))
+        given = (grads, output_params, grad_norms)
+        whole = (
+            not isinstance(scale, Tensor)
+            and scale == 1.0
+            and not any(map(clips, self.param_groups))
+        )
+        if whole and not any(each is not None for each in given):
+            self._step_by_plan()
+            return loss
+        rows = list(rows_of(self.param_groups, *given))
         for row in rows:
             check_dense_gradient(row.grad, "FusedLamb.step")
         self._ratios = [
             ([row.place for row in batch], self._step_batch(batch, scale))
-            for batch in _batches(rows)
+            for batch in batches(rows)
         ]
         return loss
 
-    def _rows(
-        self, grads: Given | None, copies: Given | None, norms: Norms | None
-    ) -> "Iterator[_Row]":
-        sizes = [len(group["params"]) for group in self.param_groups]
-        chosen = _by_group("grads", grads, sizes)
-        outputs = _by_group("output_params", copies, sizes)
-        place = 0
-        for index, group in enumerate(self.param_groups):
-            for slot, param in enumerate(group["params"]):
-                grad = chosen[index][slot]
-                if grad is None:
-                    grad = param.grad
-                if grad is not None:
-                    norm = None if norms is None else norms[index][slot]
-                    copy = outputs[index][slot]
-                    yield _Row(place, index, group, param, waited(grad), copy, norm)
-                    place += 1
+    def _step_by_plan(self) -> None:
+        """Step with the gradients of the parameters as they are."""
+        found = None if self._plan is None else self._plan.read(self, shared=False)
+        if self._plan is None or found is None:
+            self._plan, found = laid_out(self, self._state_of, self._fixed)
+        self._ratios = [(part.numbers, self._update(part, found)) for part in self._plan.parts]
 
-    def _step_batch(self, rows: "list[_Row]", scale: Number) -> Tensor:
+    def _update(self, part: Part, found: Found) -> Tensor:
+        """Advance the counters of a part and update its parameters; their trust ratios."""
+        group, block = self.param_groups[part.index], self._block(part.index, part.device)
+        coefficients = prepare_lamb(
+            part.steps,
+            [*block.hyper(), block["factor"], block["found_inf"]],
+            bias_correction=bool(group["bias_correction"]),
+            cache=self._cache,
+        )
+        weights, *moments = part.lists
+        lists = [weights, found.moving(part.places, part.layout), *moments]
+        return self._updated(lists, coefficients)
+
+    def _step_batch(self, rows: list[Row], scale: Number) -> Tensor:
         """Step parameters that share their coefficients; their trust ratios."""
         first = rows[0]
-        for row in rows:
-            if not self.state[row.param]:
-                require_not_captured("FusedLamb", row.param.device)
-                self.state[row.param] = self._new_state(row.param)
-        block = self._block(first)
+        block = self._block(first.index, first.param.device)
+        steps = [self._state_of(row.param)["step"] for row in rows]
         factor = _factor(first, block, scale)
         coefficients = prepare_lamb(
-            [self.state[row.param]["step"] for row in rows],
+            steps,
             [*block.hyper(), factor, block["found_inf"]],
             bias_correction=bool(first.group["bias_correction"]),
             cache=self._cache,
         )
         lists = [list(role) for role in zip(*map(self._tensors, rows), strict=True)]
-        ratios = torch.empty(len(rows), dtype=torch.float32, device=first.param.device)
+        return self._updated(lists, coefficients)
+
+    def _updated(self, lists: Sequence[Sequence[Tensor]], coefficients: Tensor) -> Tensor:
+        """Update parameters, moments and copies, if there are any; trust ratios."""
+        ratios = torch.empty(len(lists[0]), dtype=torch.float32, device=coefficients.device)
         with contiguous_lists(lists, (0, *range(2, len(lists)))) as lanes:
             update_lamb(
                 lanes[:4],
@@ -238,16 +255,16 @@ class FusedLamb(torch.optim.Optimizer):
             )
         return ratios
 
-    def _tensors(self, row: "_Row") -> list[Tensor]:
+    def _tensors(self, row: Row) -> list[Tensor]:
         state = self.state[row.param]
         tensors = [row.param, row.grad, *(state[name] for name in MOMENTS)]
         return tensors if row.copy is None else [*tensors, row.copy]
 
-    def _block(self, row: "_Row") -> "GroupBlock":
-        key = (row.index, row.param.device)
+    def _block(self, index: int, device: torch.device) -> GroupBlock:
+        key = (index, device)
         if key not in self._blocks:
-            self._blocks[key] = GroupBlock(row.param.device, lamb=True)
-        self._blocks[key].set_group(row.group)
+            self._blocks[key] = GroupBlock(device, lamb=True)
+        self._blocks[key].set_group(self.param_groups[index])
         return self._blocks[key]
 
     def initialize_states(self) -> None:
@@ -255,6 +272,13 @@ class FusedLamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 self.state[param] = self.state[param] or self._new_state(param)
+
+    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
+        """State of a parameter; new where it has none."""
+        if not self.state[param]:
+            require_not_captured("FusedLamb", param.device)
+            self.state[param] = self._new_state(param)
+        return cast("dict[str, Tensor]", self.state[param])
 
     def _new_state(self, param: Tensor) -> dict[str, Tensor]:
         return new_state(param)
@@ -267,6 +291,8 @@ class FusedLamb(torch.optim.Optimizer):
         """
         with loading_as_stored(self, self._new_state):
             super().load_state_dict(state_dict)
+        self._fixed.clear()
+        self._plan = None
 
     def __getstate__(self) -> StateDict:
         kept = {name: getattr(self, name) for name in KEPT}
@@ -277,36 +303,7 @@ class FusedLamb(torch.optim.Optimizer):
         self._forget_device()
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """One parameter with a gradient, and everything that belongs to it."""
-
-    place: int
-    index: int
-    group: ParamGroup
-    param: Tensor
-    grad: Tensor
-    copy: Tensor | None
-    norm: Number | None
-
-    @property
-    def clips(self) -> bool:
-        """True if the gradient has a factor of its own; what a tensor holds, the device knows."""
-        limit = cast(Number, self.group["max_grad_norm"])
-        return isinstance(limit, Tensor) or limit > 0
-
-
-def _batches(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Yield rows that one call of the kernels takes, in order."""
-    batches: dict[tuple[object, ...], list[_Row]] = {}
-    for row in rows:
-        own = row.place if row.clips else None
-        key = (row.index, row.param.device, row.copy is None, own)
-        batches.setdefault(key, []).append(row)
-    yield from batches.values()
-
-
-def _factor(row: _Row, block: GroupBlock, scale: Number) -> Tensor:
+def _factor(row: Row, block: GroupBlock, scale: Number) -> Tensor:
     """Return what the gradients are multiplied by; fp32, shape ()."""
     device = row.param.device
     if not row.clips and not isinstance(scale, Tensor) and scale == 1.0:
@@ -325,22 +322,3 @@ def _factor(row: _Row, block: GroupBlock, scale: Number) -> Tensor:
         norm = given.detach().to(torch.float32).reshape(())
     clip_factor_(norm=norm, scale=scale, max_norm=block["max_norm"], factor=factor)
     return factor
-
-
-def _by_group(name: str, given: Given | None, sizes: list[int]) -> list[list[Tensor | None]]:
-    """Return one list for each group, of None where nothing was given.
-
-    Raises:
-        ValueError: a list is not as long as its group.
-    """
-    if given is None:
-        return [[None] * size for size in sizes]
-    flat = all(entry is None or isinstance(entry, Tensor) for entry in given)
-    groups = [given] if flat else given
-    lists = [list(cast("Sequence[Tensor | None]", group)) for group in groups]
-    found = [len(group) for group in lists]
-    if found != sizes:
-        raise ValueError(
-            f"{name} has {found} tensors per group, but should have {sizes} [FusedLamb.step]"
-        )
-    return lists

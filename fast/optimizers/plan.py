@@ -18,6 +18,8 @@ from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout, Moving
 from twinstep.fast.runtime.watch import (
     Found,
     GradientReader,
+    NotedGradients,
+    Placed,
     StateWatch,
     addresses_of,
     gradient,
@@ -69,15 +71,23 @@ class GradientPlan:
 
     def read(self, groups: Sequence[Sequence[Tensor]]) -> Found | None:
         """Return the gradients of these groups; None where the plan does not fit any more."""
-        if list(map(len, groups)) != list(map(len, self._groups)):
+        if len(groups) != len(self._groups) or not all(map(same, groups, self._groups)):
             return None
-        return self._reader.read() if same(chain(*groups), self.params) else None
+        return self._reader.read()
 
-    def counted(self, found: Found) -> dict[Place, list[Tensor]]:
+    def drop(self) -> None:
+        """Drop the gradients that were read."""
+        self._reader.drop()
+
+    def noted(self) -> NotedGradients:
+        """Remember which tensors were read."""
+        return self._reader.noted()
+
+    def counted(self, found: Found) -> dict[Place, Sequence[Tensor]]:
         """Gradients by what they count for."""
         return {place: found.moving(members, layout) for place, members, layout in self._counted}
 
-    def given(self, found: Found) -> list[list[Tensor]]:
+    def given(self, found: Found) -> list[Sequence[Tensor]]:
         """Gradients of each group, with zeros for those that are missing."""
         if not self._given:
             start = 0
@@ -105,14 +115,13 @@ class _Given:
             ]
         )
 
-    def of(self, found: Found) -> list[Tensor]:
+    def of(self, found: Found) -> Sequence[Tensor]:
         """Gradients in the order of the parameters, and zeros."""
-        grads = found.moving(self._part, self._layout)
         if self._complete:
-            return grads
-        rest = iter(grads)
+            return found.moving(self._part, self._layout)
+        rest = iter(found.moving(self._part, None))
         whole = [next(rest) if zero is None else zero for zero in self._zeros]
-        return MovingTensors(whole, [tensor.data_ptr() for tensor in whole], self._layout)
+        return MovingTensors(whole, addresses_of(whole), self._layout)
 
 
 class MasterPlan:
@@ -136,15 +145,16 @@ class MasterPlan:
         fixed: Mapping[int, FixedLists],
         states: Callable[[], Sequence[Mapping[Tensor, Mapping[str, Tensor]]]],
     ) -> None:
-        self._gradients, self._masters = gradients, list[Tensor]()
+        self._gradients = gradients
+        self._masters: list[list[Tensor]] = []
         self.lists: list[list[FixedTensors]] = []
         self.steps: list[FixedTensors] = []
         for index, (masters, steps, *rest) in enumerate(columns):
             own = [masters, *rest]
-            self._masters += masters
+            self._masters.append(masters)
             self.lists.append(fixed[index].of(partial(chain, *own), partial(_detached, own)))
             self.steps.append(FixedTensors(steps))
-        self._places = addresses_of(self._masters)
+        self._placed = Placed(list(chain(*self._masters)))
         self._states = [StateWatch(state, ("step", *MOMENTS)) for state in states()]
 
     def holds(
@@ -157,9 +167,9 @@ class MasterPlan:
         return (
             gradients is not None
             and gradients is self._gradients
-            and sum(map(len, masters)) == len(self._masters)
-            and same(chain(*masters), self._masters)
-            and addresses_of(self._masters) == self._places
+            and len(masters) == len(self._masters)
+            and all(map(same, masters, self._masters))
+            and self._placed.holds()
             and all(watch.holds(state) for watch, state in zip(self._states, states, strict=True))
         )
 

@@ -33,7 +33,7 @@ from twinstep.fast.optimizers.zeros import ZeroGradients
 from twinstep.fast.runtime.checks import require_one_device
 from twinstep.fast.runtime.dispatch import device_of_kernels
 
-Given = Callable[[], list[list[Tensor]]]
+Given = Callable[[], Sequence[Sequence[Tensor]]]
 
 LOG = logging.getLogger(__name__)
 

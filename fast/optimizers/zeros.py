@@ -1,11 +1,13 @@
 """Zeros: for gradients that are missing, and into gradients that are kept."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from twinstep.contract.tensors import drop_gradients
+
+WHOLE = {2: torch.int16, 4: torch.int32}  # integers by their bytes
 
 
 class ZeroGradients:
@@ -39,3 +41,22 @@ def clear_gradients(params: Iterable[Tensor], *, set_to_none: bool) -> None:
         grad.requires_grad_(False)
     if grads:
         torch._foreach_zero_(grads)
+
+
+@torch.no_grad()
+def clear_where(grads: Sequence[Tensor], found: Tensor) -> None:
+    """Write zeros into all gradients if something was found; few launches, and nothing waits.
+
+    Args:
+        grads: of 16 or 32 bits for each element.
+        found: on their device, shape (); not 0 clears.
+    """
+    by_width: dict[torch.dtype, list[Tensor]] = {}
+    for grad in grads:
+        # As integers: NaN times 0 is 0, and times 1 the same NaN.
+        by_width.setdefault(WHOLE[grad.element_size()], []).append(
+            grad.detach().view(WHOLE[grad.element_size()])
+        )
+    keep = found == 0
+    for dtype, words in by_width.items():
+        torch._foreach_mul_(words, keep.to(dtype))

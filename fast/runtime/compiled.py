@@ -155,7 +155,8 @@ def _key(
         *map(_DTYPE, map(args.__getitem__, tensors)),
         *[cast(Tensor, args[place]).data_ptr() % 16 == 0 for place in aligned],
         *[_specialised(known, place, cast(int, args[place])) for place in numbers],
-        *options.items(),
+        tuple(options),
+        tuple(options.values()),
     )
 
 

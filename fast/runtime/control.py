@@ -30,7 +30,8 @@ beginning of the block, so that one asynchronous copy carries it.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import is_
 from typing import cast
 
 import torch
@@ -192,18 +193,23 @@ class GroupBlock(ControlBlock):
     def __init__(self, device: torch.device, *, lamb: bool) -> None:
         super().__init__(device, {"factor": 1.0})
         self.lamb = lamb
+        bounds = ("max_coeff", "min_coeff", "max_grad_norm") if lamb else ()
+        self._names = ("lr", "eps", "weight_decay", *bounds)
+        self._last: list[object] | None = None  # numbers that were sent
 
     def set_group(self, group: ParamGroup) -> None:
         """Take over a group's hyper-parameters, in at most one asynchronous copy."""
-        beta1, beta2 = cast(tuple[Number, Number], group["betas"])
-        self.set("beta1", beta1)
-        self.set("beta2", beta2)
-        bounds = ("max_coeff", "min_coeff") if self.lamb else ()
-        for name in ("lr", "eps", "weight_decay", *bounds):
-            self.set(name, cast(Number, group[name]))
-        if self.lamb:
-            self.set("max_norm", cast(Number, group["max_grad_norm"]))
+        values = [*cast(Iterable[Number], group["betas"]), *map(group.__getitem__, self._names)]
+        if self._last is not None and all(map(is_, values, self._last)):
+            return
+        self._last = None
+        names = ("beta1", "beta2", *self._names)
+        for name, value in zip(names, values, strict=True):
+            self.set("max_norm" if name == "max_grad_norm" else name, cast(Number, value))
         self.sync_hyperparameters()
+        # What a tensor holds may change.
+        if not any(isinstance(value, Tensor) for value in values):
+            self._last = values
 
     def hyper(self) -> list[Tensor]:
         """The group's controls, in the order of HYPER."""

@@ -36,11 +36,10 @@ def cdiv(count: int, size: int) -> int:
 
 def executes_cpu_tensors() -> bool:
     """Say whether the active Triton driver, or the interpreter, takes CPU tensors."""
-    if triton.knobs.runtime.interpret:
-        return True
     # Where none is active yet, Triton would look for a GPU, for milliseconds at each launch.
     driver = triton.runtime.driver._active
-    return bool(getattr(driver, "executes_cpu_tensors", False))
+    # The knob reads the environment.
+    return bool(getattr(driver, "executes_cpu_tensors", False) or triton.knobs.runtime.interpret)
 
 
 def _active_driver() -> Driver | None:
@@ -94,11 +93,12 @@ def launch(
             there is no C++ compiler. Nothing was launched.
     """
     device = near.device
-    if device.type == "cpu" and not executes_cpu_tensors():
-        if programs:
-            native.launch(kernel, programs, args, options)
-        return
-    if device.type != "cuda":
+    if device.type == "cpu":
+        if not executes_cpu_tensors():
+            if programs:
+                native.launch(kernel, programs, args, options)
+            return
+    elif device.type != "cuda":
         require_engine(device, kernel.__name__)
     if programs == 0:
         return

@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -24,34 +25,43 @@ class Layout:
         self.filled = [slot for slot, size in enumerate(self.sizes) if size]
 
 
-class MovingTensors(list[Tensor]):
+class MovingTensors(Sequence[Tensor]):
     """Contiguous tensors of a known layout.
 
-    Attributes:
+    Args:
+        tensors: may be looked up only when one of them is asked for.
         addresses: where they lie now.
         layout: the same object for as long as sizes and dtypes stay the same.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], addresses: list[int], layout: Layout) -> None:
-        super().__init__(tensors)
+    def __init__(self, tensors: Sequence[Tensor], addresses: array[int], layout: Layout) -> None:
+        self._tensors = tensors
         self.addresses, self.layout = addresses, layout
-        self._words: array[int] | None = None
 
-    def _array(self) -> array[int]:
-        if self._words is None:
-            self._words = array("q", self.addresses)
-        return self._words
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @overload
+    def __getitem__(self, place: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
+        return self._tensors[place]
 
     @property
     def words(self) -> Tensor:
         """The addresses as an int64 tensor."""
-        return torch.frombuffer(self._array(), dtype=torch.int64)
+        return torch.frombuffer(self.addresses, dtype=torch.int64)
 
     @property
     def crooked(self) -> bool:
         """True if an address is no multiple of 16."""
         # The lowest byte of each: what is left without multiples of 16.
-        return bool(self._array().tobytes()[LOWEST :: self._array().itemsize].translate(None, EVEN))
+        return bool(
+            self.addresses.tobytes()[LOWEST :: self.addresses.itemsize].translate(None, EVEN)
+        )
 
 
 class FixedTensors(list[Tensor]):

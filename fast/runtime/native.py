@@ -2,20 +2,13 @@
 
 Each kernel under `@triton.jit` that a launcher starts has a twin in `fast/kernels/cpu/`: a function
 of the same name and arguments, which ends with the number of programs and that of threads. A build
-takes a few seconds and no headers but the language's own. It is kept in the user's cache folder
-under a digest of sources, flags and compiler; processes that need it at once wait for the first.
+takes a few seconds and no headers but the language's own (`fast.runtime.building`).
 The instruction set is the one that torch uses here (`ATEN_CPU_CAPABILITY` chooses another); all of
 them have the same bits.
 """
 
 import ctypes
-import fcntl
-import hashlib
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -27,7 +20,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.runtime.cache_folder import cache_folder
+from twinstep.fast.runtime import building
 from twinstep.fast.runtime.compiled import Jitted
 
 FLAGS = (
@@ -38,8 +31,6 @@ FLAGS = (
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": AVX2, "AVX512": AVX512}
-COMPILERS = ("c++", "g++", "clang++")
-SECONDS = 600  # for a build, beside other work too
 SOURCES, MAIN = "twinstep.fast.kernels.cpu", "kernels.cpp"
 # As the sources number them.
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}
@@ -77,62 +68,17 @@ def built(instructions: Sequence[str]) -> Path:
     Raises:
         RuntimeError: see `library`.
     """
-    compiler = _compiler()
-    files = {name: text.encode() for name, text in sorted(sources().items())}
-    facts = Path(compiler).resolve()
-    known = [*FLAGS, *instructions, str(facts), str(facts.stat().st_mtime_ns), platform.machine()]
-    facts_and_files = "\0".join([*known, *files]).encode() + b"\0".join(files.values())
-    digest = hashlib.sha256(facts_and_files).hexdigest()[:16]
-    try:
-        folder = cache_folder()
-        target = folder / f"kernels-{digest}.so"
-        if not target.exists():
-            with (folder / f"kernels-{digest}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not target.exists():
-                    _compile([compiler, *FLAGS, *instructions], files, target)
-    except OSError as error:
-        raise RuntimeError(
-            f"the CPU kernels cannot be built: {error} [fast.kernels.cpu]"
-        ) from error
-    return target
+    where = SOURCES.removeprefix("twinstep.")
+    source = building.Source(
+        name="kernels", what="CPU kernels", where=where, main=MAIN, files=sources()
+    )
+    return building.built(source, [*FLAGS, *instructions])
 
 
 def sources() -> dict[str, str]:
     """Text of every source file by name."""
     files = resources.files(SOURCES).iterdir()
     return {file.name: file.read_text() for file in files if file.name.endswith((".cpp", ".h"))}
-
-
-def _compiler() -> str:
-    """The user's CXX, or the first compiler that there is."""
-    wanted = os.environ.get("CXX", "")
-    names = (wanted,) if wanted else COMPILERS
-    for name in names:
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise RuntimeError(
-        f"there is no C++ compiler ({', '.join(names)}), but CPU kernels are compiled at first "
-        "use: install g++ or clang++, or name one in CXX [fast.kernels.cpu]"
-    )
-
-
-def _compile(command: Sequence[str], files: Mapping[str, bytes], target: Path) -> None:
-    """Compile beside the target, and move it there whole."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as place:
-        for name, text in files.items():
-            (Path(place) / name).write_bytes(text)
-        made = Path(place) / target.name
-        call = [*command, str(Path(place) / MAIN), "-o", str(made)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "")
-            raise RuntimeError(
-                f"{command[0]} ended with {done.returncode}, but should compile the CPU kernels: "
-                f"{first.removeprefix(place)} [fast.kernels.cpu]"
-            )
-        os.replace(made, target)
 
 
 def launch(

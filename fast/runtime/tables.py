@@ -5,7 +5,10 @@ a function of addresses, sizes and dtypes alone, so a table stays right for as l
 the same, whichever Python objects hold the tensors; it is rebuilt when one of them changes.
 """
 
+from __future__ import annotations
+
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -69,7 +72,7 @@ class MovingTable(TensorTable):
     row: int
     slots: list[int]
     aligned: Tensor
-    now: list[int] = field(default_factory=list)
+    now: array[int] = field(default_factory=lambda: array("q"))
     crooked: bool = False
 
     def move(self, tensors: MovingTensors) -> None:
@@ -200,12 +203,10 @@ def tensor_tables(
     """
     if not filled_slots(lists[0]):
         return []
-    moving = [row for row, role in enumerate(lists) if isinstance(role, MovingTensors)]
+    tables = _moving_tables(lists, chunk, cache, shared)
+    if tables is not None:
+        return tables
     fixed = [isinstance(role, FixedTensors) for role in lists]
-    if len(moving) == 1 and sum(fixed) == len(lists) - 1:
-        tables = _moving_tables(lists, moving[0], chunk, cache, shared)
-        if tables is not None:
-            return tables
     facts, device = [facts_of(role) for role in lists], lists[0][0].device
     # What is fixed is found by identity, which costs nothing; what may have moved, by address.
     keys = [one if still else one.key() for one, still in zip(facts, fixed, strict=True)]
@@ -229,17 +230,30 @@ def _combinations(facts: Sequence[Facts]) -> dict[tuple[torch.dtype, ...], list[
 
 
 def _moving_tables(
-    lists: TensorLists, row: int, chunk: int, cache: TableCache, shared: bool
+    lists: TensorLists, chunk: int, cache: TableCache, shared: bool
 ) -> Sequence[MovingTable] | None:
-    """Tables that are found by identity, with the addresses of now; None for a graph's."""
-    device, moving = lists[0][0].device, cast(MovingTensors, lists[row])
-    identities = [
-        moving.layout if place == row else facts_of(role) for place, role in enumerate(lists)
-    ]
+    """Tables that are found by identity, with the addresses of now.
+
+    None where not exactly one list moves, or another is not fixed, and for what a graph has not.
+    """
+    identities: list[object] = []
+    moving, row = None, 0
+    for place, role in enumerate(lists):
+        if isinstance(role, FixedTensors):
+            identities.append(role.facts)
+        elif isinstance(role, MovingTensors) and moving is None:
+            moving, row = role, place
+            identities.append(role.layout)
+        else:
+            return None
+    if moving is None:
+        return None
+    device = lists[0][0].device
     key = ("moving", device, chunk, shared, *identities)
     if is_capturing(device):
+        addresses = moving.addresses
         # A graph keeps what it reads: tables of these very addresses, which then move no more.
-        return cache.retire(key, lambda table: table.now == moving.addresses)
+        return cache.retire(key, lambda table: table.now == addresses)
 
     def build() -> list[MovingTable]:
         facts = [facts_of(role) for role in lists]
@@ -276,7 +290,7 @@ def _moving_table(
         row=row,
         slots=members,
         aligned=1 - torch.tensor(crooked, dtype=torch.int64),
-        now=list(facts[row].addresses),
+        now=array("q", facts[row].addresses),
         crooked=any(moving),
     )
 

@@ -16,7 +16,7 @@ SCALED = (
 SCALERS = ("_block", "_counters", "_placed", "compat", "rule", "scaling", "state")
 PRIVATE = {
     "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan"),
-    "FusedLamb": ("_blocks", "_cache", "_ratios"),
+    "FusedLamb": ("_blocks", "_cache", "_fixed", "_plan", "_ratios"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
         *("_accumulation", "_runs", "optimizer", "overflow", "timers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -247,7 +248,7 @@ def test_a_kernel_on_any_stream_finds_the_addresses_of_its_own_call(
         for place, which, progress in uses:
             device.current = device.streams[place]
             addresses = [1600 * (which + 1), 3200 * (which + 1)]
-            moving = MovingTensors(weights, addresses, layout)
+            moving = MovingTensors(weights, array("q", addresses), layout)
             (table,) = tensor_tables([weights, moving], chunk=8, cache=cache)
             device.current.add(partial(read, table.data, addresses))
             for stream in progress:
@@ -265,7 +266,7 @@ def test_a_graph_keeps_a_table_that_then_moves_no_more() -> None:
         layout = Layout(weights)
 
         def find(address: int) -> AddressTable:
-            moving = MovingTensors(weights, [address], layout)
+            moving = MovingTensors(weights, array("q", [address]), layout)
             return tensor_tables([weights, moving], chunk=8, cache=cache)[0]
 
         before = find(160)
@@ -286,7 +287,7 @@ def test_a_moved_address_that_is_no_multiple_of_16_takes_the_other_path_and_back
     weights = FixedTensors([torch.zeros(4), torch.zeros(4)])
     layout, cache = Layout(weights), TableCache()
     for addresses in ([16, 32], [16, 36], [20, 36], [48, 64]):
-        moving = MovingTensors(weights, addresses, layout)
+        moving = MovingTensors(weights, array("q", addresses), layout)
         (table,) = tensor_tables([weights, moving], chunk=8, cache=cache)
         assert table.data[2:4].tolist() == addresses
         assert table.data[6:8].tolist() == [int(a % 16 == 0) for a in addresses]

@@ -65,7 +65,7 @@ class SkipsMissing(FP16UnfusedOptimizer):
     """Leaves a gradient of a skipped step where it is."""
 
     def _sync_state(self) -> None:
-        self._stale = []
+        self._stale = None
         super()._sync_state()
 
 

@@ -1,0 +1,167 @@
+"""Plans of an optimizer's own step: parts that are updated together, laid out once.
+
+A plan fits for as long as parameters, their state and the kinds of their gradients stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twinstep.contract.moments import MOMENTS
+from twinstep.contract.shards import check_gradient_shards, local_of
+from twinstep.contract.tensors import FLOATS, check_dense_gradients
+from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
+from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
+
+StateOf = Callable[[Tensor], dict[str, Tensor]]
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Parameters of one group on one device that are updated together.
+
+    Attributes:
+        index: of the group.
+        device: of the parameters.
+        places: of their gradients among those of all groups.
+        lists: parameters, first and second moments.
+        layout: of the gradients; None where one is not contiguous.
+        steps: counters that advance; one for all, or one for each.
+    """
+
+    index: int
+    device: torch.device
+    places: slice | list[int]
+    lists: list[FixedTensors]
+    layout: Layout | None
+    steps: FixedTensors
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The places one by one."""
+        at = self.places
+        return range(at.start, at.stop) if isinstance(at, slice) else at
+
+
+class StepPlan:
+    """A step, but for the addresses of gradients and the values of hyper-parameters.
+
+    Args:
+        optimizer: whose groups are stepped.
+        state_of: returns the state of a parameter; new where it has none.
+        fixed: lists by part, kept where nothing but the plan has changed.
+        shared: one counter is advanced for all parameters of a group and dtype.
+
+    Attributes:
+        parts: updates in the order of their launches.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        state_of: StateOf,
+        fixed: Mapping[Key, FixedLists],
+        *,
+        shared: bool,
+    ) -> None:
+        self._params = [list(group["params"]) for group in optimizer.param_groups]
+        self._state_of, self._fixed, self._shared = state_of, fixed, shared
+        self._where = f"{type(optimizer).__name__}.step"
+        everything = list(chain(*self._params))
+        check_dense_gradients(everything, self._where)
+        # Of a DTensor this rank's part is stepped, with its part of the gradient.
+        self._parts_of = {local_of(param): param for param in everything}
+        self._dtensors = [param for part, param in self._parts_of.items() if part is not param]
+        self._lend_gradients()
+        self._reader = GradientReader(list(self._parts_of))
+        self.parts: list[Part] = []
+        for (index, device), places in self._by_device().items():
+            self._add(index, device, places)
+        self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
+
+    def _by_device(self) -> dict[tuple[int, torch.device], list[int]]:
+        """Places of parameters that have a gradient, for each group and device."""
+        found: dict[tuple[int, torch.device], list[int]] = {}
+        place = 0
+        for index, params in enumerate(self._params):
+            for param in map(local_of, params):
+                if param.grad is not None:
+                    found.setdefault((index, param.device), []).append(place)
+                    place += 1
+        return found
+
+    def _add(self, index: int, device: torch.device, places: list[int]) -> None:
+        params = [self._reader.params[place] for place in places]
+        states = [self._state_of(self._parts_of[param]) for param in params]
+        if not self._shared:
+            self._add_alike((index, device), places, states, states)
+            return
+        # Upstream's one counter: the last parameter counts, once for each dtype, for all of it.
+        for dtype in FLOATS:
+            rows = zip(places, params, states, strict=True)
+            alike = [(at, state) for at, param, state in rows if param.dtype == dtype]
+            if alike:
+                chosen, own = map(list, zip(*alike, strict=True))
+                self._add_alike((index, device, dtype), chosen, own, states[-1:])
+
+    def _add_alike(
+        self,
+        key: tuple[Any, ...],
+        places: list[int],
+        states: list[dict[str, Tensor]],
+        counting: list[dict[str, Tensor]],
+    ) -> None:
+        params = [self._reader.params[place] for place in places]
+        columns = [params, *([local_of(state[name]) for state in states] for name in MOMENTS)]
+        whole = places == list(range(places[0], places[0] + len(places)))
+        contiguous = all(self._reader.contiguous[place] for place in places)
+        self.parts.append(
+            Part(
+                index=key[0],
+                device=key[1],
+                places=slice(places[0], places[0] + len(places)) if whole else places,
+                lists=self._fixed[key].of(lambda: chain(*columns), lambda: columns),
+                layout=Layout([gradient(param) for param in params]) if contiguous else None,
+                steps=FixedTensors(state["step"] for state in counting),
+            )
+        )
+
+    def read(self, optimizer: torch.optim.Optimizer, *, shared: bool) -> Found | None:
+        """Return the gradients of this step; None where the plan does not fit any more."""
+        groups = optimizer.param_groups
+        if len(groups) != len(self._params) or self._shared != shared:
+            return None
+        if not all(map(same, (group["params"] for group in groups), self._params)):
+            return None
+        if self._dtensors:
+            if any(local_of(param) not in self._parts_of for param in self._dtensors):
+                return None
+            self._lend_gradients()
+        return self._reader.read() if self._state.holds(optimizer.state) else None
+
+    def _lend_gradients(self) -> None:
+        """Let parts of DTensors have their parts of the gradients."""
+        check_gradient_shards(self._dtensors, self._where)
+        for param in self._dtensors:
+            local_of(param).grad = None if param.grad is None else local_of(param.grad)
+
+
+def laid_out(
+    optimizer: torch.optim.Optimizer,
+    state_of: StateOf,
+    fixed: Mapping[Key, FixedLists],
+    *,
+    shared: bool = False,
+) -> tuple[StepPlan, Found]:
+    """Make a plan, and read the gradients of its first step; see `StepPlan`."""
+    plan = StepPlan(optimizer, state_of, fixed, shared=shared)
+    found = plan.read(optimizer, shared=shared)
+    assert found is not None
+    return plan, found
