@@ -15,7 +15,7 @@ from twinstep.scenarios.pictures import figure, frame
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777"}
+COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777", "part": "#e0b070"}
 EDGES = (0.05, 50.0)  # of the ratios
 SMALL = 64  # elements of each tensor of the curves over tensors
 

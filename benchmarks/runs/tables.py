@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, PEER
+from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, PART, PEER
 from twinstep.benchmarks.runs.history import rows_by_name
 from twinstep.benchmarks.runs.results import BIG, Document, title
 from twinstep.parity.report.table import plain_table
@@ -29,7 +29,14 @@ def run_table(document: Document) -> Table:
 
 def told(group: Document) -> list[Document]:
     """Rows of a group that mean something: of small calls no ceiling, since the host decides."""
-    return [row for row in group["rows"] if row["family"] != CEILING or group["bytes"] >= BIG]
+    rows = [row for row in group["rows"] if row["family"] != CEILING or group["bytes"] >= BIG]
+    last = [row for row in rows if row["family"] == PART]
+    found = []
+    for row in rows:
+        if row["family"] != PART:
+            found.append(row)
+            found += [part for part in last if part["name"].startswith(f"{row['name']}: ")]
+    return found
 
 
 def shown(row: Document) -> str:
@@ -38,6 +45,8 @@ def shown(row: Document) -> str:
         return f"{row['name']} {row['version']}"
     if row["family"] == CEILING:
         return f"ceiling: {row['name']}"
+    if row["family"] == PART:
+        return f"- its timer {row['name'].rpartition(': ')[2]}"
     return (
         f"{row['name'].removesuffix(AGAIN)} (A/A)" if row["name"].endswith(AGAIN) else row["name"]
     )
@@ -46,7 +55,7 @@ def shown(row: Document) -> str:
 def cells(row: Document, moved: int) -> tuple[str, str, str]:
     """Milliseconds, ratio and share; of small calls no share, since the host decides."""
     share = row["of_ceiling"][1]
-    ceiling = row["family"] == CEILING or moved < BIG
+    ceiling = row["family"] in (CEILING, PART) or moved < BIG
     return f"{row['ms']:.4g}", bracketed(row["times_ours"]), "" if ceiling else f"{share:.2f}"
 
 
