@@ -114,7 +114,7 @@ def run_command(options: argparse.Namespace) -> int:
     from twinstep.benchmarks.runs.history import exported, record
     from twinstep.benchmarks.runs.picture import draw_run
     from twinstep.benchmarks.runs.results import chosen_groups, controls, run
-    from twinstep.benchmarks.runs.tables import bracketed, run_table
+    from twinstep.benchmarks.runs.tables import bracketed, run_table, versions
 
     kernels, classes = registered(options.file), not options.file
     table, once, left_out = chosen_groups(kernels, options.op, options.curves, classes)
@@ -126,9 +126,10 @@ def run_command(options: argparse.Namespace) -> int:
     with during("") as line:
         document = run(table, once, options.file, plan, line.phase)
     screen.print(run_table(document))
-    worst = max(controls(document["groups"]), key=lambda row: abs((row[1][1] or 1.0) - 1.0))
+    worst = controls(document["groups"])[0]
     screen.print(
-        f"A/A: a kernel beside itself is furthest from 1 in {worst[0]}: {bracketed(worst[1])}",
+        f"A/A: ours beside itself is furthest from 1 in {worst[0]}: {bracketed(worst[1])}\n"
+        f"{versions(document)}; load before it began {document['load']}",
         highlight=False,
     )
     for sentence in (*left_out, *document["cut"], *document["problems"], *document["errors"]):

@@ -55,7 +55,7 @@ class Spent:
     problems: list[str] = field(default_factory=list)
     taken: float = 0.0
     seconds: dict[Group, float] = field(default_factory=dict)
-    begun: float = field(default_factory=time.perf_counter)
+    begun: float = field(default_factory=lambda: time.perf_counter())
 
     def left(self, budget: float) -> float:
         """Seconds that are left of a budget."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -167,7 +168,7 @@ def entry(group: Group, given: Sequence[Document]) -> Document:
 
 def ceiling_share(times: dict[str, list[float]], name: str, passes: Sequence[str]) -> float:
     """Time of the fastest plain pass over that of a row, in one process."""
-    return max(of_process(times[one], times[name]) for one in passes)
+    return min(of_process(times[one], times[name]) for one in passes)
 
 
 def interval(ratio: Ratio) -> list[float | None]:
@@ -189,9 +190,8 @@ def rounded(value: float) -> float:
 def too_fast(groups: Sequence[Document]) -> Iterator[str]:
     """Sentences on kernels that are faster than memory allows: they cannot have done the work.
 
-    The whole interval over processes must lie above the ceiling, and the quickest turn, too. On a
-    busy machine a pass of two threads is held up in nearly every turn, so that the quickest of a
-    few turns of each alone says "faster" of kernels that are not.
+    The whole interval over processes must lie above the fastest pass, and the quickest turn, too:
+    on a busy machine passes are held up in nearly every turn, and the quickest of few is no limit.
     """
     for group in groups:
         passes = [row["best_ms"] for row in group["rows"] if row["family"] == CEILING]
@@ -212,10 +212,11 @@ def title(group: Document) -> str:
 
 
 def controls(groups: Sequence[Document]) -> list[tuple[str, list[float | None]]]:
-    """The A/A control of every group: our first kernel beside itself."""
-    return [
+    """The A/A control of every group, our first row beside itself, the furthest from 1 first."""
+    found: list[tuple[str, list[float | None]]] = [
         (f"{group['operation']} {group['dtype']} {title(group)}", row["times_ours"])
         for group in groups
         for row in group["rows"]
         if row["name"].endswith(AGAIN)
     ]
+    return sorted(found, key=lambda row: -abs(math.log(row[1][1] or 1.0)))
