@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Parameter
 
 from twinstep.benchmarks import steps
@@ -149,7 +150,7 @@ def torch_masters(params: list[Parameter]) -> Step:
     return step
 
 
-def deepspeed(module: str, where: torch.device) -> Any:
+def deepspeed(module: str, where: torch.device) -> ModuleType:
     """A module of DeepSpeed, in a process group of one."""
     if where.type == "cpu":
         return deepspeed_on_cpu(module)
@@ -167,7 +168,7 @@ def deepspeed_cpu_adam(params: list[Parameter]) -> Step:
 
 
 def inner(params: list[Parameter]) -> torch.optim.Optimizer:
-    """What DeepSpeed's wrappers wrap: torch's fused AdamW, whose kernel moves the same bytes."""
+    """Torch's fused AdamW, which DeepSpeed's wrappers hold here: its kernel moves the same bytes."""
     return torch.optim.AdamW(params, **HYPER, fused=True)
 
 
@@ -233,10 +234,8 @@ def _one_rank(where: torch.device) -> None:
 
 
 @cache
-def mesh(kind: str) -> Any:
+def mesh(kind: str) -> DeviceMesh:
     """A mesh of one rank: what FSDP2 makes of parameters, and no communication."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     _one_rank(torch.device(kind))
     return init_device_mesh(kind, (1,))
 

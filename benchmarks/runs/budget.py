@@ -1,4 +1,4 @@
-"""What is timed with the time that there is: rounds of fresh processes until a budget is spent.
+"""Fresh processes that time groups until a budget of seconds is spent.
 
 Two processes time the whole table, so that every row has an interval; then come the groups that
 are dear (curves, and groups of many tensors), once; then further processes, for the whole table
@@ -26,7 +26,7 @@ SLACK = 1.3  # a group may take so much longer than before
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is timed.
+    """Limits of a run.
 
     Attributes:
         processes: fresh ones, at most.
@@ -100,7 +100,7 @@ def spend(
     for number in range(plan.processes):
         chosen = list(table)
         if number >= FIRM and plan.budget:
-            chosen = [group for group in chosen if wide(group, spent.of[group])]
+            chosen = [group for group in chosen if spent.of[group] and wide(group, spent.of[group])]
         if not chosen or spent.left(plan.budget) <= 0:
             break
         with Process(Checkout("this checkout", HERE, file)) as side:

@@ -92,7 +92,7 @@ def points(document: Document) -> list[Document]:
 
 
 def gated(file: Path) -> str:
-    """How often the gate failed unchanged code, or a sentence."""
+    """Failures of the gate on unchanged code, added up; or a sentence."""
     if not file.exists():
         return "Not yet run on unchanged code on a quiet machine."
     document = json.loads(file.read_text())

@@ -37,7 +37,7 @@ def lines(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def faster(row: Document) -> str:
-    """Who is faster, as far as the interval tells.
+    """The faster side, as far as the interval tells.
 
     >>> faster({"family": "peer", "times_ours": [1.1, 1.2, 1.3]})
     'ours'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -16,8 +16,6 @@ from twinstep.benchmarks.runs.budget import Plan, Spent, spend
 TABLE = [Group("adamw_step", "bf16", Shape(1, 1000)), Group("norm", "bf16", Shape(1, 1000))]
 ONCE = [Group("norm", "bf16", Shape(1, 10**4)), Group("norm", "bf16", Shape(1, 10**6))]
 START = 1.0  # seconds until a process answers
-
-Spend = Callable[..., Spent]
 
 
 class Clock:
@@ -47,13 +45,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         yield clock
 
     monkeypatch.setattr(budget, "Process", process)
-    monkeypatch.setattr(budget.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr("time.perf_counter", lambda: clock.now)
     return clock
 
 
 def spent(seconds: float, wide: bool = False, table: list[Group] = TABLE) -> Spent:
-    """What so many seconds buy."""
-    return spend(table, ONCE, "", Plan(budget=seconds), lambda _: None, lambda *_: wide)
+    """All that so many seconds buy."""
+
+    def is_wide(_: Group, given: Sequence[object]) -> bool:
+        assert given, "what was not timed has no interval"
+        return wide
+
+    return spend(table, ONCE, "", Plan(budget=seconds), lambda _: None, is_wide)
 
 
 def counts(found: Spent) -> list[int]:
