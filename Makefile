@@ -1,11 +1,13 @@
 # The only commands one needs to know. CONTRIBUTING.md has the table with contents and time limits.
 #   make PYTHON=/path/to/python3    choose the interpreter
 #   make SETUP=installed|pinned     use what is installed, or insist on the pinned versions
+#   make bench BUDGET=440           seconds of the table and its curves; what they cut is named
 
 SHELL := /bin/sh
 PYTHON ?= python3
 SETUP ?= auto
 OUT ?= out
+BUDGET ?= 440
 TRITON ?= $(OUT)/triton
 PY := .venv/bin/python
 # A PYTHON that was named must be the one in use; the default takes what an earlier set-up left.
@@ -96,12 +98,12 @@ compile:  ## registers, spills, widths of every kernel on four targets, held to 
 	@$(READY)
 	$(PY) -m twinstep.parity compile
 
-bench:  ## our kernels beside peers and plain passes: a table, and a picture under the folder OUT
+bench:  ## our kernels and classes beside peers and plain passes: a table, and a picture under the folder OUT
 	@$(READY) --need pytest pytest-benchmark matplotlib
 	@mkdir -p $(OUT)
 	$(PY) -m pytest -q -p pytest_benchmark.plugin twinstep/benchmarks/bench_kernels.py \
-		--benchmark-columns min,median,max --benchmark-json $(OUT)/pytest-benchmark.json
-	$(PY) -m twinstep.parity bench run --curves --processes 3 --json $(OUT)/bench.json --picture $(OUT)/bench.png
+		--benchmark-quiet --benchmark-json $(OUT)/pytest-benchmark.json
+	$(PY) -m twinstep.parity bench run --curves --budget $(BUDGET) --json $(OUT)/bench.json --picture $(OUT)/bench.png
 
 gpu-check:  ## everything that only a GPU can show; results under the folder OUT (default: out)
 	@$(READY)

@@ -48,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--op", action="append", default=[], metavar="NAME", help="operation")
     run.add_argument("--processes", type=int, default=5, help="fresh ones; default 5")
     run.add_argument("--rounds", type=int, default=15, help="in each process; default 15")
+    run.add_argument(
+        "--budget",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="of all of it; what it cuts is named",
+    )
     run.add_argument("--curves", action="store_true", help="also sizes and numbers of tensors")
     run.add_argument("--json", type=Path, metavar="FILE", help="write the results")
     run.add_argument("--picture", type=Path, metavar="FILE", help="draw them: .png, .svg, .pdf")
@@ -103,25 +110,29 @@ def parser() -> argparse.ArgumentParser:
 
 def run_command(options: argparse.Namespace) -> int:
     """Time everything, print the table, write what is asked for."""
+    from twinstep.benchmarks.runs.budget import Plan
     from twinstep.benchmarks.runs.history import exported, record
     from twinstep.benchmarks.runs.picture import draw_run
     from twinstep.benchmarks.runs.results import chosen_groups, controls, run
-    from twinstep.benchmarks.runs.tables import bracketed, run_table
+    from twinstep.benchmarks.runs.tables import bracketed, run_table, versions
 
-    groups, left_out = chosen_groups(registered(options.file), options.op, options.curves)
+    kernels, classes = registered(options.file), not options.file
+    table, once, left_out = chosen_groups(kernels, options.op, options.curves, classes)
     screen = Console(width=None if os.isatty(1) else WIDTH)
-    if not groups:
+    if not table:
         print("parity: nothing can be timed here: kernels need a GPU, or are not selected")
         return EXIT_TOO_LITTLE
+    plan = Plan(options.processes, options.rounds, options.budget)
     with during("") as line:
-        document = run(groups, options.file, options.processes, options.rounds, line.phase)
+        document = run(table, once, options.file, plan, line.phase)
     screen.print(run_table(document))
-    worst = max(controls(document["groups"]), key=lambda row: abs((row[1][1] or 1.0) - 1.0))
+    worst = controls(document["groups"])[0]
     screen.print(
-        f"A/A: a kernel beside itself is furthest from 1 in {worst[0]}: {bracketed(worst[1])}",
+        f"A/A: ours beside itself is furthest from 1 in {worst[0]}: {bracketed(worst[1])}\n"
+        f"{versions(document)}; load before it began {document['load']}",
         highlight=False,
     )
-    for sentence in (*left_out, *document["problems"], *document["errors"]):
+    for sentence in (*left_out, *document["cut"], *document["problems"], *document["errors"]):
         screen.print(sentence, highlight=False, markup=False)
     for path, found in ((options.json, document), (options.export, exported(document))):
         if path is not None:

@@ -74,7 +74,7 @@ def torch_foreach(params: list[Parameter]) -> Step:
 def torch_amp(params: list[Parameter]) -> Step:
     """Mixed precision by torch: unscale, norm, clip, fused AdamW, new scale, fp16 copies."""
     optimizer = torch.optim.AdamW(params, **HYPER, fused=True)
-    scaler = torch.amp.GradScaler("cuda", init_scale=1.0, growth_interval=10**9)
+    scaler = torch.amp.GradScaler(params[0].device.type, init_scale=1.0, growth_interval=10**9)
     scaler.scale(torch.ones((), device=params[0].device))
     copies = [param.detach().to(HALF) for param in params]
 

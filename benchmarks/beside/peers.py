@@ -58,10 +58,19 @@ class Peer:
         Raises:
             Absent: the package is not installed.
         """
-        try:
-            return version(self.package)
-        except PackageNotFoundError:
-            raise Absent(f"{self.package} is not installed") from None
+        return version_of(self.package)
+
+
+def version_of(package: str) -> str:
+    """Version of a package.
+
+    Raises:
+        Absent: it is not installed.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise Absent(f"{package} is not installed") from None
 
 
 def peers_of(operation: str, device: torch.device) -> list[Peer]:

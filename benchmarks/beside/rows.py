@@ -1,4 +1,4 @@
-"""Rows from the registry: every kernel that can be timed here, with peers and ceilings beside it.
+"""Rows of every kernel that can be timed here, and of our classes, with peers and ceilings beside.
 
 A kernel gets a row by being registered. It is timed where it runs for real: on a GPU, or on the
 CPU if it is written for it. Replay is no clock, so kernels that need a GPU have no time without.
@@ -6,22 +6,24 @@ CPU if it is written for it. Replay is no clock, so kernels that need a GPU have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from twinstep.benchmarks.beside.ceilings import ceilings
-from twinstep.benchmarks.beside.peers import Absent, peers_of
+from twinstep.benchmarks.beside.peers import Absent, Peer, peers_of
 from twinstep.benchmarks.beside.subject import Shape, Subject, arguments_of
 from twinstep.parity.registry.engines import claimed_engines, engine_among, uses_triton
 from twinstep.parity.registry.kernels import Kernel
 
 USUAL = ("bf16", "fp32")  # dtype combinations that are timed, the first that is claimed
+MIXED = "mixed"  # a combination of tensors of several others, each of which it takes alone, too
 AGAIN = " again"  # the same kernel once more: the A/A control
 SLOW = 1.0  # seconds of a peer's call, above which it takes no turns
-OURS, PEER, CEILING = "ours", "peer", "ceiling"
+OURS, PEER, CEILING, PART = "ours", "peer", "ceiling", "part"
+STEP = "step"  # the operation of whole classes
 
 
 @dataclass(frozen=True, order=True)
@@ -83,8 +85,19 @@ def timed_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 def dtype_of(kernel: Kernel) -> str:
     """The dtype combination that a kernel is timed in."""
-    usual = [dtype for dtype in USUAL if dtype in kernel.dtypes]
+    usual = [dtype for dtype in USUAL if takes(kernel, dtype)]
     return (*usual, *kernel.dtypes)[0]
+
+
+def takes(kernel: Kernel, dtype: str) -> bool:
+    """True if a kernel claims a dtype combination, by its name or as a part of `mixed`."""
+    if dtype in kernel.dtypes:
+        return True
+    known = kernel.operation.combinations
+    if MIXED not in kernel.dtypes or dtype not in known:
+        return False
+    wide, own = known[MIXED], known[dtype]
+    return own.keys() == wide.keys() and all(set(own[name]) <= set(wide[name]) for name in own)
 
 
 def groups_of(kernels: Sequence[Kernel], shapes: Sequence[Shape]) -> list[Group]:
@@ -103,7 +116,7 @@ def ours(kernels: Sequence[Kernel], group: Group) -> list[Kernel]:
         kernel
         for kernel in timed_kernels(kernels)
         if kernel.operation.name == group.operation
-        and group.dtype in kernel.dtypes
+        and takes(kernel, group.dtype)
         and group.shape.layout in kernel.layouts
     ]
 
@@ -122,8 +135,7 @@ def require_quick(subject: Subject) -> None:
     Raises:
         Absent: it is too slow to take turns with the others.
     """
-    subject.restore()
-    subject.call()
+    subject.turn()
     seconds = subject.turn()
     if seconds > SLOW:
         raise Absent(f"one call takes {seconds:.1f} s")
@@ -132,26 +144,60 @@ def require_quick(subject: Subject) -> None:
 def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
     """All rows of a group, and the bytes that one call must move, at least.
 
-    Our kernels, the first again as a control, peers, ceilings; each with tensors of its own.
+    Ours, the first of them again as a control, peers, ceilings; each with tensors of its own.
     """
+    return rows_of_classes(group) if group.operation == STEP else rows_of_kernels(kernels, group)
+
+
+def rows_of_kernels(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
+    """Rows of one operation."""
     chosen = ours(kernels, group)
     first, device = chosen[0], device_of(chosen[0])
     assert device is not None, first.name
     found = [Timed(kernel.name, OURS, subject_of(kernel, group)) for kernel in chosen]
     found.append(Timed(first.name + AGAIN, OURS, subject_of(first, group)))
     given = partial(arguments_of, first.operation, group.dtype, group.shape, device)
+
+    def made(peer: Peer) -> Subject:
+        own = given()
+        return Subject(peer.make(own), own.restore, device)
+
     for peer in peers_of(first.operation.name, device):
-        try:
-            known, own = peer.version(), given()
-            subject = Subject(peer.make(own), own.restore, device)
-            require_quick(subject)
-        except Absent as reason:
-            found.append(Timed(peer.name, PEER, None, str(reason)))
-        except Exception as error:  # a peer's build, or its kernels
-            sentence = (str(error).splitlines() or [""])[0]
-            found.append(Timed(peer.name, PEER, None, f"{type(error).__name__}: {sentence}"))
-        else:
-            found.append(Timed(peer.name, PEER, subject, "", known))
-    one = given()
-    passes = ceilings(one.bytes, one.sized_written, device)
-    return [*found, *(Timed(name, CEILING, made) for name, made in passes.items())], one.bytes
+        found.append(of_peer(peer.name, peer.version, partial(made, peer)))
+    read, written = given().read_and_written
+    return [*found, *passes(read, written, device)], read + written
+
+
+def rows_of_classes(group: Group) -> tuple[list[Timed], int]:
+    """Rows of whole steps of optimizer classes."""
+    # The gate measures older checkouts with this file; they may lack what these need.
+    from twinstep.benchmarks.beside import classes
+
+    device = classes.device()
+    mine, others = classes.steps_of(group.dtype, device)
+    made = partial(classes.subject, shape=group.shape, device=device)
+    found = [Timed(step.name, OURS, made(step)) for step in mine]
+    found.append(Timed(mine[0].name + AGAIN, OURS, made(mine[0])))
+    for step in others:
+        found.append(of_peer(step.name, step.version, partial(made, step)))
+    read, written = (each * group.shape.numel for each in classes.BYTES[group.dtype])
+    return [*found, *passes(read, written, device)], read + written
+
+
+def of_peer(name: str, version: Callable[[], str], make: Callable[[], Subject]) -> Timed:
+    """Row of a peer, ready or absent with the reason."""
+    try:
+        known, subject = version(), make()
+        require_quick(subject)
+    except Absent as reason:
+        return Timed(name, PEER, None, str(reason))
+    except Exception as error:  # a peer's build, or its kernels
+        sentence = (str(error).splitlines() or [""])[0]
+        return Timed(name, PEER, None, f"{type(error).__name__}: {sentence}")
+    return Timed(name, PEER, subject, "", known)
+
+
+def passes(read: int, written: int, device: torch.device) -> list[Timed]:
+    """Rows of plain passes over as many bytes."""
+    found = ceilings(read, written, device)
+    return [Timed(name, CEILING, subject) for name, subject in found.items()]

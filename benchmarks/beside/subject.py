@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import LAYOUTS, ListArgument, Operation, Role
-from twinstep.parity.report.traffic_design import total
+from twinstep.parity.report.traffic_design import DESIGN, bytes_by_list
 
 PATTERN = 1024  # values drawn; a tensor repeats them
 TURN = 0.004  # seconds that one turn takes at least
 MOST = 64  # calls in a turn
+WARM_UP = 5  # calls before the first turn that counts; of a slow one two
+SLOW = 0.1  # seconds
 
 
 @dataclass(frozen=True, order=True)
@@ -74,26 +76,22 @@ class Arguments:
         kernel(*self.lists.values(), **self.controls, **self.options)
 
     @property
-    def bytes(self) -> int:
+    def read_and_written(self) -> tuple[int, int]:
         """Bytes that must be read and written, at least; of an unknown operation each list once."""
-        known = total(self.operation.name, self.lists)
-        return known or sum(map(self._moved, self.operation.lists))
+        name = self.operation.name
+        passes = [
+            both
+            for one in DESIGN.get(name, ())
+            for both in bytes_by_list(name, one.launch, self.lists).values()
+        ]
+        passes = passes or [self._moved(argument) for argument in self.operation.lists]
+        return sum(read for read, _ in passes), sum(written for _, written in passes)
 
-    def _moved(self, argument: ListArgument) -> int:
+    def _moved(self, argument: ListArgument) -> tuple[int, int]:
         tensors = self.lists[argument.name]
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return size * ((argument.role is not Role.OUTPUT) + (argument.name in self.written))
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """Lists that the operation writes."""
-        return tuple(name for name in self.operation.writes if name in self.lists)
-
-    @property
-    def sized_written(self) -> bool:
-        """True if it writes tensors as large as the parameters, so that a copy is its ceiling."""
-        steps = self.operation.lists_of(Role.STEPS)
-        return any(name not in steps for name in self.written)
+        written = argument.name in self.operation.writes and argument.role is not Role.STEPS
+        return size * (argument.role is not Role.OUTPUT), size * written
 
 
 def arguments_of(operation: Operation, dtype: str, shape: Shape, device: torch.device) -> Arguments:
@@ -113,22 +111,30 @@ def arguments_of(operation: Operation, dtype: str, shape: Shape, device: torch.d
     )
     case = generate(operation, dtype, recipe)
     lists: dict[str, list[Tensor]] = {}
+    written: list[Tensor] = []
+    first: list[Tensor] = []
     for argument in operation.lists:
         small = list(case.lists[argument.name])
+        count = shape.tensors
         if own or not small:
-            grown = [tensor.clone() for tensor in small]
+            count, origins = len(small), small
         elif argument.role is Role.STEPS:
-            grown = [small[0].clone() for _ in range(shape.tensors)]
+            origins = small[:1]
         elif argument.single:
-            grown = [_grown(small[0], shape.numel)]
+            count, origins = 1, [_grown(small[0], shape.numel)]
         else:
-            grown = [_grown(small[at % few], shape.each) for at in range(shape.tensors)]
-        lists[argument.name] = [tensor.to(device) for tensor in grown]
+            origins = [_grown(values, shape.each) for values in small]
+        origins = [tensor.to(device) for tensor in origins]
+        # Tensors of equal values have one original, from which each is restored.
+        firsts = [origins[at % len(origins)] for at in range(count)] if origins else []
+        lists[argument.name] = [tensor.clone() for tensor in firsts]
+        if argument.name in operation.writes:
+            written += lists[argument.name]
+            first += firsts
     controls = {name: control.to(device) for name, control in case.controls.items()}
-    written = [t for name in operation.writes for t in lists.get(name, ())]
-    written += [controls[name] for name in operation.writes if name in controls]
-    first = [tensor.clone() for tensor in written]
-    return Arguments(operation, lists, controls, options, (written, first))
+    changed = [controls[name] for name in operation.writes if name in controls]
+    kept = (written + changed, first + [tensor.clone() for tensor in changed])
+    return Arguments(operation, lists, controls, options, kept)
 
 
 def _grown(values: Tensor, numel: int) -> Tensor:
@@ -148,6 +154,7 @@ class Subject:
         clock: of the host.
         close: ends what it holds.
         repeats: calls in a turn, chosen by `settle`.
+        parts: seconds of the last call by phase, where it times them itself.
     """
 
     call: Callable[[], object]
@@ -157,14 +164,15 @@ class Subject:
     clock: Callable[[], float] = time.perf_counter
     close: Callable[[], object] = bool
     repeats: int = 1
+    parts: Callable[[], Mapping[str, float]] = dict
 
     def settle(self) -> None:
         """Warm up, and choose how many calls make a turn long enough to time."""
-        for _ in range(3):
-            self.restore()
-            self.call()
         self.repeats = 1
-        seconds = max(min(self.turn(), self.turn()), 1e-7)
+        taken = [self.turn()]
+        while len(taken) < WARM_UP and (len(taken) < 2 or taken[-1] < SLOW):
+            taken.append(self.turn())
+        seconds = max(min(taken[-2:]), 1e-7)
         self.repeats = max(1, min(MOST, round(TURN / seconds)))
 
     def turn(self) -> float:
@@ -192,14 +200,3 @@ class Subject:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3 / self.repeats
-
-
-def turns(subjects: Sequence[Subject], rounds: int) -> list[list[float]]:
-    """Seconds of every subject in every round; the order is turned from round to round."""
-    found: list[list[float]] = [[] for _ in subjects]
-    for number in range(rounds):
-        places = list(range(len(subjects)))
-        places = places[number % len(places) :] + places[: number % len(places)]
-        for place in places if number % 2 else reversed(places):
-            found[place].append(subjects[place].turn())
-    return found

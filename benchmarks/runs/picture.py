@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs.results import CURVES, SHAPES, Document, title
-from twinstep.benchmarks.runs.tables import shown, told
+from twinstep.benchmarks.runs.tables import shown, told, versions
 from twinstep.scenarios.pictures import figure, frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777"}
+COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777", "part": "#e0b070"}
 EDGES = (0.05, 50.0)  # of the ratios
 SMALL = 64  # elements of each tensor of the curves over tensors
 
@@ -36,8 +36,10 @@ def draw_run(document: Document, path: Path) -> None:
     for number, (name, kind) in enumerate(curves):
         curve_axes(sheet.add_subplot(grid[number, 1]), document, name, kind)
     key = document["key"]
-    made = f"{document['processes']} processes, load {document['load']}"
-    sheet.suptitle(f"{key['device']}, torch {key['torch']}, {made}", fontsize=10)
+    made = f"{document['processes']} processes, load before {document['load']}"
+    sheet.suptitle(
+        f"{key['device']}, torch {key['torch']}, {made}\n{versions(document)}", fontsize=10
+    )
     sheet.savefig(path, dpi=130)
 
 

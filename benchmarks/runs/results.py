@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, Group, groups_of
+from twinstep.benchmarks.beside.classes import BYTES, SHARDED
+from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, STEP, Group, groups_of
 from twinstep.benchmarks.beside.statistics import Ratio, of_process, over_processes
 from twinstep.benchmarks.beside.subject import Shape
-from twinstep.benchmarks.regressions.sides import HERE, Checkout, Process, SideFailed
+from twinstep.benchmarks.runs.budget import Answers, Plan, spend
 from twinstep.benchmarks.runs.key import key_of
 from twinstep.benchmarks.stamp import stamp
 from twinstep.parity.registry.kernels import Kernel
@@ -22,33 +23,57 @@ SCHEMA = 1
 SHAPES = (Shape(1, 2**24), Shape(200, 2**16), Shape(1000, 64))
 CURVES = ("adamw_step", "global_norm")
 SIZES = tuple(Shape(1, 10**power) for power in (4, 5, 6, 7, 8, 9))
-TENSORS = tuple(Shape(count, 64) for count in (1, 10, 100, 10_000, 21_000, 65_000, 100_000))
+TENSORS = tuple(Shape(count, 64) for count in (1, 10, 100, 10_000, 100_000))
+STEPS = (Shape(200, 2**16), Shape(1000, 64))  # of whole classes
+MANY = (Shape(21_000, 64), Shape(65_000, 64))  # one group of so many small parameters
+MANY_DTYPES = ("fp32", "fp16")
 HELD = 40  # bytes of an element in all tensors of one row, and what restores them
 ROWS = 8  # that are held at once
 BIG = 2**26  # bytes of a call from which on memory decides, not the host
 TOLERANCE = 1.05  # above it a kernel is faster than memory allows, so something is wrong
+WIDE = 1.1  # an interval whose ends are further apart is worth another process
 
 
 def chosen_groups(
-    kernels: Sequence[Kernel], operations: Sequence[str], curves: bool
-) -> tuple[list[Group], list[str]]:
-    """Groups to time, and those that memory does not hold, each with the reason."""
+    kernels: Sequence[Kernel], operations: Sequence[str], curves: bool, classes: bool = False
+) -> tuple[list[Group], list[Group], list[str]]:
+    """Groups of the table, groups that are dear and come once, and those that memory does not hold.
+
+    Args:
+        kernels: registered.
+        operations: whose groups are wanted; all, where there are none.
+        curves: whether to add the points of curves.
+        classes: whether to add whole steps of our classes.
+    """
     kept = [k for k in kernels if not operations or k.operation.name in operations]
-    found = groups_of(kept, SHAPES)
+    table, once = groups_of(kept, SHAPES), list[Group]()
+    if classes and (not operations or STEP in operations):
+        table = [*groups_of_classes(), *table]
+        once += [Group(STEP, dtype, shape) for shape in MANY for dtype in MANY_DTYPES]
     if curves:
         also = groups_of([k for k in kept if k.operation.name in CURVES], (*SIZES, *TENSORS))
         # A line of a curve is of one combination: the first of its operation.
         first = {group.operation: group.dtype for group in reversed(also)}
-        also = [group for group in also if group.dtype == first[group.operation]]
-        found += [group for group in also if group not in found]
+        once += [g for g in also if g.dtype == first[g.operation] and g not in table]
+    once.sort(key=lambda group: group.shape.tensors + group.shape.numel / 1e4)  # the cheap first
     room = available() / 2
     left_out = [
         f"{group}: needs {group.shape.numel * HELD * ROWS / 2**30:.0f} GiB, "
         f"but {room / 2**30:.0f} GiB are free for it"
-        for group in found
+        for group in (*table, *once)
         if group.shape.numel * HELD * ROWS > room
     ]
-    return [g for g in found if g.shape.numel * HELD * ROWS <= room], left_out
+    table, once = (
+        [group for group in groups if group.shape.numel * HELD * ROWS <= room]
+        for groups in (table, once)
+    )
+    return table, once, left_out
+
+
+def groups_of_classes() -> list[Group]:
+    """Whole steps; of DTensors one shape, since making a thousand takes minutes."""
+    shapes = {dtype: STEPS[:1] if dtype == SHARDED else STEPS for dtype in BYTES}
+    return [Group(STEP, dtype, shape) for dtype in BYTES for shape in shapes[dtype]]
 
 
 def available() -> int:
@@ -61,50 +86,47 @@ def available() -> int:
 
 
 def run(
-    groups: Sequence[Group],
+    table: Sequence[Group],
+    once: Sequence[Group],
     file: str,
-    processes: int,
-    rounds: int,
+    plan: Plan,
     told: Callable[[str], object],
 ) -> Document:
-    """Time all groups; every process times every group once, but curves only the first.
+    """Time all groups in fresh processes, one after the other.
 
     Args:
-        groups: what to time.
+        table: groups that every process times.
+        once: groups that one process times, and others if the budget allows.
         file: of a user; empty for our kernels.
-        processes: fresh ones, one after the other.
-        rounds: in which every row of a group has a turn.
+        plan: processes, rounds and seconds.
         told: is called with what is being timed.
     """
-    answers: dict[Group, list[Document]] = {group: [] for group in groups}
-    problems: list[str] = []
     source = str(Path(file).resolve()) if file else ""
-    for number in range(processes):
-        with ExitStack() as stack:
-            side = stack.enter_context(Process(Checkout("this checkout", HERE, source)))
-            for group in groups:
-                if number and group.shape not in SHAPES:
-                    continue  # a curve
-                told(f"process {number + 1} of {processes}, {group}")
-                shape = group.shape
-                row = [group.operation, group.dtype, shape.tensors, shape.each]
-                try:
-                    answers[group].append(side.ask("beside", group=row, rounds=rounds))
-                except SideFailed as failure:
-                    problems.append(f"{group}: {failure}")
-    found = [entry(group, given) for group, given in answers.items() if given]
+    begun = os.getloadavg()[0]
+    answers = spend(table, once, source, plan, told, wide)
+    found = [entry(group, given) for group, given in answers.of.items() if given]
     return {
         "schema": SCHEMA,
         "stamp": stamp(),
         "key": key_of(),
         "file": Path(file).name if file else "",
-        "load": round(os.getloadavg()[0], 1),
-        "processes": processes,
-        "rounds": rounds,
+        "load": round(begun, 1),
+        "processes": max((group["processes"] for group in found), default=0),
+        "rounds": plan.rounds,
+        "budget": plan.budget,
+        "seconds": round(answers.taken),
         "groups": found,
-        "problems": problems,
+        "cut": answers.cut,
+        "problems": answers.problems,
         "errors": list(too_fast(found)),
     }
+
+
+def wide(group: Group, given: Sequence[Answers]) -> bool:
+    """True if a row's interval is so wide that another process would help."""
+    rows = entry(group, given)["rows"]
+    ends = [row["times_ours"] for row in rows if row["family"] != CEILING]
+    return any(low is None or high > WIDE * low for low, _, high in ends)
 
 
 def entry(group: Group, given: Sequence[Document]) -> Document:
@@ -137,6 +159,8 @@ def entry(group: Group, given: Sequence[Document]) -> Document:
         "tensors": group.shape.tensors,
         "each": group.shape.each,
         "bytes": given[0]["bytes"],
+        "processes": len(given),
+        "fewest_rounds": min(len(one[first]) for one in times),
         "rows": rows,
         "absent": given[0]["absent"],
     }
@@ -144,7 +168,7 @@ def entry(group: Group, given: Sequence[Document]) -> Document:
 
 def ceiling_share(times: dict[str, list[float]], name: str, passes: Sequence[str]) -> float:
     """Time of the fastest plain pass over that of a row, in one process."""
-    return max(of_process(times[one], times[name]) for one in passes)
+    return min(of_process(times[one], times[name]) for one in passes)
 
 
 def interval(ratio: Ratio) -> list[float | None]:
@@ -166,13 +190,16 @@ def rounded(value: float) -> float:
 def too_fast(groups: Sequence[Document]) -> Iterator[str]:
     """Sentences on kernels that are faster than memory allows: they cannot have done the work.
 
-    The quickest turns are compared: others on the machine slow both, but not always alike.
+    The whole interval over processes must lie above the fastest pass, and the quickest turn, too:
+    on a busy machine passes are held up in nearly every turn, and the quickest of few is no limit.
     """
     for group in groups:
         passes = [row["best_ms"] for row in group["rows"] if row["family"] == CEILING]
         for row in group["rows"]:
+            low, _, _ = row["of_ceiling"]
             times = min(passes) / row["best_ms"]
-            if row["family"] == OURS and group["bytes"] >= BIG and times > TOLERANCE:
+            sure = low is not None and min(low, times) > TOLERANCE
+            if row["family"] == OURS and group["bytes"] >= BIG and sure:
                 yield (
                     f"{row['name']} {group['dtype']} {title(group)}: {times:.2f} times as fast as "
                     f"the fastest pass over as many bytes, so it cannot have moved them all"
@@ -185,10 +212,11 @@ def title(group: Document) -> str:
 
 
 def controls(groups: Sequence[Document]) -> list[tuple[str, list[float | None]]]:
-    """The A/A control of every group: our first kernel beside itself."""
-    return [
+    """The A/A control of every group, our first row beside itself, the furthest from 1 first."""
+    found: list[tuple[str, list[float | None]]] = [
         (f"{group['operation']} {group['dtype']} {title(group)}", row["times_ours"])
         for group in groups
         for row in group["rows"]
         if row["name"].endswith(AGAIN)
     ]
+    return sorted(found, key=lambda row: -abs(math.log(row[1][1] or 1.0)))
