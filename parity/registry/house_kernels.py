@@ -25,6 +25,7 @@ FILES = {
     "adamw_step": "adam",
     "adamw_remainder_step": "adam_remainder",
     "lamb_step": "lamb",
+    "apex_lamb_step": "apex_lamb",
     "unscale": "unscale",
     "global_norm": "reduce",
     "clip_factor": "clip",
