@@ -23,6 +23,8 @@ import twinstep.reference.optimizers.zero
 
 SIDES = ("fast", "reference")
 PLAIN = ("FusedAdam", "FusedLamb", "FusedLAMB")
+# A counter for each parameter, and kernels that wrappers start themselves.
+COUNTING = PLAIN[:2]
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 CLASSES: dict[str, dict[str, Any]] = {
     "fast": {
