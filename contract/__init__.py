@@ -5,10 +5,11 @@ arithmetic on tensors, so that no mistake of arithmetic can be shared.
 
 errors       MinimumLossScale, and values in sentences
 compat       Compat: upstream's behaviour on request
-hyper        hyper-parameters of `FusedAdam` and `FusedLamb`, checked
+hyper        hyper-parameters of the optimizers with moments, checked
 refusals     arguments that exist for callers of upstream
 tensors      parameters, gradients and saved tensors, checked; gradients dropped
 moments      state of Adam and LAMB: made, and loaded as it was stored
+apex_lamb    `FusedLAMB` but for its arithmetic
 loss_scale   arguments and saved states of loss scalers, checked
 wrapper      an optimizer around another one, on master weights
 timers       timers by phase that never wait

@@ -1,4 +1,4 @@
-"""Hyper-parameters of `FusedAdam` and `FusedLamb`, checked where they come in."""
+"""Hyper-parameters of the optimizers with moments, checked where they come in."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def check_adam(group: Mapping[str, object], where: str) -> None:
     for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
         if not 0.0 <= _finite(name, beta, where) < 1.0:
             raise ValueError(f"{name}={float(beta)}, but should be in [0, 1) [{where}]")
-    flag = group["bias_correction"]
-    if not isinstance(flag, bool):
-        raise TypeError(f"bias_correction={in_words(flag)}, but should be True or False [{where}]")
+    _require_bool("bias_correction", group["bias_correction"], where)
 
 
 def check_lamb(group: Mapping[str, object], where: str) -> None:
@@ -47,6 +45,18 @@ def check_lamb(group: Mapping[str, object], where: str) -> None:
     if high < low:
         raise ValueError(f"max_coeff={high}, but should be at least min_coeff={low} [{where}]")
     _finite("max_grad_norm", group["max_grad_norm"], where)
+
+
+def check_apex_lamb(group: Mapping[str, object], where: str) -> None:
+    """Check max_grad_norm and grad_averaging of one group of apex's LAMB, after the rest.
+
+    Raises:
+        TypeError: max_grad_norm is no number, grad_averaging no bool.
+        ValueError: max_grad_norm is not finite.
+    """
+    check_adam(group, where)
+    _finite("max_grad_norm", group["max_grad_norm"], where)
+    _require_bool("grad_averaging", group["grad_averaging"], where)
 
 
 def check_numbers(groups: Iterable[Mapping[str, object]], where: str) -> None:
@@ -72,6 +82,11 @@ def require_number(name: str, value: object, where: str) -> None:
         raise TypeError(
             f"{name}={in_words(value)}, but should be a number or a 0-dim tensor [{where}]"
         )
+
+
+def _require_bool(name: str, flag: object, where: str) -> None:
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name}={in_words(flag)}, but should be True or False [{where}]")
 
 
 def _require_at_least_zero(name: str, value: object, where: str) -> None:

@@ -16,7 +16,7 @@ REASONS = {
     "maximize": "negate the loss instead",
     "differentiable": "autograd cannot follow an update in place",
 }
-# Keywords of apex's FusedLAMB, which is another optimizer; NVLAMB is one of its choices.
+# Keywords of apex's LAMB, which is another class here; NVLAMB is one of its choices.
 APEX_LAMB = ("use_nvlamb", "grad_averaging", "adam_w_mode", "set_grad_none")
 
 
@@ -36,9 +36,8 @@ def check_keywords(where: str, given: Mapping[str, object], amsgrad: bool) -> No
     for name in given:
         if where == "FusedLamb" and name in APEX_LAMB:
             raise RuntimeError(
-                f"{name} was given, but should not be: this is DeepSpeed's LAMB; apex's and NVLAMB "
-                "correct the bias inside the direction, bound no trust ratio, and clip by the norm "
-                f"of all gradients [{where}]"
+                f"{name} was given, but should not be: this is DeepSpeed's LAMB, and apex's with "
+                f"NVLAMB is FusedLAMB [{where}]"
             )
         if name not in (*REASONS, *WAYS):
             raise TypeError(f"{where} got an unexpected keyword argument '{name}'")

@@ -1,6 +1,7 @@
 """State of the optimizers that keep two moments and a counter for each parameter.
 
 State of a parameter: `step` (int64, shape ()), `exp_avg`, `exp_avg_sq` (shaped like the parameter).
+apex's LAMB counts in the group instead.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ State = dict[str, Tensor]
 def new_state(param: Tensor, dtype: torch.dtype = torch.float32) -> State:
     """State before a first step: moments of zero in the given dtype, on the parameter's device."""
     step = torch.zeros((), dtype=torch.int64, device=param.device)
-    moments = {name: torch.zeros_like(param, dtype=dtype, requires_grad=False) for name in MOMENTS}
-    return {"step": step, **moments}
+    return {"step": step, **new_moments(param, dtype)}
+
+
+def new_moments(param: Tensor, dtype: torch.dtype = torch.float32) -> State:
+    """Moments of zero, shaped like the parameter, on its device."""
+    return {name: torch.zeros_like(param, dtype=dtype, requires_grad=False) for name in MOMENTS}
 
 
 def check_added_group(optimizer: torch.optim.Optimizer, *, shards: bool = False) -> None:

@@ -39,6 +39,19 @@ def check_legacy_lamb(optimizer: torch.optim.Optimizer, where: str) -> None:
         )
 
 
+def refuse_norm_of_part(optimizer: torch.optim.Optimizer, where: str) -> None:
+    """Refuse apex's LAMB where a rank holds a part of the gradients alone.
+
+    Raises:
+        TypeError: it is one, ours or apex's own.
+    """
+    if hasattr(optimizer, "use_nvlamb"):
+        raise TypeError(
+            f"init_optimizer is {type(optimizer).__name__}, but should be another: it clips by the "
+            f"norm of all gradients, and a rank has a part of them here [{where}]"
+        )
+
+
 def check_accumulation_dtype(grad_acc_dtype: torch.dtype, where: str) -> None:
     """Require a dtype in which gradients are accumulated.
 

@@ -26,6 +26,7 @@ from twinstep.contract.copies import (
 )
 from twinstep.contract.gradient_mark import GradientMark
 from twinstep.contract.parallel import Groups
+from twinstep.contract.refusals import refuse_norm_of_part
 from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.uncompiled import uncompiled
@@ -50,6 +51,7 @@ class Wrapper(torch.optim.Optimizer):
     Args:
         optimizer: without state; its groups are rewritten by the class that derives.
         timers: called by phase, or None.
+        split: ranks hold parts of the model.
 
     `deepcopy` and `pickle` build it anew, with the model's parameters if these are copied with it;
     what is known of the last step, gradients and hooks stay behind, as for torch's optimizers.
@@ -60,6 +62,7 @@ class Wrapper(torch.optim.Optimizer):
 
     Raises:
         ValueError: it has state.
+        TypeError: it is apex's LAMB, and ranks hold parts of the gradients.
     """
 
     ranks: Groups = ()
@@ -71,12 +74,20 @@ class Wrapper(torch.optim.Optimizer):
     _model = "fp16_groups"
     _inner: torch.optim.Optimizer | None = None
 
-    def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        timers: Timers | None = None,
+        *,
+        split: bool = False,
+    ) -> None:
         if optimizer.state:
             raise ValueError(
                 f"init_optimizer has state of {len(optimizer.state)} parameters, but should be "
                 f"fresh: its parameters become master weights [{type(self).__name__}]"
             )
+        if split or self.loads_lists:
+            refuse_norm_of_part(optimizer, type(self).__name__)
         params = [param for group in optimizer.param_groups for param in group["params"]]
         super().__init__(params, optimizer.defaults)
         self._inner = optimizer

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from twinstep.contract.compat import Compat
     from twinstep.contract.errors import MinimumLossScale
+    from twinstep.fast.optimizers.apex_lamb import FusedLAMB
     from twinstep.fast.optimizers.bf16 import BF16Optimizer
     from twinstep.fast.optimizers.fp16 import FP16Optimizer
     from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -32,6 +33,7 @@ __all__ = [
     "FP16Optimizer",
     "FP16UnfusedOptimizer",
     "FusedAdam",
+    "FusedLAMB",
     "FusedLamb",
     "MinimumLossScale",
     "StaticLossScale",

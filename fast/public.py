@@ -2,6 +2,7 @@
 
 from twinstep.contract.compat import Compat as Compat
 from twinstep.contract.errors import MinimumLossScale as MinimumLossScale
+from twinstep.fast.optimizers.apex_lamb import FusedLAMB as FusedLAMB
 from twinstep.fast.optimizers.bf16 import BF16Optimizer as BF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer as FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import (

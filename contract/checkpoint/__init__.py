@@ -3,7 +3,7 @@
 files       a file of tensors and plain values
 entries     keys, a clip norm and masters of every state dict
 inner       the state of the inner optimizer
-plain       state dicts of `FusedAdam` and `FusedLamb` by themselves
+plain       state dicts of plain optimizers by themselves
 fp16        state dicts of the FP16 optimizers
 partitions  state dicts of `BF16Optimizer`, one entry per rank
 elastic     state dicts of `ZeroOptimizer`, by parameter

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from twinstep.contract.errors import in_words
-from twinstep.contract.hyper import check_adam, check_lamb
+from twinstep.contract.hyper import check_adam, check_apex_lamb, check_lamb
 from twinstep.contract.moments import MOMENTS, StateDict, whole_steps
 from twinstep.contract.tensors import check_in_memory
 from twinstep.contract.wrapper import MomentOptimizer
@@ -166,9 +166,13 @@ def check_options(
     ]
     if missing:
         raise ValueError(f"state has no {', '.join(missing)}, but {name} should [{where}]")
-    if "max_coeff" in theirs and "max_coeff" not in defaults:
-        raise ValueError(f"state has max_coeff, as that of LAMB, but {name} should not [{where}]")
-    if not isinstance(optimizer, MomentOptimizer):
+    for option, owner in (("max_coeff", "DeepSpeed's LAMB"), ("grad_averaging", "apex's LAMB")):
+        if option in theirs and option not in defaults:
+            raise ValueError(
+                f"state has {option}, as that of {owner}, but {name} should not [{where}]"
+            )
+    apex = "grad_averaging" in defaults
+    if not apex and not isinstance(optimizer, MomentOptimizer):
         for option, like in defaults.items():
             _check_option(option, group[option], like, where)
         return
@@ -183,7 +187,8 @@ def check_options(
             f"this {name} [{where}]"
         )
     try:
-        (check_lamb if "max_coeff" in defaults else check_adam)(group, where)
+        check = check_lamb if "max_coeff" in defaults else check_adam
+        (check_apex_lamb if apex else check)(group, where)
     except TypeError as error:
         raise ValueError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""State dicts of `FusedAdam` and `FusedLamb`: their own, torch's, DeepSpeed's and apex's."""
+"""State dicts of the optimizers with moments: their own, torch's, DeepSpeed's and apex's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def loading_as_stored(
     parameter would lose 13 bits, and small second moments would become 0. Here state is taken from
     the dict itself, after all pre-hooks and before all post-hooks, and copied. Options that a file
     lacks stay as they are: torch's Adam has no `bias_correction`. apex keeps one counter for each
-    group, DeepSpeed with its last parameter, which becomes that of each of its parameters.
+    group, DeepSpeed with its last parameter, which becomes that of each of its parameters where a
+    class has them; a class that counts as apex does takes it as it is, and 0 where a file has none,
+    as before apex's first step.
 
     Args:
         optimizer: whose state is loaded.
@@ -82,8 +84,12 @@ def _completed(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
         return given  # torch refuses this, right after, with its own message
     groups = [{**mine, **group} for mine, group in zip(optimizer.param_groups, theirs, strict=True)]
     state = dict(cast("dict[object, Mapping[str, object]]", given["state"]))
-    for index, (group, saved) in enumerate(zip(groups, theirs, strict=True)):
+    rows = zip(optimizer.param_groups, groups, theirs, strict=True)
+    for index, (mine, group, saved) in enumerate(rows):
         check_options(optimizer, saved, group, f"group {index}, {where}")
+        if "step" in mine:
+            group["step"] = whole_steps(saved.get("step", 0), f"group {index}, {where}")
+            continue
         counter, numbers = group.pop("step", None), cast("list[object]", group["params"])
         for number in numbers if counter is not None else ():
             if state.get(number):
@@ -114,7 +120,8 @@ def _restored_one(restored: State, saved: Mapping[str, object], where: str) -> S
     if missing:
         raise ValueError(f"state has no {', '.join(missing)}, but should [{where}]")
     # In order: with two faults, the same one is named on every run.
-    restored["step"].fill_(whole_steps(saved["step"], where))
+    if "step" in restored:
+        restored["step"].fill_(whole_steps(saved["step"], where))
     for name in MOMENTS:
         moment = saved[name]
         if not isinstance(moment, Tensor) or not moment.is_floating_point():

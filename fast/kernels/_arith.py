@@ -78,13 +78,17 @@ def advance_adam_steps(
     found_inf,
     BIAS_CORRECTION: tl.constexpr,
     IS_TABLE: tl.constexpr,
+    WIDTH: tl.constexpr = 2,
 ):
-    """Advance LANES step counters from `first` on, unless skipped, and store k1, k2."""
+    """Advance LANES step counters from `first` on, unless skipped, and store k1, k2.
+
+    WIDTH: numbers that the block has for each tensor.
+    """
     lane = first + tl.arange(0, LANES)
     mask = lane < tensors
     counters = step_pointers(steps, lane, mask, IS_TABLE)
     t = tl.load(counters, mask=mask, other=0) + 1
-    pair = coefficients + HEADER + 2 * lane
+    pair = coefficients + HEADER + WIDTH * lane
     if BIAS_CORRECTION:
         tl.store(pair, (1.0 - power(beta1, t)).to(tl.float32), mask=mask)
         tl.store(pair + 1, (1.0 - power(beta2, t)).to(tl.float32), mask=mask)

@@ -1,7 +1,9 @@
-"""Arithmetic of LAMB: its coefficients, its tiles and its trust ratio.
+"""Arithmetic of LAMB, DeepSpeed's and apex's: coefficients, tiles and trust ratios.
 
 The coefficient block is laid out like Adam's (`fast.kernels._arith`), with the bounds of the trust
-ratio behind it; the pair of each tensor is its step size a, and a times its trust ratio.
+ratio behind it; the pair of each tensor is its step size a, and a times its trust ratio. apex's has
+the divisor of a clipped gradient there, and three numbers for each tensor: 1 - beta1**t,
+1 - beta2**t, and its learning rate times its trust ratio.
 """
 
 import triton
@@ -25,6 +27,14 @@ from twinstep.fast.kernels._limbs import PADDED, norm_of
 
 MAX_COEFF = tl.constexpr(11)
 MIN_COEFF = tl.constexpr(12)
+DIVISOR = tl.constexpr(11)
+TRIPLE = tl.constexpr(3)
+# What a direction is: DeepSpeed's with eps outside the root or under it; then apex's, from APEX_L2
+# on, with the decay in the gradient or in the direction.
+EPS_OUTSIDE = tl.constexpr(0)
+EPS_UNDER = tl.constexpr(1)
+APEX_L2 = tl.constexpr(2)
+APEX_DECOUPLED = tl.constexpr(3)
 
 
 @triton.jit
@@ -78,26 +88,58 @@ def load_lamb_coefficients(coefficients):
 
 
 @triton.jit
-def lamb_direction(p, m, v, coefficients, EPS_INSIDE: tl.constexpr):
+def store_apex_header(coefficients, hyper, clip, found_inf, GRAD_AVERAGING: tl.constexpr):
+    """Store the hyper-parameters rounded to fp32, and what clipped gradients are divided by."""
+    lr, beta1, beta2, eps, weight_decay = hyper
+    max_norm, norm, factor = clip
+    store_adam_header(coefficients, lr, beta1, beta2, eps, weight_decay, factor, found_inf)
+    if not GRAD_AVERAGING:
+        tl.store(coefficients + ONE_MINUS_BETA1, 1.0)
+    largest = max_norm.to(tl.float32)
+    norm = norm * factor
+    clips = (largest > 0.0) & (norm > largest)
+    tl.store(coefficients + DIVISOR, tl.where(clips, tl.div_rn(norm, largest), 1.0))
+
+
+@triton.jit
+def load_apex_coefficients(coefficients, slot):
+    """Return those of `load_lamb_coefficients`, then (divisor, k1, k2), as fp32 scalars."""
+    inv_scale, wd, b1, c1, b2, c2, eps = load_lamb_coefficients(coefficients)
+    triple = coefficients + HEADER + TRIPLE * slot
+    divisor = tl.load(coefficients + DIVISOR)
+    return inv_scale, wd, b1, c1, b2, c2, eps, divisor, tl.load(triple), tl.load(triple + 1)
+
+
+@triton.jit
+def lamb_direction(p, m, v, coefficients, FORM: tl.constexpr):
     """Return u from the weights before the step and the moments after it; all fp32."""
-    _, wd, _, _, _, _, eps = coefficients
-    d = tl.sqrt_rn(v + eps) if EPS_INSIDE else tl.sqrt_rn(v) + eps
-    return tl.div_rn(m, d) + wd * p
+    if FORM >= APEX_L2:
+        _, wd, _, _, _, _, eps, _, k1, k2 = coefficients
+        u = tl.div_rn(tl.div_rn(m, k1), tl.sqrt_rn(tl.div_rn(v, k2)) + eps)
+    else:
+        _, wd, _, _, _, _, eps = coefficients
+        d = tl.sqrt_rn(v + eps) if FORM == EPS_UNDER else tl.sqrt_rn(v) + eps
+        u = tl.div_rn(m, d)
+    return u if FORM == APEX_L2 else u + wd * p
 
 
 @triton.jit
 def lamb_moments(
-    params, grads, exp_avgs, exp_avg_sqs, offsets, mask, coefficients, EPS_INSIDE: tl.constexpr
+    params, grads, exp_avgs, exp_avg_sqs, offsets, mask, coefficients, FORM: tl.constexpr
 ):
     """Write one tile's moments; return its weights and its direction."""
-    inv_scale, _, b1, c1, b2, c2, _ = coefficients
+    inv_scale, wd, b1, c1, b2, c2 = coefficients[:6]
     h = tl.load(grads + offsets, mask=mask).to(tl.float32) * inv_scale
     p = tl.load(params + offsets, mask=mask).to(tl.float32)
+    if FORM >= APEX_L2:
+        h = tl.div_rn(h, coefficients[7])
+    if FORM == APEX_L2:
+        h = h + wd * p
     m = b1 * tl.load(exp_avgs + offsets, mask=mask) + c1 * h
     v = b2 * tl.load(exp_avg_sqs + offsets, mask=mask) + (c2 * h) * h
     tl.store(exp_avgs + offsets, m, mask=mask)
     tl.store(exp_avg_sqs + offsets, v, mask=mask)
-    return p, lamb_direction(p, m, v, coefficients, EPS_INSIDE)
+    return p, lamb_direction(p, m, v, coefficients, FORM)
 
 
 @triton.jit
@@ -111,3 +153,14 @@ def trust_ratio(sums, coefficients):
     rho = tl.minimum(tl.div_rn(w, n), largest, propagate_nan=tl.PropagateNan.ALL)
     rho = tl.maximum(rho, smallest, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((w != 0.0) & (n != 0.0), rho, 1.0)
+
+
+@triton.jit
+def apex_trust_ratio(sums, coefficients, NVLAMB: tl.constexpr):
+    """Return |p| / |u|; 1 where either is 0, and without decay unless NVLAMB."""
+    w, _ = norm_of(sums)
+    n, _ = norm_of(sums + PADDED)
+    adapts = (w != 0.0) & (n != 0.0)
+    if not NVLAMB:
+        adapts = adapts & (tl.load(coefficients + WEIGHT_DECAY) != 0.0)
+    return tl.where(adapts, tl.div_rn(w, n), 1.0)

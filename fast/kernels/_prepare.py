@@ -16,11 +16,16 @@ def prepared(
     steps: Sequence[Tensor],
     controls: Sequence[Tensor],
     cache: TableCache,
+    *,
+    width: int = 2,
     **options: bool,
 ) -> Tensor:
-    """Run a preparing kernel over all step counters; return the coefficient block it wrote."""
+    """Run a preparing kernel over all step counters; return the coefficient block it wrote.
+
+    `width`: numbers in the block for each counter, after the header.
+    """
     near = controls[0]
-    size = HEADER.value + 2 * len(steps)
+    size = HEADER.value + width * len(steps)
     coefficients = torch.empty(size, dtype=torch.float32, device=near.device)
     is_table = len(steps) > 1
     counters = address_table(steps, cache).data if is_table else (*steps, coefficients)[0]

@@ -19,7 +19,7 @@ Forming u twice costs 4 bytes per parameter less than keeping it. The sums are e
 neither the grid nor the order of chunks can matter; joining or cutting tensors does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import triton
@@ -28,6 +28,8 @@ from torch import Tensor
 
 from twinstep.fast.kernels._arith import FOUND_INF, HEADER, LANES
 from twinstep.fast.kernels._lamb import (
+    EPS_OUTSIDE,
+    EPS_UNDER,
     advance_lamb_steps,
     lamb_direction,
     lamb_moments,
@@ -40,6 +42,7 @@ from twinstep.fast.kernels._limbs import PADDED, add_tile
 from twinstep.fast.kernels._prepare import prepared
 from twinstep.fast.kernels.reduce import store_limbs
 from twinstep.fast.runtime.checks import require_step
+from twinstep.fast.runtime.compiled import Jitted
 from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
 from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
 
@@ -104,6 +107,62 @@ def span_of(table, tensors, DEPTH: tl.constexpr):
     return tensor, start, tl.minimum(start + SPAN, numel), numel, aligned, slot
 
 
+@triton.jit
+def sweep_moments(
+    table,
+    limbs,
+    tensors,
+    span,
+    coefficients,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    FORM: tl.constexpr,
+):
+    """Moments of one span, and its squares of weights and direction added to the two sums."""
+    tensor, start, stop, numel, aligned, slot = span
+    p = address_of(table, tensors, tensor, 0)
+    g = address_of(table, tensors, tensor, 1)
+    m = address_of(table, tensors, tensor, 2)
+    v = address_of(table, tensors, tensor, 3)
+    weights = tl.zeros([PADDED], tl.int64)
+    directions = tl.zeros([PADDED], tl.int64)
+    while start < stop:
+        at = start + tl.arange(0, WIDE)
+        if (aligned != 0) & (start + WIDE <= numel):
+            w, u = lamb_moments(
+                pointer(p, P, True),
+                pointer(g, G, True),
+                pointer(m, M, True),
+                pointer(v, M, True),
+                at,
+                None,
+                coefficients,
+                FORM,
+            )
+        else:
+            inside = at < numel
+            w, u = lamb_moments(
+                pointer(p, P, False),
+                pointer(g, G, False),
+                pointer(m, M, False),
+                pointer(v, M, False),
+                at,
+                inside,
+                coefficients,
+                FORM,
+            )
+            # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
+            w = tl.where(inside, w, 0.0)
+            u = tl.where(inside, u, 0.0)
+        weights = add_tile(weights, w, True)
+        directions = add_tile(directions, u, True)
+        start += WIDE
+    sums = limbs + 2 * PADDED * slot
+    store_limbs(sums, weights)
+    store_limbs(sums + PADDED, directions)
+
+
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
 def lamb_moments_kernel(
     table,
@@ -118,49 +177,10 @@ def lamb_moments_kernel(
     """Moments, and the squares of weights and direction added to each tensor's two sums."""
     found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
-    tensor, start, stop, numel, aligned, slot = span_of(table, tensors, 4)
-    p = address_of(table, tensors, tensor, 0)
-    g = address_of(table, tensors, tensor, 1)
-    m = address_of(table, tensors, tensor, 2)
-    v = address_of(table, tensors, tensor, 3)
+    span = span_of(table, tensors, 4)
     if found_inf != 0.0:
         return
-    weights = tl.zeros([PADDED], tl.int64)
-    directions = tl.zeros([PADDED], tl.int64)
-    while start < stop:
-        at = start + tl.arange(0, WIDE)
-        if (aligned != 0) & (start + WIDE <= numel):
-            w, u = lamb_moments(
-                pointer(p, P, True),
-                pointer(g, G, True),
-                pointer(m, M, True),
-                pointer(v, M, True),
-                at,
-                None,
-                c,
-                EPS_INSIDE,
-            )
-        else:
-            inside = at < numel
-            w, u = lamb_moments(
-                pointer(p, P, False),
-                pointer(g, G, False),
-                pointer(m, M, False),
-                pointer(v, M, False),
-                at,
-                inside,
-                c,
-                EPS_INSIDE,
-            )
-            # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
-            w = tl.where(inside, w, 0.0)
-            u = tl.where(inside, u, 0.0)
-        weights = add_tile(weights, w, True)
-        directions = add_tile(directions, u, True)
-        start += WIDE
-    sums = limbs + 2 * PADDED * slot
-    store_limbs(sums, weights)
-    store_limbs(sums + PADDED, directions)
+    sweep_moments(table, limbs, tensors, span, c, P, G, M, EPS_UNDER if EPS_INSIDE else EPS_OUTSIDE)
 
 
 @triton.jit(do_not_specialize_on_alignment=["coefficients", "ratios"])
@@ -177,6 +197,49 @@ def lamb_ratio_kernel(coefficients, limbs, ratios, KEEPS: tl.constexpr):
         tl.store(ratios + slot, rho)
 
 
+@triton.jit
+def sweep_weights(
+    table,
+    tensors,
+    span,
+    length,
+    coefficients,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    FORM: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+):
+    """Weights of one span, from its moments and the length of its tensor's step."""
+    tensor, start, stop, numel, aligned, _ = span
+    p = address_of(table, tensors, tensor, 0)
+    m = address_of(table, tensors, tensor, 1)
+    v = address_of(table, tensors, tensor, 2)
+    low = address_of(table, tensors, tensor, 3 if HAS_COPY else 2)
+    while start < stop:
+        at = start + tl.arange(0, TILE)
+        if (aligned != 0) & (start + TILE <= numel):
+            weights = pointer(p, P, True)
+            w = tl.load(weights + at).to(tl.float32)
+            first = tl.load(pointer(m, M, True) + at)
+            second = tl.load(pointer(v, M, True) + at)
+            w = w - length * lamb_direction(w, first, second, coefficients, FORM)
+            tl.store(weights + at, w.to(P))
+            if HAS_COPY:
+                tl.store(pointer(low, C, True) + at, w.to(C))
+        else:
+            inside = at < numel
+            weights = pointer(p, P, False)
+            w = tl.load(weights + at, mask=inside).to(tl.float32)
+            first = tl.load(pointer(m, M, False) + at, mask=inside)
+            second = tl.load(pointer(v, M, False) + at, mask=inside)
+            w = w - length * lamb_direction(w, first, second, coefficients, FORM)
+            tl.store(weights + at, w.to(P), mask=inside)
+            if HAS_COPY:
+                tl.store(pointer(low, C, False) + at, w.to(C), mask=inside)
+        start += TILE
+
+
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
 def lamb_weights_kernel(
     table,
@@ -191,37 +254,12 @@ def lamb_weights_kernel(
     """The weights, from the moments that `lamb_moments_kernel` left."""
     found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
-    DEPTH: tl.constexpr = 4 if HAS_COPY else 3
-    tensor, start, stop, numel, aligned, slot = span_of(table, tensors, DEPTH)
-    p = address_of(table, tensors, tensor, 0)
-    m = address_of(table, tensors, tensor, 1)
-    v = address_of(table, tensors, tensor, 2)
-    low = address_of(table, tensors, tensor, DEPTH - 1)
-    length = tl.load(coefficients + HEADER + 2 * slot + 1)
+    span = span_of(table, tensors, 4 if HAS_COPY else 3)
+    length = tl.load(coefficients + HEADER + 2 * span[5] + 1)
     if found_inf != 0.0:
         return
-    while start < stop:
-        at = start + tl.arange(0, TILE)
-        if (aligned != 0) & (start + TILE <= numel):
-            weights = pointer(p, P, True)
-            w = tl.load(weights + at).to(tl.float32)
-            first = tl.load(pointer(m, M, True) + at)
-            second = tl.load(pointer(v, M, True) + at)
-            w = w - length * lamb_direction(w, first, second, c, EPS_INSIDE)
-            tl.store(weights + at, w.to(P))
-            if HAS_COPY:
-                tl.store(pointer(low, C, True) + at, w.to(C))
-        else:
-            inside = at < numel
-            weights = pointer(p, P, False)
-            w = tl.load(weights + at, mask=inside).to(tl.float32)
-            first = tl.load(pointer(m, M, False) + at, mask=inside)
-            second = tl.load(pointer(v, M, False) + at, mask=inside)
-            w = w - length * lamb_direction(w, first, second, c, EPS_INSIDE)
-            tl.store(weights + at, w.to(P), mask=inside)
-            if HAS_COPY:
-                tl.store(pointer(low, C, False) + at, w.to(C), mask=inside)
-        start += TILE
+    FORM: tl.constexpr = EPS_UNDER if EPS_INSIDE else EPS_OUTSIDE
+    sweep_weights(table, tensors, span, length, c, P, M, C, FORM, HAS_COPY)
 
 
 def prepare_lamb(
@@ -250,12 +288,47 @@ def update_lamb(
     `ratios`: fp32, one for each tensor; a step that is not skipped writes the trust ratios there.
     `shared`: the tensors are pieces of one, with one counter, one pair of norms and one ratio.
     """
+    kept = coefficients if ratios is None else ratios
+
+    def ratio(limbs: Tensor) -> None:
+        args = (coefficients, limbs, kept)
+        launch(lamb_ratio_kernel, len(limbs), coefficients, args, warps=1, KEEPS=ratios is not None)
+
+    sweeps = (lamb_moments_kernel, lamb_weights_kernel)
+    form = {"EPS_INSIDE": eps_inside_sqrt}
+    sweep_twice(sweeps, ratio, lists, copies, coefficients, form, cache=cache, shared=shared)
+
+
+def sweep_twice(
+    sweeps: tuple[Jitted, Jitted],
+    ratio: Callable[[Tensor], None],
+    lists: Sequence[Sequence[Tensor]],
+    copies: Sequence[Tensor],
+    coefficients: Tensor,
+    form: Mapping[str, bool],
+    *,
+    cache: TableCache = SHARED,
+    shared: bool = False,
+) -> None:
+    """Run a LAMB's launches after its first: moments, the length of each step, weights.
+
+    Args:
+        sweeps: kernels of the moments and of the weights.
+        ratio: launches the kernel between them; takes both sums of each tensor.
+        lists: params, grads, exp_avgs, exp_avg_sqs.
+        copies: low-precision model weights, or none.
+        coefficients: the block that the first launch wrote.
+        form: what else both kernels are compiled with.
+        cache: of pointer tables.
+        shared: as in `update_lamb`.
+    """
+    moments, weights = sweeps
     params, _, exp_avgs, exp_avg_sqs = lists
     count = 1 if shared else len(params)
     limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
     for table in tensor_tables(lists, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
-            lamb_moments_kernel,
+            moments,
             table.chunks,
             table.data,
             (table.data, coefficients, limbs, table.tensors),
@@ -264,15 +337,13 @@ def update_lamb(
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
             M=TRITON_DTYPE[table.dtypes[2]],
-            EPS_INSIDE=eps_inside_sqrt,
+            **form,
         )
-    kept = coefficients if ratios is None else ratios
-    args = (coefficients, limbs, kept)
-    launch(lamb_ratio_kernel, count, coefficients, args, warps=1, KEEPS=ratios is not None)
+    ratio(limbs)
     written = [params, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
     for table in tensor_tables(written, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
-            lamb_weights_kernel,
+            weights,
             table.chunks,
             table.data,
             (table.data, coefficients, table.tensors),
@@ -280,7 +351,7 @@ def update_lamb(
             P=TRITON_DTYPE[table.dtypes[0]],
             M=TRITON_DTYPE[table.dtypes[1]],
             C=TRITON_DTYPE[table.dtypes[-1]],
-            EPS_INSIDE=eps_inside_sqrt,
+            **form,
             HAS_COPY=len(copies) > 0,
         )
 

@@ -73,7 +73,7 @@ class ScaledWrapper(Wrapper, Scaled):
     ) -> None:
         params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         require_one_device(type(self).__name__, params)
-        super().__init__(optimizer, timers)
+        super().__init__(optimizer, timers, split=mpu is not None or bool(expert_groups))
         self._stepped = False
         self._plan: GradientPlan | None = None
         self._zero_gradients = ZeroGradients()

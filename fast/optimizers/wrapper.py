@@ -19,11 +19,17 @@ from twinstep.fast.runtime.lists import FixedLists
 class Wrapper(twinstep.contract.wrapper.Wrapper):
     """An optimizer around a fresh one; where kernels do all of its `step`, that is not called."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, timers: Timers | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        timers: Timers | None = None,
+        *,
+        split: bool = False,
+    ) -> None:
         # State that a step has written, as far as the host knows; see `_sync_state`.
         self._pending: dict[Tensor, State] = {}
         self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
-        super().__init__(optimizer, timers)
+        super().__init__(optimizer, timers, split=split)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

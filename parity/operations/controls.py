@@ -88,6 +88,13 @@ NORM = Control(
     values=(5.3, 1.0, 0.0, 0.8, 6.1e4, math.inf, math.nan, 3e38, 1e-20),
     range=Range(low=1e-6, high=1e6),
 )
+# The first is below the ordinary norm under the ordinary factor, by less than one power of ten.
+MAX_NORM_OF_ALL = Control(
+    name="max_norm",
+    dtype=FP64,
+    values=(0.7, 1.0, 0.03, 7.5, 1e30, 0.0, -1.0),
+    range=Range(low=1e-3, high=1e3),
+)
 NORM_OUT = Control(name="norm", dtype=FP32, values=(-7.0, 1.25), output=True)
 FACTOR_OUT = Control(name="factor", dtype=FP32, values=(-7.0, 1.25), output=True)
 SCALE = Control(
@@ -160,6 +167,10 @@ LANGUAGE: Settings = {**LATER_BETAS, "lr": 3e-4, "eps": 1e-8, "weight_decay": 0.
 MOMENTUM_ALONE: Settings = {"momentum": 0.9}
 SGD: Settings = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}
 UNSCALED: Settings = {"factor": 1.0}
+# apex's LAMB: no trust ratio without NVLAMB; a norm that is too large, and one that is not.
+WITHOUT_DECAY: Settings = {"weight_decay": 0.0, "use_nvlamb": False}
+NVLAMB: Settings = {"weight_decay": 0.0, "use_nvlamb": True}
+UNCLIPPED: Settings = {"norm": 0.8, "max_norm": 1.0, "factor": 1.0}
 CLIPPED: Settings = {"max_norm": 1.0, "scale": 65536.0}
 UNSCALED_CLIPPED: Settings = {"max_norm": 1.0, "scale": 1.0}
 # Overflow at the floor with nothing left of the hysteresis: raised, or silent.

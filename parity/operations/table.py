@@ -15,6 +15,7 @@ HOUSE = (
     steps.ADAMW_STEP,
     steps.ADAMW_REMAINDER_STEP,
     steps.LAMB_STEP,
+    steps.APEX_LAMB_STEP,
     buffers.UNSCALE,
     buffers.GLOBAL_NORM,
     scales.CLIP_FACTOR,

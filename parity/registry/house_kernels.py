@@ -25,6 +25,7 @@ FILES = {
     "adamw_step": "adam",
     "adamw_remainder_step": "adam_remainder",
     "lamb_step": "lamb",
+    "apex_lamb_step": "apex_lamb",
     "unscale": "unscale",
     "global_norm": "reduce",
     "clip_factor": "clip",
@@ -97,6 +98,11 @@ CUDA = Native(
 )
 
 
+# Combinations of Triton's row where not all are judged: `mixed` has tensors of all pure ones, and
+# the loops over them are those of `lamb_step`, judged in each.
+NARROWED = {"apex_lamb_step": ("mixed",)}
+
+
 def register_house() -> None:
     """Register our kernels; does nothing the second time."""
     known = {kernel.name for kernel in kernels()}
@@ -112,7 +118,8 @@ def _register(known: Container[str]) -> None:
         # Checks are no arithmetic: one combination and one layout show them.
         every, file = tuple(operation.combinations), FILES[operation.name]
         name, checks = f"triton.{operation.name}", f"fast.{operation.name}"
-        _row(operation, name, file, every, LAYOUTS, GPU_ENGINES, ("capturable",), known)
+        taken = NARROWED.get(operation.name, every)
+        _row(operation, name, file, taken, LAYOUTS, GPU_ENGINES, ("capturable",), known)
         claims = ("capturable", "strided")
         _row(operation, checks, file, every[-1:], ("list",), GPU_ENGINES, claims, known)
         # What dtypes share is one function: `mixed` has tensors of all pure combinations.

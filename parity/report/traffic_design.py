@@ -9,7 +9,7 @@ warp counts what it reads, so a table row that the four warps of a block share c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -54,6 +54,7 @@ DESIGN: dict[str, tuple[Pass, ...]] = {
     "adamw_step": (_ADAM,),
     "adamw_remainder_step": (_REMAINDER,),
     "lamb_step": _LAMB,
+    "apex_lamb_step": tuple(replace(one, launch=f"apex_{one.launch}") for one in _LAMB),
     "mixed_step": (_REDUCE, _ADAM),
     "global_norm": (_REDUCE,),
     "unscale": (Pass("unscale", ("grads",), ("grads",)),),

@@ -7,6 +7,7 @@ from twinstep.parity.sequences.registry import DTYPES, register_optimizer, twins
 
 def register_our_optimizers() -> None:
     """Register them; does nothing the second time."""
+    from twinstep.fast.optimizers.apex_lamb import FusedLAMB
     from twinstep.fast.optimizers.bf16 import BF16Optimizer
     from twinstep.fast.optimizers.fp16 import FP16Optimizer
     from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -18,10 +19,12 @@ def register_our_optimizers() -> None:
     if any(twin.name == "fast.FusedAdam" for twin in twins()):
         return
     wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
-    for cls in (FusedAdam, FusedLamb, *wrappers, DynamicLossScale, StaticLossScale):
+    for cls in (FusedAdam, FusedLamb, FusedLAMB, *wrappers, DynamicLossScale, StaticLossScale):
         # Tensors on the CPU take the C++ twins of the same kernels, whose rows cover every dtype.
+        # Kernels of apex's LAMB have the loops of `FusedLamb`, which is judged in every dtype.
+        of_gpu = ("mixed",) if cls is FusedLAMB else DTYPES
         for name, engines, dtypes in (
-            ("fast", ("cuda", "replay"), DTYPES),
+            ("fast", ("cuda", "replay"), of_gpu),
             ("native", ("cpu",), ("mixed",)),
         ):
             register_optimizer(

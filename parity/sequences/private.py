@@ -17,6 +17,7 @@ SCALERS = ("_block", "_counters", "_placed", "compat", "rule", "scaling", "state
 PRIVATE = {
     "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan"),
     "FusedLamb": ("_blocks", "_cache", "_fixed", "_plan", "_ratios"),
+    "FusedLAMB": ("_cache", "_groups"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
         *("_accumulation", "_runs", "optimizer", "overflow", "timers"),

@@ -12,6 +12,7 @@ from typing import TypeVar
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
 from twinstep.parity.sequences.adam_rules import AdamRules
+from twinstep.parity.sequences.apex_lamb_rules import ApexLambRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.fp16_unfused_rules import FP16UnfusedRules
@@ -23,6 +24,7 @@ from twinstep.parity.sequences.private import kept_by
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
 from twinstep.parity.sequences.zero_rules import ZeroRules
+from twinstep.reference.optimizers.apex_lamb import FusedLAMB
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -38,6 +40,7 @@ ENGINES = ("cuda", "replay", "cpu")
 REFERENCES: Mapping[str, type] = {
     "FusedAdam": FusedAdam,
     "FusedLamb": FusedLamb,
+    "FusedLAMB": FusedLAMB,
     "BF16Optimizer": BF16Optimizer,
     "FP16Optimizer": FP16Optimizer,
     "FP16UnfusedOptimizer": FP16UnfusedOptimizer,
@@ -48,6 +51,7 @@ REFERENCES: Mapping[str, type] = {
 RULES: Mapping[type, Rules] = {
     FusedAdam: AdamRules(),
     FusedLamb: LambRules(),
+    FusedLAMB: ApexLambRules(),
     BF16Optimizer: BF16Rules(),
     FP16Optimizer: FP16Rules(),
     FP16UnfusedOptimizer: FP16UnfusedRules(),

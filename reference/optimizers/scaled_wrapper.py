@@ -55,7 +55,7 @@ class ScaledWrapper(Scaled):
         timers: Timers | None,
         compat: Compat,
     ) -> None:
-        super().__init__(optimizer, timers)
+        super().__init__(optimizer, timers, split=mpu is not None or bool(expert_groups))
         self.loss_scaler = loss_scaler
         self.scales = scales
         self.clip_grad = float(clip_grad)

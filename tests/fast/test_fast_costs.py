@@ -13,7 +13,7 @@ from torch.nn import Parameter
 import twinstep.replay
 from tests.helpers.battery import HYPER, Subject, fill, masters_of, parameters
 from tests.helpers.costs import Operators, compilations
-from tests.helpers.sides import PLAIN
+from tests.helpers.sides import COUNTING
 from twinstep.parity.runner.calls.host_sync import watched
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("replay")
 FLAT, UNFUSED = Subject("fast", "FP16Optimizer"), Subject("fast", "FP16UnfusedOptimizer")
 SCALED = {"dynamic_loss_scale": True, "clip_grad": 0.5}
 BOTH = pytest.mark.parametrize("subject", [FLAT, UNFUSED], ids=str)
-INSIDE = pytest.mark.parametrize("inside", PLAIN)
+INSIDE = pytest.mark.parametrize("inside", COUNTING)
 
 
 def one_group(subject: Subject, inside: str) -> tuple[Any, list[Parameter]]:
@@ -110,6 +110,25 @@ def test_a_second_step_compiles_nothing_and_uploads_no_table_again(inside: str) 
         optimizer.step()
     assert names == []
     assert optimizer._step.cache.built == built
+
+
+def test_a_step_of_apexs_lamb_is_one_norm_and_four_launches_for_each_group() -> None:
+    """Nothing waits, and a second step uploads nothing."""
+    params = parameters((700, 0, 33), torch.float32)
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    optimizer = Subject("fast", "FusedLAMB")(groups, **HYPER)
+    fill(params, 1)
+    optimizer.step()
+    built = optimizer._cache.built
+    with ExitStack() as stack:
+        held = [*params, *(t for state in optimizer.state.values() for t in state.values())]
+        reads = [stack.enter_context(watched(t.detach())) for t in held]
+        log = stack.enter_context(twinstep.replay.launches())
+        optimizer.step()
+    assert not any(reads)
+    assert sum(launch.kernel.startswith("apex_lamb_") for launch in log) == 8
+    assert len(log) == 10
+    assert optimizer._cache.built == built
 
 
 def test_a_group_of_lamb_is_four_launches_and_a_second_step_uploads_nothing() -> None:

@@ -17,7 +17,7 @@ def test_the_reference_has_the_recorded_bits() -> None:
 
 def test_every_operation_on_data_has_a_digest() -> None:
     recorded = {name.split()[0] for name in read().digests}
-    steps = {"adam_step", "adamw_step", "lamb_step", "sgd_step", "mixed_step"}
+    steps = {"adam_step", "adamw_step", "lamb_step", "apex_lamb_step", "sgd_step", "mixed_step"}
     steps |= {"adamw_remainder_step"}
     buffers = {"unscale", "global_norm", "clip_factor", "accumulate", "cast_copy", "flatten"}
     assert recorded == steps | buffers

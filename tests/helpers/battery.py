@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers.sides import CLASSES, PLAIN, SIDES, WRAPPERS
+from tests.helpers.sides import CLASSES, COUNTING, PLAIN, SIDES, WRAPPERS
 from twinstep.contract.compat import Compat
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
@@ -77,6 +77,7 @@ def each(names: Sequence[str]) -> pytest.MarkDecorator:
 
 
 EVERY, PLAINS, WRAPPED = each((*PLAIN, *WRAPPERS)), each(PLAIN), each(WRAPPERS)
+COUNTED = each(COUNTING)
 
 
 def parameters(
@@ -107,6 +108,15 @@ def advance(optimizer: Any) -> None:
     if hasattr(optimizer, "update_hp_grads"):
         optimizer.update_hp_grads()
     optimizer.step()
+
+
+def steps_of(optimizer: Any, param: Tensor) -> int:
+    """Steps that count for a parameter: its own, or those of its group."""
+    held = optimizer.state[param]
+    if "step" in held:
+        return int(held["step"])
+    groups = [g for g in optimizer.param_groups if any(one is param for one in g["params"])]
+    return int(groups[0]["step"])
 
 
 def masters_of(optimizer: Any) -> list[Tensor]:

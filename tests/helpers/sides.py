@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import twinstep.fast.optimizers.apex_lamb
 import twinstep.fast.optimizers.bf16
 import twinstep.fast.optimizers.fp16
 import twinstep.fast.optimizers.fp16_unfused
@@ -11,6 +12,7 @@ import twinstep.fast.optimizers.fused_adam
 import twinstep.fast.optimizers.fused_lamb
 import twinstep.fast.optimizers.scalers
 import twinstep.fast.optimizers.zero
+import twinstep.reference.optimizers.apex_lamb
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
@@ -20,12 +22,15 @@ import twinstep.reference.optimizers.scalers
 import twinstep.reference.optimizers.zero
 
 SIDES = ("fast", "reference")
-PLAIN = ("FusedAdam", "FusedLamb")
+PLAIN = ("FusedAdam", "FusedLamb", "FusedLAMB")
+# A counter for each parameter, and kernels that wrappers start themselves.
+COUNTING = PLAIN[:2]
 WRAPPERS = ("FP16Optimizer", "FP16UnfusedOptimizer", "BF16Optimizer")
 CLASSES: dict[str, dict[str, Any]] = {
     "fast": {
         "FusedAdam": twinstep.fast.optimizers.fused_adam.FusedAdam,
         "FusedLamb": twinstep.fast.optimizers.fused_lamb.FusedLamb,
+        "FusedLAMB": twinstep.fast.optimizers.apex_lamb.FusedLAMB,
         "FP16Optimizer": twinstep.fast.optimizers.fp16.FP16Optimizer,
         "FP16UnfusedOptimizer": twinstep.fast.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "BF16Optimizer": twinstep.fast.optimizers.bf16.BF16Optimizer,
@@ -36,6 +41,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "reference": {
         "FusedAdam": twinstep.reference.optimizers.fused_adam.FusedAdam,
         "FusedLamb": twinstep.reference.optimizers.fused_lamb.FusedLamb,
+        "FusedLAMB": twinstep.reference.optimizers.apex_lamb.FusedLAMB,
         "FP16Optimizer": twinstep.reference.optimizers.fp16.FP16Optimizer,
         "FP16UnfusedOptimizer": twinstep.reference.optimizers.fp16_unfused.FP16UnfusedOptimizer,
         "BF16Optimizer": twinstep.reference.optimizers.bf16.BF16Optimizer,

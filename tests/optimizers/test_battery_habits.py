@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers.battery import EVERY, PLAINS, WRAPPED, Subject, advance, fill, masters_of
+from tests.helpers.battery import (
+    COUNTED,
+    EVERY,
+    WRAPPED,
+    Subject,
+    advance,
+    fill,
+    masters_of,
+    steps_of,
+)
 from tests.helpers.sides import CLASSES, SIDES
 from tests.helpers.small_models import FP16, model_and, train
 
@@ -80,7 +89,7 @@ def test_names_that_users_of_deepspeed_read(side: str) -> None:
     assert brain._global_grad_norm == brain.get_global_norm() > 0.0
 
 
-@PLAINS
+@COUNTED
 def test_defaults_beside_those_of_torch(subject: Subject) -> None:
     optimizer = subject(subject.parameters(2))
     torchs = torch.optim.AdamW([Parameter(torch.ones(1))]).defaults
@@ -111,7 +120,7 @@ def test_grad_scaler_steps_plain_optimizers_and_no_wrapper(subject: Subject) -> 
     scaler.scale(params[0].float().sum()).backward()
     if subject.name.startswith("Fused"):
         scaler.step(optimizer)
-        assert int(optimizer.state[params[0]]["step"]) == 1
+        assert steps_of(optimizer, params[0]) == 1
     else:
         with pytest.raises(AssertionError, match="No inf checks were recorded"):
             scaler.step(optimizer)

@@ -50,6 +50,11 @@ REFUSED: dict[str, list[Refusal]] = {
         ({"min_coeff": -0.1}, ValueError, "min_coeff=-0.1, but should be at least 0"),
         ({"max_coeff": 0.001}, ValueError, "max_coeff=0.001, but should be at least min_coeff=0.0"),
     ],
+    "FusedLAMB": [
+        *NUMBERS,
+        ({"max_grad_norm": float("nan")}, ValueError, "max_grad_norm=nan, but should be finite"),
+        ({"grad_averaging": 1}, TypeError, "grad_averaging=1, but should be True or False"),
+    ],
     "FP16Optimizer": [
         ({"norm_type": 0.0}, ValueError, "norm_type=0.0, but should be positive"),
         (LACKING, ValueError, "has init_scale, but lacks scale_window, min_scale"),

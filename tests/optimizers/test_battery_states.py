@@ -15,8 +15,17 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
-from tests.helpers.battery import HYPER, PLAINS, Subject, fill, observed, parameters
-from tests.helpers.sides import SIDES
+from tests.helpers.battery import (
+    COUNTED,
+    HYPER,
+    PLAINS,
+    Subject,
+    fill,
+    observed,
+    parameters,
+    steps_of,
+)
+from tests.helpers.sides import COUNTING, SIDES
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 
 pytestmark = pytest.mark.usefixtures("replay")
@@ -38,6 +47,13 @@ def train(optimizer: Any, params: list[Parameter], seeds: range) -> None:
         optimizer.step()
 
 
+OPTIONS = {
+    "FusedAdam": {"adam_w_mode": False, "set_grad_none": False},
+    "FusedLamb": {"eps_inside_sqrt": True},
+    "FusedLAMB": {"adam_w_mode": False, "set_grad_none": False, "use_nvlamb": True},
+}
+
+
 @PLAINS
 @pytest.mark.parametrize(
     "duplicate",
@@ -47,14 +63,12 @@ def train(optimizer: Any, params: list[Parameter], seeds: range) -> None:
 def test_copies_go_on_with_the_options_of_the_instance(
     subject: Subject, duplicate: Callable[[Any], Any]
 ) -> None:
-    options = {"adam_w_mode": False, "set_grad_none": False}
-    if subject.name == "FusedLamb":
-        options = {"eps_inside_sqrt": True}
-    upstream = {"shared_step_counter": True, "moments_in_param_dtype": True}
-    first, params = started(subject, 2, compat=upstream, **options)
+    options = OPTIONS[subject.name]
+    upstream = {"compat": {"shared_step_counter": True, "moments_in_param_dtype": True}}
+    first, params = started(subject, 2, **options, **upstream if subject.name in COUNTING else {})
     second = duplicate(first)
     assert {name: getattr(second, name) for name in options} == options
-    assert second.compat == first.compat
+    assert getattr(second, "compat", None) == getattr(first, "compat", None)
     copies = second.param_groups[0]["params"]
     for param in params:
         param.grad = None
@@ -81,11 +95,11 @@ def test_a_state_without_steps_can_be_loaded(subject: Subject) -> None:
     fresh, _ = started(subject, 0)
     second, _ = started(subject, 0, eps=0.25)
     second.load_state_dict(fresh.state_dict())
-    assert second.param_groups[0]["eps"] == 1e-8
+    assert second.param_groups[0]["eps"] == fresh.param_groups[0]["eps"] != 0.25
     assert not second.state
 
 
-@PLAINS
+@COUNTED
 def test_making_states_ahead_changes_no_value(subject: Subject) -> None:
     first, params = started(subject, 0)
     before = [bits(param.detach()) for param in params]
@@ -120,8 +134,9 @@ def test_torchs_own_loading_would_round_the_moments(subject: Subject) -> None:
     assert optimizer.state[param]["exp_avg_sq"].item() == 0.0
     optimizer.load_state_dict(saved)
     assert optimizer.state[param]["exp_avg_sq"].item() > 0.0
-    kinds = [optimizer.state[param][name].dtype for name in ("step", "exp_avg", "exp_avg_sq")]
-    assert kinds == [torch.int64, torch.float32, torch.float32]
+    kinds = {name: tensor.dtype for name, tensor in optimizer.state[param].items()}
+    assert kinds.pop("step", torch.int64) == torch.int64
+    assert kinds == {"exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 
 
 @PLAINS
@@ -142,9 +157,10 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
     first, params = started(subject)
     before = observed(first, params)
     saved = copy.deepcopy(first.state_dict())
-    saved["state"][2][name] = value
+    held = saved["state"][2] if name in saved["state"][2] else saved["param_groups"][0]
+    held[name] = value
     if value is None:
-        del saved["state"][2][name]
+        del held[name]
     with pytest.raises(ValueError, match=message):
         first.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], "lr": 9.0}]})
     assert observed(first, params) == before
@@ -258,7 +274,7 @@ def test_torchs_grad_scaler_takes_it(subject: Subject) -> None:
         scaler.scale((param * (torch.inf if bad else 1.0)).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert optimizer.state[param]["step"].item() == 1
+    assert steps_of(optimizer, param) == 1
 
 
 @SIDED

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
 from tests.helpers.battery import Twins, advance, masters_of, observed
-from tests.helpers.sides import CLASSES, PLAIN, SIDES, WRAPPERS
+from tests.helpers.sides import CLASSES, COUNTING, PLAIN, SIDES, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -53,6 +53,14 @@ PLAIN_ROWS: dict[str, Row] = {
         "FusedLamb",
         {"dtype": "mixed", "transposed": True, "max_grad_norm": 0.5, "eps_inside_sqrt": True},
     ),
+    "apex lamb": ("FusedLAMB", {"dtype": "mixed", "shapes": LARGE}),
+    "apex lamb l2, nvlamb": (
+        "FusedLAMB",
+        {
+            **{"dtype": "mixed", "transposed": True, "adam_w_mode": False, "use_nvlamb": True},
+            "hyper": {"grad_averaging": False, "weight_decay": 0.0, "max_grad_norm": 0.25},
+        },
+    ),
     "lamb clipped by a tensor": (
         "FusedLamb",
         {"dtype": "mixed", "max_grad_norm": torch.tensor(0.25, dtype=torch.float64)},
@@ -60,7 +68,7 @@ PLAIN_ROWS: dict[str, Row] = {
 }
 FP16_ROWS: dict[str, Row] = {
     f"flat {inside} {dtype}": ("FP16Optimizer", {**SCALED, "inside": inside, "dtype": dtype})
-    for inside in PLAIN
+    for inside in COUNTING
     for dtype in (HALF, BRAIN, SINGLE)
 }
 FP16_ROWS |= {
@@ -73,6 +81,8 @@ FP16_ROWS |= {
     "flat lamb clips": ("FP16Optimizer", {**LEGACY, "hyper": {"max_grad_norm": 0.05}}),
     "unfused adam": ("FP16UnfusedOptimizer", {**SCALED, "transposed": True}),
     "unfused lamb": ("FP16UnfusedOptimizer", {**SCALED, "inside": "FusedLamb"}),
+    "flat apex lamb": ("FP16Optimizer", {**SCALED, "inside": "FusedLAMB"}),
+    "unfused apex lamb": ("FP16UnfusedOptimizer", {**SCALED, "inside": "FusedLAMB"}),
     "unfused lamb bf16": (
         "FP16UnfusedOptimizer",
         {**SCALED, "inside": "FusedLamb", "dtype": BRAIN},

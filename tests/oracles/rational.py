@@ -73,3 +73,29 @@ def _exponent(x: Fraction) -> int:
     """Largest e with 2^e <= abs(x)."""
     guess = abs(x.numerator).bit_length() - x.denominator.bit_length()
     return guess if _two_to(guess) <= abs(x) else guess - 1
+
+
+def r32(x: Fraction) -> Fraction:
+    """The fp32 number next to x."""
+    return Fraction(rounded(x, FP32))
+
+
+def r64(x: Fraction) -> Fraction:
+    """The float64 number next to x."""
+    return Fraction(rounded(x, FP64))
+
+
+def power(beta: float, t: int) -> Fraction:
+    """beta^t in float64, by square and multiply."""
+    result, square = Fraction(1), Fraction(beta)
+    while t:
+        if t & 1:
+            result = r64(result * square)
+        square, t = r64(square * square), t >> 1
+    return result
+
+
+def norm(values: list[Fraction]) -> Fraction:
+    """Root of the exact sum of squares: float64, then fp32."""
+    total = r64(sum((x * x for x in values), Fraction(0)))
+    return r32(Fraction(rounded_root(total, FP64)))

@@ -43,6 +43,7 @@ CALLS = {
 MATH = {"fsum", "isfinite", "sqrt"}
 # Classes keep state, and write it.
 IN_PLACE = {
+    "apex_lamb.py": {"copy_"},
     "bf16.py": {"copy_", "zero_", "requires_grad_"},
     "partitioned_groups.py": {"copy_", "zero_", "requires_grad_"},
     "zero_masters.py": {"copy_"},

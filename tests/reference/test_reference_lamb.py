@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from tests.oracles.rational import FP32, FP64, rounded, rounded_root
+from tests.oracles.rational import FP32, FP64, norm, power, r32, r64, rounded_root
 from twinstep.parity.cases.fixed_inputs import bits, moderate
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
@@ -59,28 +59,6 @@ def state(*sizes: int, seed: int = 1, step: int = 0) -> Lists:
 def fresh(p: list[float], g: list[float]) -> Lists:
     zero = torch.zeros(len(p))
     return [torch.tensor(p)], [torch.tensor(g)], [zero], [zero], [], [torch.tensor(0)]
-
-
-def r32(x: Fraction) -> Fraction:
-    return F(rounded(x, FP32))
-
-
-def r64(x: Fraction) -> Fraction:
-    return F(rounded(x, FP64))
-
-
-def power(beta: float, t: int) -> Fraction:
-    result, square = F(1), F(beta)
-    while t:
-        if t & 1:
-            result = r64(result * square)
-        square, t = r64(square * square), t >> 1
-    return result
-
-
-def norm(values: list[Fraction]) -> Fraction:
-    total = r64(sum((x * x for x in values), F(0)))
-    return r32(F(rounded_root(total, FP64)))
 
 
 def rational_lamb(

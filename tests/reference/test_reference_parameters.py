@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.oracles.rational import BF16, FP16, rounded
 from twinstep.parity.cases.fixed_inputs import anything, bits, moderate
 from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.apex_lamb import apex_lamb_step
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
 from twinstep.reference.parameters import Lists
@@ -23,18 +24,20 @@ FORMATS = {torch.float16: FP16, torch.bfloat16: BF16}
 
 @dataclass(frozen=True)
 class Step:
-    """A step, the names of its lists of state and of its controls, and its options."""
+    """A step, the names of its lists of state and of its controls, its options, other controls."""
 
     run: Callable[..., Lists]
     state: tuple[str, ...]
     controls: str
     options: dict[str, bool]
+    more: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, lists: Lists, found_inf: float = 0.0) -> Lists:
         """Take it with controls between 0 and 1."""
         numbers = {name: float64(0.1 + 0.07 * at) for at, name in enumerate(self.controls.split())}
         factor, skip = torch.tensor(0.37), torch.tensor(found_inf)
-        return self.run(*lists, **numbers, factor=factor, found_inf=skip, **self.options)
+        controls = {**numbers, **self.more, "factor": factor, "found_inf": skip}
+        return self.run(*lists, **controls, **self.options)
 
     def lists(self, make: Callable[[int, int, torch.dtype], Tensor], dtype: torch.dtype) -> Lists:
         """One tensor of 64 in each list; gradient and copy have the dtype."""
@@ -50,6 +53,16 @@ STEPS = {
     ),
     "adam": Step(adam_step, MOMENTS, ADAM, {"bias_correction": True}),
     "adamw": Step(adamw_step, MOMENTS, ADAM, {"bias_correction": True}),
+    "apex lamb": Step(
+        apex_lamb_step,
+        MOMENTS,
+        f"{ADAM} max_norm",
+        {
+            **dict.fromkeys(("bias_correction", "adam_w_mode", "grad_averaging"), True),
+            "use_nvlamb": False,
+        },
+        {"norm": torch.tensor(0.9)},
+    ),
     "lamb": Step(
         lamb_step,
         MOMENTS,

@@ -7,7 +7,8 @@ namespace {
 
 enum Slot {
   LR, WEIGHT_DECAY, FACTOR, FOUND_INF, BETA1, BETA2, ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS,
-  MOMENTUM, REST, MAX_COEFF, MIN_COEFF, HEADER = 16  // a pair for each tensor follows
+  MOMENTUM, REST, MAX_COEFF, MIN_COEFF, DIVISOR = MAX_COEFF,
+  HEADER = 16  // a pair for each tensor follows, in apex's LAMB a triple
 };
 
 inline void store_adam_header(float* to, double lr, double beta1, double beta2, double eps,
@@ -26,12 +27,12 @@ inline void store_adam_header(float* to, double lr, double beta1, double beta2, 
 // Advances the counters, unless skipped, and forms 1 - beta^t.
 inline void advance_adam_steps(int64_t* steps, float* to, int64_t tensors, double beta1,
                                double beta2, float found_inf, int64_t bias_correction,
-                               int64_t is_table) {
+                               int64_t is_table, int64_t width = 2) {
   for (int64_t t = 0; t < tensors; ++t) {
     int64_t* counter = counter_of(steps, t, is_table);
     const int64_t step = *counter + 1;
-    to[HEADER + 2 * t] = bias_correction ? (float)(1.0 - power(beta1, step)) : 1.0f;
-    to[HEADER + 2 * t + 1] = bias_correction ? (float)(1.0 - power(beta2, step)) : 1.0f;
+    to[HEADER + width * t] = bias_correction ? (float)(1.0 - power(beta1, step)) : 1.0f;
+    to[HEADER + width * t + 1] = bias_correction ? (float)(1.0 - power(beta2, step)) : 1.0f;
     if (found_inf == 0.0f) *counter = step;
   }
 }

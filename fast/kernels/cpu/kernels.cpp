@@ -1,5 +1,6 @@
 // Every kernel of the CPU, compiled as one: those of the names and arguments that Triton's have.
 #include "adam.cpp"
+#include "apex_lamb.cpp"
 #include "copies.cpp"
 #include "lamb.cpp"
 #include "reduce.cpp"

@@ -1,36 +1,26 @@
-// LAMB (`reference.lamb`) in two sweeps: moments with both sums of squares, then weights.
-#include "coefficients.h"
-#include "exact_sum.h"
+// LAMB (`reference.lamb`) in two sweeps.
+#include "lamb_sweeps.h"
 
 namespace {
 
-constexpr int64_t SPAN = 16384;  // elements of an entry of the pointer table
-
-// The direction, from the weights before the step and the moments after it.
-inline float direction(float p, float m, float v, float wd, float eps, bool eps_inside) {
-  const float d = eps_inside ? std::sqrt(v + eps) : std::sqrt(v) + eps;
-  return m / d + wd * p;
-}
-
 template <bool EPS_INSIDE>
-void moments_block(const float* __restrict p, const float* __restrict g, float* __restrict m,
-                   float* __restrict v, float* __restrict u, int64_t count, const float* c) {
-  const float factor = c[FACTOR], wd = c[WEIGHT_DECAY], eps = c[EPS], b1 = c[BETA1], b2 = c[BETA2];
-  const float c1 = c[ONE_MINUS_BETA1], c2 = c[ONE_MINUS_BETA2];
-  for (int64_t i = 0; i < count; ++i) {
-    const float h = g[i] * factor;
-    m[i] = b1 * m[i] + c1 * h;
-    v[i] = b2 * v[i] + (c2 * h) * h;
-    u[i] = direction(p[i], m[i], v[i], wd, eps, EPS_INSIDE);
+struct Bounded {
+  float factor, wd, eps, b1, b2, c1, c2, length;
+  Bounded(const float* c, int64_t slot)
+      : factor(c[FACTOR]), wd(c[WEIGHT_DECAY]), eps(c[EPS]), b1(c[BETA1]), b2(c[BETA2]),
+        c1(c[ONE_MINUS_BETA1]), c2(c[ONE_MINUS_BETA2]), length(c[HEADER + 2 * slot + 1]) {}
+
+  float moments(float p, float g, float& m, float& v) const {
+    const float h = g * factor;
+    m = b1 * m + c1 * h;
+    v = b2 * v + (c2 * h) * h;
+    return direction(p, m, v);
   }
-}
-
-template <bool EPS_INSIDE>
-void weights_block(float* __restrict p, const float* __restrict m, const float* __restrict v,
-                   int64_t count, float length, float wd, float eps) {
-  for (int64_t i = 0; i < count; ++i)
-    p[i] = p[i] - length * direction(p[i], m[i], v[i], wd, eps, EPS_INSIDE);
-}
+  float direction(float p, float m, float v) const {
+    const float d = EPS_INSIDE ? std::sqrt(v + eps) : std::sqrt(v) + eps;
+    return m / d + wd * p;
+  }
+};
 
 // NaN comes through.
 inline float minimum(float a, float b) { return a != a || a < b ? a : b; }
@@ -55,25 +45,8 @@ void lamb_prepare_kernel(int64_t* steps, float* coefficients, const double* lr, 
 void lamb_moments_kernel(const int64_t* words, const float* coefficients, int64_t* limbs,
                          int64_t tensors, Type p, Type g, Type, int64_t eps_inside, int64_t chunks,
                          int64_t threads) {
-  if (coefficients[FOUND_INF] != 0.0f) return;
-  const Table table = {words, tensors, 4};
-  table.for_chunks(chunks, SPAN, threads, [&](int64_t t, int64_t first, int64_t length, int64_t) {
-    float params[BLOCK], grads[BLOCK], directions[BLOCK];
-    int64_t of_weights[PADDED] = {}, of_directions[PADDED] = {};
-    for (int64_t at = first; at < first + length; at += BLOCK) {
-      const int64_t count = std::min(BLOCK, first + length - at);
-      const float* w = widened(table.address(0, t), p, at, count, params);
-      const float* x = widened(table.address(1, t), g, at, count, grads);
-      float *m = (float*)table.address(2, t) + at, *v = (float*)table.address(3, t) + at;
-      (eps_inside ? moments_block<true> : moments_block<false>)(w, x, m, v, directions, count,
-                                                                coefficients);
-      add_squares(of_weights, table.address(0, t), p, at, count);
-      add_squares(of_directions, directions, FP32, 0, count);
-    }
-    int64_t* sums = limbs + 2 * PADDED * table.slot(t);
-    add_limbs(sums, of_weights);
-    add_limbs(sums + PADDED, of_directions);
-  });
+  (eps_inside ? sweep_moments<Bounded<true>> : sweep_moments<Bounded<false>>)(
+      words, coefficients, limbs, tensors, p, g, chunks, threads);
 }
 
 void lamb_ratio_kernel(float* coefficients, const int64_t* limbs, float* ratios, int64_t keeps,
@@ -94,20 +67,7 @@ void lamb_ratio_kernel(float* coefficients, const int64_t* limbs, float* ratios,
 void lamb_weights_kernel(const int64_t* words, const float* coefficients, int64_t tensors, Type p,
                          Type, Type c, int64_t eps_inside, int64_t has_copy, int64_t chunks,
                          int64_t threads) {
-  if (coefficients[FOUND_INF] != 0.0f) return;
-  const Table table = {words, tensors, has_copy ? 4 : 3};
-  table.for_chunks(chunks, SPAN, threads, [&](int64_t t, int64_t first, int64_t size, int64_t) {
-    const float length = coefficients[HEADER + 2 * table.slot(t) + 1];
-    float params[BLOCK];
-    for (int64_t at = first; at < first + size; at += BLOCK) {
-      const int64_t count = std::min(BLOCK, first + size - at);
-      float* w = const_cast<float*>(widened(table.address(0, t), p, at, count, params));
-      const float *m = (float*)table.address(1, t) + at, *v = (float*)table.address(2, t) + at;
-      (eps_inside ? weights_block<true> : weights_block<false>)(
-          w, m, v, count, length, coefficients[WEIGHT_DECAY], coefficients[EPS]);
-      rounded(w, table.address(0, t), p, at, count);
-      if (has_copy) rounded(w, table.address(3, t), c, at, count);
-    }
-  });
+  (eps_inside ? sweep_weights<Bounded<true>> : sweep_weights<Bounded<false>>)(
+      words, coefficients, tensors, p, c, has_copy, chunks, threads);
 }
 }

@@ -63,6 +63,21 @@ class LambCall(Moments):
 
 
 @dataclass(frozen=True)
+class ApexLambCall(Moments):
+    """`apex_lamb_step`; writes params, exp_avgs, exp_avg_sqs, copies, steps."""
+
+    _: KW_ONLY
+    max_norm: Tensor
+    norm: Tensor
+    factor: Tensor
+    found_inf: Tensor
+    bias_correction: bool
+    adam_w_mode: bool
+    grad_averaging: bool
+    use_nvlamb: bool
+
+
+@dataclass(frozen=True)
 class SgdCall:
     """`sgd_step`; writes params, momentums, copies, steps."""
 
@@ -239,7 +254,7 @@ def part(record: type[Call], call: object, **given: Tensor) -> Call:
     return record(**{name: held[name] for name in inspect.signature(record).parameters})
 
 
-def skipped(call: AdamCall | LambCall | SgdCall) -> bool:
+def skipped(call: AdamCall | LambCall | ApexLambCall | SgdCall) -> bool:
     """True if this step must leave everything unchanged."""
     return float(call.found_inf) != 0.0
 

@@ -9,7 +9,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus import adam, buffers, gradients, lamb, mixed, scales, sgd
+from twinstep.parity.proof.corpus import (
+    adam,
+    apex_lamb,
+    buffers,
+    gradients,
+    lamb,
+    mixed,
+    scales,
+    sgd,
+)
 from twinstep.parity.proof.corpus.adam import AdamPieces, Scalars, only, step, with_lists
 from twinstep.parity.proof.corpus.arithmetic import fp32, sqrt_rn, square_root
 from twinstep.parity.proof.corpus.calls import (
@@ -38,6 +47,7 @@ BASELINES: tuple[tuple[str, str, Callable[..., None], tuple[str, ...] | None], .
     ("plain_adam", "adam_step", partial(step, pieces=adam.ADAM), STEP),
     ("plain_sgd", "sgd_step", sgd.step, STEP),
     ("plain_lamb", "lamb_step", lamb.step, STEP),
+    ("plain_apex_lamb", "apex_lamb_step", apex_lamb.step, ("bf16", "mixed")),
     ("plain_unscale", "unscale", gradients.unscale, (*MASTERS, "mixed")),
     ("plain_global_norm", "global_norm", gradients.global_norm, (*MASTERS, "mixed")),
     ("plain_clip_factor", "clip_factor", gradients.clip_factor, None),

@@ -16,6 +16,7 @@ RECORDS: dict[str, type] = {
     "adam_step": calls.AdamCall,
     "adamw_step": calls.AdamCall,
     "lamb_step": calls.LambCall,
+    "apex_lamb_step": calls.ApexLambCall,
     "sgd_step": calls.SgdCall,
     "unscale": calls.UnscaleCall,
     "global_norm": calls.GlobalNormCall,

@@ -22,6 +22,7 @@ from twinstep.parity.operations.buffers import accumulate, cast_copy, flatten, g
 from twinstep.parity.operations.scales import clip_factor
 from twinstep.parity.operations.steps import mixed_step
 from twinstep.reference.adam import adam_step, adamw_step
+from twinstep.reference.apex_lamb import apex_lamb_step
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.lamb import lamb_step
 from twinstep.reference.remainder import adamw_remainder_step
@@ -98,6 +99,9 @@ def _steps(make: Maker, dtype: torch.dtype) -> Iterator[tuple[str, Sequence[obje
         yield "adamw_remainder_step", _remainder(make, dtype, **usual)
     limits = _numbers({"max_coeff": 7.0, "min_coeff": 0.02})
     yield "lamb_step", _run(lamb_step, make, dtype, **usual, **limits, eps_inside_sqrt=False)
+    clip = {**_numbers({"max_norm": 0.7}), "norm": torch.tensor(5.3 * 512)}
+    modes = {"adam_w_mode": True, "grad_averaging": True, "use_nvlamb": False}
+    yield "apex_lamb_step", _run(apex_lamb_step, make, dtype, **usual, **clip, **modes)
     yield "sgd_step", _sgd(make, dtype)
     yield (
         "mixed_step",
