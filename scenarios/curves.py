@@ -34,7 +34,7 @@ from twinstep.scenarios.trace import Header, Trace, environment, first_differenc
 from twinstep.scenarios.trainers import ALONE
 from twinstep.scenarios.words import at_least, new_file, new_picture
 
-STEPS, MICRO_BATCHES = 120, 4
+STEPS, MICRO_BATCHES = 60, 4
 STAGES = {0: "adam", 1: "zero1", 2: "zero2"}
 COUNTS = (1, 4)
 PATIENCE = 300.0
