@@ -1,4 +1,4 @@
-"""Loss curves: the sides are compared to the bit, the first step that differs is named and drawn."""
+"""Loss curves: sides are compared to the bit, the first step that differs is named and drawn."""
 
 from __future__ import annotations
 
