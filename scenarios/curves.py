@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def where(self) -> tuple[str, int, int]:
-        """What a run on another side has in common with it."""
+        """The place of a run: dtype, stage and ranks, whatever the side."""
         return self.dtype, self.stage, self.ranks
 
     @property

@@ -75,8 +75,8 @@ def labels(rows: Sequence[Row]) -> Iterator[str]:
         stages: dict[tuple[int, ...], list[int]] = {}
         for stage, several in counts.items():
             stages.setdefault(tuple(several), []).append(stage)
-        for several, alike in stages.items():
-            yield f"{name}, ZeRO {_listed(alike)}: ranks {_listed(several)}"
+        for both, alike in stages.items():
+            yield f"{name}, ZeRO {_listed(alike)}: ranks {_listed(both)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
