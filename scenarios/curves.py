@@ -34,7 +34,7 @@ from twinstep.scenarios.trace import Header, Trace, environment, first_differenc
 from twinstep.scenarios.trainers import ALONE
 from twinstep.scenarios.words import at_least, new_file, new_picture
 
-STEPS, MICRO_BATCHES = 120, 4
+STEPS, MICRO_BATCHES = 60, 4
 STAGES = {0: "adam", 1: "zero1", 2: "zero2"}
 COUNTS = (1, 4)
 PATIENCE = 300.0
@@ -68,7 +68,7 @@ class Curve:
 
     @property
     def where(self) -> tuple[str, int, int]:
-        """What a run on another side has in common with it."""
+        """The place of a run: dtype, stage and ranks, whatever the side."""
         return self.dtype, self.stage, self.ranks
 
     @property

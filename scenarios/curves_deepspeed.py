@@ -67,7 +67,7 @@ class EngineTrainer(Trainer):
 
     @property
     def scale(self) -> float:
-        """What the loss lacks: without ZeRO the engine of 0.19.8 does not multiply by the scale.
+        """The factor missing from a loss: without ZeRO the engine of 0.19.8 does not scale it.
 
         Its step divides by it all the same.
         """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 GOOD = "#2e7d32"
 LOOKS = ("#333333", "#1f4e8c", "#d07a00", "#2e7d32", "#8e44ad", "#c0392b", "#00838f", "#795548")
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (4, 1, 1, 1)))
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (4, 1, 1, 1)), "-")
 SHORT = {"reference as DeepSpeed": "made as DeepSpeed"}
 Row = Mapping[str, Any]
 
@@ -69,15 +69,18 @@ def labels(rows: Sequence[Row]) -> Iterator[str]:
         for name in (*ours, *others):
             groups.setdefault((SHORT.get(name, name),), []).append(where)
     for (name,), places in groups.items():
-        stages: dict[int, list[int]] = {}
+        counts: dict[int, list[int]] = {}
         for stage, ranks in places:
-            stages.setdefault(stage, []).append(ranks)
-        shown = [f"ZeRO {stage} ranks {_listed(ranks)}" for stage, ranks in stages.items()]
-        yield f"{name}: {'; '.join(shown)}"
+            counts.setdefault(stage, []).append(ranks)
+        stages: dict[tuple[int, ...], list[int]] = {}
+        for stage, several in counts.items():
+            stages.setdefault(tuple(several), []).append(stage)
+        for both, alike in stages.items():
+            yield f"{name}, ZeRO {_listed(alike)}: ranks {_listed(both)}"
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
+    return " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
 
 def losses(axes: Axes, dtype: str, lines: Sequence[tuple[str, Sequence[float]]]) -> None:
@@ -85,7 +88,8 @@ def losses(axes: Axes, dtype: str, lines: Sequence[tuple[str, Sequence[float]]])
     for place, (label, values) in enumerate(lines):
         steps, width = range(1, len(values) + 1), 1.2 + 0.9 * (len(lines) - 1 - place)
         look = LOOKS[place % len(LOOKS)]
-        axes.plot(steps, smoothed(values), color=look, lw=width, label=label)
+        dash = DASHES[place % len(DASHES)]
+        axes.plot(steps, smoothed(values), color=look, lw=width, ls=dash, label=label)
     axes.set_title(dtype, fontsize=12, fontweight="bold")
     axes.legend(frameon=False, fontsize=7, loc="upper right", labelspacing=0.7)
     axes.set_xlabel("step")

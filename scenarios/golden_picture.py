@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twinstep.golden.show import MEANING
 from twinstep.golden.trace import Trace
 from twinstep.scenarios.pictures import AVERAGE, SKIP, figure, frame, powers_of_two, whole_numbers
 
@@ -41,11 +42,12 @@ def draw_golden(trace: Trace, path: Path) -> None:
         frame(axes)
     if skips:
         panels[0].legend(loc="upper right", fontsize=8)
-    panels[-1].set_xticks(
-        list(steps), [f"{at}\n{letter}" for at, letter in enumerate(header.steps)]
-    )
-    whole = len(header.steps) > 24
-    if whole:
+    panels[-1].set_xlabel("step")
+    if len(header.steps) > 24:
         whole_numbers(panels[-1].xaxis)
-    panels[-1].set_xlabel("step, and what happened in it")
+    else:
+        words = [f"{at}: {MEANING.get(letter, letter)}" for at, letter in enumerate(header.steps)]
+        panels[-1].set_xticks(list(steps), words, rotation=40, ha="right", fontsize=8)
+        panels[-1].set_xlabel("step, and its gradient")
+    drawn.align_ylabels(panels)
     drawn.savefig(path, dpi=130)

@@ -1,4 +1,4 @@
-"""Runs of scenarios: over simulated ranks, from checkpoint to checkpoint."""
+"""Runs of scenarios: over simulated ranks or those of torchrun, from checkpoint to checkpoint."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def run(
     ranks: int,
     engine: str = "cpu",
     progress: Progress | None = None,
+    joined: Ranks | None = None,
 ) -> Outcome:
     """Run a scenario on one side, and its twin if it has one.
 
@@ -45,17 +46,24 @@ def run(
         ranks: simulated, at first.
         engine: of the fast side.
         progress: called with every step's record, of steps that are taken again too.
+        joined: this process as one of the ranks, of a scenario without restarts; None simulates.
     """
     twin = None
     if scenario.twin is not None:
         other = replace(plan, **scenario.twin)  # type: ignore[arg-type]
-        twin = alone(scenario.undisturbed, other, side, ranks, engine, None)[0]
-    trace, seen = alone(scenario, plan, side, ranks, engine, progress)
+        twin = alone(scenario.undisturbed, other, side, ranks, engine, None, joined)[0]
+    trace, seen = alone(scenario, plan, side, ranks, engine, progress, joined)
     return Outcome(scenario, plan, trace, seen, twin)
 
 
 def alone(
-    scenario: Scenario, plan: Plan, side: str, ranks: int, engine: str, progress: Progress | None
+    scenario: Scenario,
+    plan: Plan,
+    side: str,
+    ranks: int,
+    engine: str,
+    progress: Progress | None,
+    joined: Ranks | None = None,
 ) -> tuple[Trace, list[Seen]]:
     """Run a scenario on one side, without its twin: one stretch for each restart, and the last."""
     started, first_side = ranks, side
@@ -70,7 +78,7 @@ def alone(
             held_out, taken = load_checkpoint(path, trainer, header)
         else:
             held_out = trainer.held_out_loss()
-        begun = len(taken)
+        begun, keeps = len(taken), joined is not None or place.number == 0
         while trainer.step < plan.steps:
             if restart is not None and trainer.step == restart.saved:
                 save_checkpoint(path, trainer, header, held_out, taken)
@@ -83,11 +91,11 @@ def alone(
                 if place.number == place.count - 1:
                     raise RankFails(f"rank {place.number} ends in step {trainer.step}")
                 place.gather_numbers([0.0])  # the others wait for it
-        if place.number == 0:
+        if keeps:
             seen[begun:] = trainer.seen
             records[:] = taken
         last = trainer.held_out_loss()
-        if place.number == 0:
+        if keeps:
             head = replace(header, ranks=started)
             after.append(Trace(header=head, records=list(records), held_out=(held_out, last)))
 
@@ -98,7 +106,10 @@ def alone(
             with place:
                 try:
                     at = partial(stretch, path, resumes, restart)
-                    at(ALONE) if ranks == 1 else simulate(ranks, PATIENCE, at)
+                    if joined is None and ranks > 1:
+                        simulate(ranks, PATIENCE, at)
+                    else:
+                        at(joined or ALONE)
                 except RankFails:
                     assert restart is not None
                     resumes = True

@@ -23,8 +23,11 @@ from twinstep.scenarios.pictures import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EVENT, GOOD, MANY = "#d07a00", "#2e7d32", 60
+EVENT, GOOD, MANY, DOTS = "#d07a00", "#2e7d32", 60, 300
+# By the field of the plan in which the other run differs.
+TWINS = {"broken": "without masters", "offload": "without offload"}
 Verdict = tuple[str, str | None]
+Event = tuple[float, float, str]  # first and last step, and a word
 
 
 def draw_scenario(run: Outcome, verdicts: Sequence[Verdict], path: Path) -> None:
@@ -58,7 +61,7 @@ def draw_scenario(run: Outcome, verdicts: Sequence[Verdict], path: Path) -> None
             axes.axvspan(first - 0.5, last + 0.5, color=EVENT, alpha=0.22, lw=0, zorder=0)
         frame(axes)
         whole_numbers(axes.xaxis)
-    for first, last, what in happened:
+    for first, last, what in joined(happened, len(run.trace.records) / 12):
         place = ((first + last) / 2, 1.02)
         where = panels[0].get_xaxis_transform()
         panels[0].text(*place, what, color=EVENT, fontsize=8, ha="center", transform=where)
@@ -76,7 +79,7 @@ def draw_scenario(run: Outcome, verdicts: Sequence[Verdict], path: Path) -> None
     drawn.savefig(path, dpi=120)
 
 
-def events(run: Outcome) -> Iterator[tuple[float, float, str]]:
+def events(run: Outcome) -> Iterator[Event]:
     """First and last step of everything that happened, and a word for it."""
     scenario = run.scenario
     for fault in scenario.faults:
@@ -98,6 +101,22 @@ def events(run: Outcome) -> Iterator[tuple[float, float, str]]:
         yield 1, frozen.until - 1, f"{frozen.only} frozen"
 
 
+def joined(happened: Sequence[Event], near: float) -> list[Event]:
+    """Events of one word that are nearer than this as one, so that their words do not overlap."""
+    found: list[Event] = []
+    for first, last, what in happened:
+        if found and found[-1][2] == what and first - found[-1][1] < near:
+            found[-1] = (found[-1][0], last, what)
+        else:
+            found.append((first, last, what))
+    return found
+
+
+def twin_of(run: Outcome) -> str:
+    """The other run in a few words."""
+    return " and ".join(TWINS[name] for name in run.scenario.twin or ()) or "undisturbed"
+
+
 def _skips(axes: Axes, run: Outcome) -> None:
     steps = run.trace.skipped
     if len(steps) > MANY:
@@ -115,15 +134,16 @@ def loss(axes: Axes, run: Outcome) -> None:
     axes.plot(steps, smoothed(values), color=AVERAGE, label=mean)
     if run.twin is not None:
         curve = smoothed(run.twin.column("loss"))
-        axes.plot(steps, curve, color="black", ls=(0, (2, 3)), lw=1.3, label="mean, the other run")
+        other = f"mean, a run {twin_of(run)}"
+        axes.plot(steps, curve, color="black", ls=(0, (2, 3)), lw=1.3, label=other)
     axes.plot(
         [0.5, steps[-1] + 0.5], run.trace.held_out, "D", color=GOOD, ms=4, label="unseen text"
     )
     _skips(axes, run)
     if run.trace.skipped:
         axes.plot([], [], color=SKIP, linewidth=1, label="skipped step")
-    axes.legend(frameon=False, fontsize=7, loc="best")
-    axes.set_ylabel("loss")
+    axes.legend(edgecolor="none", framealpha=0.9, fontsize=7, loc="best")
+    axes.set_ylabel("nats per byte")
 
 
 def scale(axes: Axes, run: Outcome) -> None:
@@ -138,11 +158,15 @@ def norm(axes: Axes, run: Outcome) -> None:
     """Gradient norm; a step that overflowed has none."""
     values = [value if math.isfinite(value) else math.nan for value in run.trace.column("norm")]
     known = [value for value in values if value > 0.0]
-    axes.plot(run.trace.column("step"), values, color=AVERAGE, linewidth=1)
+    # One step between two that overflowed is no line.
+    dot = 3 if len(values) <= DOTS else 0
+    axes.plot(
+        run.trace.column("step"), values, color=AVERAGE, linewidth=1, marker=".", markersize=dot
+    )
     if known and max(known) > 30.0 * min(known):
         axes.set_yscale("log")
     _skips(axes, run)
-    axes.set_ylabel("gradient norm")
+    axes.set_ylabel("gradient norm,\nunclipped")
 
 
 def rate(axes: Axes, run: Outcome) -> None:
