@@ -117,7 +117,7 @@ class Grads(Sequence[Tensor]):
         return self._all()[place]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
     """Gradients of a step: the parameters that have them, and their addresses."""
 
