@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
@@ -99,6 +99,9 @@ class Grads(Sequence[Tensor]):
             )
             self._found = list(map(gradient, params))
         return self._found
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._all())
 
     def __len__(self) -> int:
         if isinstance(self._places, slice):
