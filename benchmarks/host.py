@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -169,7 +170,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         found = {count: measure(count) for count in COUNTS}
     print(table(found))
     if "--write" in arguments:
-        figures: Figures = {"stamp": stamp(), "microseconds": found}
+        load = round(os.getloadavg()[0], 1)  # of the last minute
+        figures: Figures = {"stamp": stamp(), "load": load, "microseconds": found}
         RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
         before, _, rest = PAGE.read_text().partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]

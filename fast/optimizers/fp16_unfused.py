@@ -213,7 +213,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 groups = [] if inside is None else self._group_tensors(given())
                 for index, group in enumerate(groups):
                     lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
-                    groups[index] = replace(group, lists=lists)
+                    if lists is not group.lists:
+                        groups[index] = replace(group, lists=lists)
             except Exception as error:
                 self._step.refuse(self._parallelism, error)
             external = self._external_scale() is not None

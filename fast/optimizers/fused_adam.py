@@ -26,7 +26,7 @@ from twinstep.contract.moments import (
 from twinstep.contract.uncompiled import uncompiled
 from twinstep.contract.wrapper import ParamGroup
 from twinstep.fast.kernels.adam import prepare_adam, update_adam
-from twinstep.fast.optimizers.step_plan import Key, Part, StepPlan, laid_out
+from twinstep.fast.optimizers.step_plan import Key, StepPart, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists
@@ -147,14 +147,14 @@ class FusedAdam(torch.optim.Optimizer):
             self._update(part, found)
         return loss
 
-    def _block(self, part: Part) -> GroupBlock:
+    def _block(self, part: StepPart) -> GroupBlock:
         key = (part.index, part.device)
         if key not in self._blocks:
             self._blocks[key] = GroupBlock(part.device, lamb=False)
         self._blocks[key].set_group(self.param_groups[part.index])
         return self._blocks[key]
 
-    def _update(self, part: Part, found: Found) -> None:
+    def _update(self, part: StepPart, found: Found) -> None:
         """Advance the counters of a part and update its parameters with their corrections."""
         block = self._block(part)
         coefficients = prepare_adam(

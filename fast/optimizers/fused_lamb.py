@@ -31,7 +31,7 @@ from twinstep.fast.kernels.clip import clip_factor_
 from twinstep.fast.kernels.lamb import prepare_lamb, update_lamb
 from twinstep.fast.kernels.reduce import global_norm_
 from twinstep.fast.optimizers.lamb_rows import Given, Norms, Row, batches, clips, rows_of
-from twinstep.fast.optimizers.step_plan import Key, Part, StepPlan, laid_out
+from twinstep.fast.optimizers.step_plan import Key, StepPart, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists
@@ -213,7 +213,7 @@ class FusedLamb(torch.optim.Optimizer):
             self._plan, found = laid_out(self, self._state_of, self._fixed)
         self._ratios = [(part.numbers, self._update(part, found)) for part in self._plan.parts]
 
-    def _update(self, part: Part, found: Found) -> Tensor:
+    def _update(self, part: StepPart, found: Found) -> Tensor:
         """Advance the counters of a part and update its parameters; their trust ratios."""
         group, block = self.param_groups[part.index], self._block(part.index, part.device)
         coefficients = prepare_lamb(

@@ -38,7 +38,7 @@ class Row:
 
 
 def clips(group: ParamGroup) -> bool:
-    """Whether gradients of a group may be clipped; what a tensor holds, the device knows."""
+    """True if gradients of a group may be clipped; what a tensor holds, the device knows."""
     limit = cast(Number, group["max_grad_norm"])
     return isinstance(limit, Tensor) or limit > 0
 

@@ -24,7 +24,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """Parameters of one group on one device that are updated together.
 
     Attributes:
@@ -81,7 +81,7 @@ class StepPlan:
         self._dtensors = [param for part, param in self._parts_of.items() if part is not param]
         self._lend_gradients()
         self._reader = GradientReader(list(self._parts_of))
-        self.parts: list[Part] = []
+        self.parts: list[StepPart] = []
         for (index, device), places in self._by_device().items():
             self._add(index, device, places)
         self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
@@ -123,7 +123,7 @@ class StepPlan:
         whole = places == list(range(places[0], places[0] + len(places)))
         contiguous = all(self._reader.contiguous[place] for place in places)
         self.parts.append(
-            Part(
+            StepPart(
                 index=key[0],
                 device=key[1],
                 places=slice(places[0], places[0] + len(places)) if whole else places,

@@ -65,7 +65,7 @@ def built(source: Source, flags: Sequence[str], facts: Sequence[str] = ()) -> Pa
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not target.exists():
                     _compile([compiler, *flags], source, files, target)
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeError(
             f"the {source.what} cannot be built: {error} [{source.where}]"
         ) from error

@@ -131,7 +131,9 @@ def _key(
         if known is None:
             return None
     runtime = triton.knobs.runtime
-    if kernel.pre_run_hooks or _listens(runtime.launch_enter_hook, runtime.launch_exit_hook):
+    if kernel.pre_run_hooks:
+        return None
+    if _listens(runtime.launch_enter_hook) or _listens(runtime.launch_exit_hook):
         return None
     # Somebody who asks to be told what is compiled may also keep it from being compiled.
     if runtime.add_stages_inspection_hook is not None or runtime.jit_cache_hook is not None:
@@ -192,6 +194,6 @@ def _look_at(kernel: Any) -> _Known | None:
     return known
 
 
-def _listens(*hooks: Any) -> bool:
+def _listens(hook: object) -> bool:
     """Whether a profiler wants to hear of launches."""
-    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+    return hook is not None and bool(getattr(hook, "calls", True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -37,6 +37,9 @@ class MovingTensors(Sequence[Tensor]):
     def __init__(self, tensors: Sequence[Tensor], addresses: array[int], layout: Layout) -> None:
         self._tensors = tensors
         self.addresses, self.layout = addresses, layout
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._tensors)
 
     def __len__(self) -> int:
         return len(self.addresses)

@@ -1,7 +1,7 @@
 """Tensors in the order of their memory: what lets one kernel serve any dense layout."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -59,10 +59,9 @@ def aligned_layouts(tensors: Sequence[Tensor]) -> list[Tensor]:
     return flat
 
 
-@contextmanager
 def contiguous_lists(
     lists: Sequence[Sequence[Tensor]], written: Sequence[int]
-) -> Iterator[Sequence[Sequence[Tensor]]]:
+) -> AbstractContextManager[Sequence[Sequence[Tensor]]]:
     """Lend kernels contiguous tensors for these, and write back what kernels have written.
 
     Args:
@@ -70,9 +69,13 @@ def contiguous_lists(
             contiguous are lent as they are, dense ones as views, others as copies.
         written: the roles that kernels write.
     """
-    if all(map(_contiguous, lists)):
-        yield lists
-        return
+    return nullcontext(lists) if all(map(_contiguous, lists)) else _lent(lists, written)
+
+
+@contextmanager
+def _lent(
+    lists: Sequence[Sequence[Tensor]], written: Sequence[int]
+) -> Iterator[Sequence[Sequence[Tensor]]]:
     rows = [list(row) for row in zip(*lists, strict=True)]
     lanes = [row if _contiguous(row) else aligned_layouts(row) for row in rows]
     yield [list(role) for role in zip(*lanes, strict=True)]

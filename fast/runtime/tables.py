@@ -80,7 +80,7 @@ class MovingTable(TensorTable):
         if tensors.addresses == self.now:
             return
         upload, words = cast(RenewedUpload, self.upload), tensors.words
-        if len(words) != self.tensors:
+        if len(tensors) != self.tensors:
             words = words[self.slots]
         upload.renew(self.row * self.tensors, words)
         before, self.crooked = self.crooked, tensors.crooked

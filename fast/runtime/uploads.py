@@ -95,7 +95,7 @@ class RenewedUpload(Upload):
 
     def renew(self, start: int, words: Tensor) -> None:
         """Write words from `start` on; after `order`."""
-        target = self.data[start : start + len(words)]
+        target = self.data[start : start + words.numel()]
         if self._last is None:
             target.copy_(words)
         else:

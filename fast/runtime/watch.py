@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
@@ -100,6 +100,9 @@ class Grads(Sequence[Tensor]):
             self._found = list(map(gradient, params))
         return self._found
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._all())
+
     def __len__(self) -> int:
         if isinstance(self._places, slice):
             return len(range(*self._places.indices(len(self._params))))
@@ -117,7 +120,7 @@ class Grads(Sequence[Tensor]):
         return self._all()[place]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
     """Gradients of a step: the parameters that have them, and their addresses."""
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.helpers.sides import CLASSES, SIDES
+from twinstep.contract.shards import local_of
+from twinstep.fast.runtime import reader, watch
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -63,6 +65,31 @@ def test_fully_sharded_models_are_stepped_with_the_bits_of_whole_ones(mesh: Any)
             ends.append(one.detach())
     half = len(ends) // 2
     assert all(map(torch.equal, ends[:half], ends[half:]))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_long_lists_of_parts_are_stepped_with_the_bits_of_whole_ones(
+    mesh: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    if not compiled:
+        monkeypatch.setattr(reader, "library", lambda: None)
+        monkeypatch.setattr(watch, "library", lambda: None)
+    values = torch.arange(4.0 * reader.LONG).split(4)
+    whole = [nn.Parameter(value.clone()) for value in values]
+    parts = [nn.Parameter(distribute_tensor(value.clone(), mesh, [Shard(0)])) for value in values]
+    runs = [(params, CLASSES["fast"]["FusedAdam"](params, 0.1)) for params in (whole, parts)]
+    for step in range(4):
+        for params, optimizer in runs:
+            if step == 3:
+                own = local_of(params[5])
+                own.data = own.data.clone() * 2.0
+            for index, param in enumerate(params):
+                param.grad = None if step == 2 and index == 7 else param.detach() * (step - 1.5)
+            optimizer.step()
+    for one, part in zip(whole, parts, strict=True):
+        assert torch.equal(part.full_tensor(), one)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("side", SIDES)
