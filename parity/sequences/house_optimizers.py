@@ -19,7 +19,7 @@ def register_our_optimizers() -> None:
         return
     wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
     for cls in (FusedAdam, FusedLamb, *wrappers, DynamicLossScale, StaticLossScale):
-        # Tensors on the CPU take the C++ twins of the same kernels, whose rows cover every dtype.
+        # Tensors on the CPU take the native kernels, whose rows cover every dtype.
         for name, engines, dtypes in (
             ("fast", ("cuda", "replay"), DTYPES),
             ("native", ("cpu",), ("mixed",)),
