@@ -117,13 +117,13 @@ def machine_code(kernels: Sequence[Kernel], in_process: bool) -> Iterator[tuple[
         for variant in variants:
             try:
                 facts = static(compiled_facts(variant, TARGET))
-                yield named(variant), Counted(facts=facts)
+                yield named(variant.name), Counted(facts=facts)
             except Exception as error:
-                yield named(variant), Counted(missing=sentence(error))
+                yield named(variant.name), Counted(missing=sentence(error))
         return
     for built in build(variants, (TARGET,), lambda _: None):
         facts = static(built.facts)
-        yield named(built.variant), Counted(facts=facts, missing=built.error)
+        yield named(built.variant.name), Counted(facts=facts, missing=built.error)
 
 
 def of_ours(kernel: Kernel) -> dict[str, Variant]:
@@ -142,9 +142,9 @@ def usual(kernel: Kernel) -> dict[str, Variant]:
     return found
 
 
-def named(variant: Variant) -> str:
+def named(variant: str) -> str:
     """Label of a compiled variant."""
-    return f"{variant.name} {TARGET}"
+    return f"{variant} {TARGET}"
 
 
 def static(facts: dict[str, int]) -> Facts:

@@ -1,6 +1,6 @@
 """Devices that kernels may run on, and the one way in which kernels are launched.
 
-CUDA tensors run on their GPU, CPU tensors through the kernels' twins in C++
+CUDA tensors run on their GPU, CPU tensors through the native kernels, in C++
 (`fast.runtime.native`). While a Triton driver that executes compiled kernels on CPU tensors is
 active, or under Triton's interpreter, CPU tensors go to Triton.
 """

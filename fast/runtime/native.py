@@ -1,9 +1,9 @@
 """Kernels in C++ for tensors on the CPU: built at first use, kept, and launched in Triton's place.
 
-Each kernel under `@triton.jit` that a launcher starts has a twin in `fast/kernels/cpu/`: a function
-of the same name and arguments, which ends with the number of programs and that of threads. A build
-takes a few seconds and no headers but the language's own (`fast.runtime.building`).
-The instruction set is the one that torch uses here (`ATEN_CPU_CAPABILITY` chooses another); all of
+Each kernel under `@triton.jit` that a launcher starts has a native one in `fast/kernels/cpu/`: a
+function of the same name and arguments, which ends with the number of programs and that of threads.
+A build takes a few seconds and no headers but the language's own (`fast.runtime.building`). The
+instruction set is the one that torch uses here (`ATEN_CPU_CAPABILITY` chooses another); all of
 them have the same bits.
 """
 
@@ -84,7 +84,7 @@ def sources() -> dict[str, str]:
 def launch(
     kernel: Jitted, programs: int, args: Sequence[object], options: Mapping[str, object]
 ) -> None:
-    """Run the twin of a kernel, on as many threads as torch would use.
+    """Run the native kernel of the same name, on as many threads as torch would use.
 
     Args:
         kernel: under `@triton.jit`.
@@ -93,9 +93,9 @@ def launch(
         options: constants by name.
 
     Raises:
-        RuntimeError: there is no compiler, or no twin. Nothing has been written.
+        RuntimeError: there is no compiler, or no native kernel. Nothing has been written.
     """
-    function, typed, constants = _twin(library(), cast(Any, kernel), len(args))
+    function, typed, constants = _function(library(), cast(Any, kernel), len(args))
     words = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     words += [NUMBERS[args[place].dtype] for place in typed]  # type: ignore[attr-defined]
     words += [_number(options[name]) for name in constants]
@@ -108,12 +108,12 @@ def _number(value: object) -> int:
 
 
 @cache
-def _twin(loaded: ctypes.CDLL, kernel: Any, count: int) -> tuple[Any, list[int], list[str]]:
+def _function(loaded: ctypes.CDLL, kernel: Any, count: int) -> tuple[Any, list[int], list[str]]:
     """The function of a kernel with `count` arguments, places of dtypes it needs, its constants."""
     given, constants = kernel.arg_names[:count], kernel.arg_names[count:]
     function = getattr(loaded, kernel.__name__, None)
     if function is None:
-        raise RuntimeError(f"{kernel.__name__} has no twin for the CPU [fast.kernels.cpu]")
+        raise RuntimeError(f"{kernel.__name__} has no native kernel [fast.kernels.cpu]")
     typed = [place for place, name in enumerate(given) if name in TYPED]
     function.argtypes = [ctypes.c_int64] * (count + len(typed) + len(constants) + 2)
     function.restype = None

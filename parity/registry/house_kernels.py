@@ -2,8 +2,8 @@
 
 Every launcher in `fast/kernels/` (a function whose name ends with `_`) has two rows: `triton.*` for
 what its kernels compute, `fast.*` for what it refuses. Those in `fast/kernels/cuda/` have a row
-`cuda.*`, those in `fast/kernels/cpu/` a row `cpu.*`. The launchers of Triton's kernels start their
-twins in C++ for tensors on the CPU: a row `native.*`. All claim `exact`.
+`cuda.*`, those in `fast/kernels/cpu/` a row `cpu.*`. The launchers of Triton's kernels start the
+native kernels for tensors on the CPU: a row `native.*`. All claim `exact`.
 `tests/parity/test_registry.py` names a launcher without a row.
 """
 
@@ -42,7 +42,7 @@ FILES = {
 
 
 @dataclass(frozen=True)
-class Native:
+class Backend:
     """Launchers in C++, with the same names as those in Triton.
 
     Attributes:
@@ -61,7 +61,7 @@ class Native:
 
 
 # `mixed` has tensors of all pure combinations, and both steps share all but one line.
-CPU = Native(
+CPU = Backend(
     folder="cpu",
     engines=("cpu",),
     files={
@@ -77,7 +77,7 @@ CPU = Native(
         "adamw_step": ("fp16", "bf16", "fp32-to-bf16", "mixed"),
     },
 )
-CUDA = Native(
+CUDA = Backend(
     folder="cuda",
     engines=GPU_ENGINES,
     files={
@@ -126,13 +126,13 @@ def _register(known: Container[str]) -> None:
         dtypes = every[1:2] if operation.name == "mixed_step" else every[-1:]
         name = f"native.{operation.name}"
         _row(operation, name, file, dtypes, LAYOUTS, ("cpu",), ("strided",), known)
-    for native in (CUDA, CPU):
+    for backend in (CUDA, CPU):
         for operation in HOUSE:
-            if operation.name in native.files:
-                dtypes = native.dtypes.get(operation.name, tuple(operation.combinations))
-                name = f"{native.folder}.{operation.name}"
-                file = f"{native.folder}.{native.files[operation.name]}"
-                _row(operation, name, file, dtypes, LAYOUTS, native.engines, native.claims, known)
+            if operation.name in backend.files:
+                dtypes = backend.dtypes.get(operation.name, tuple(operation.combinations))
+                name = f"{backend.folder}.{operation.name}"
+                file = f"{backend.folder}.{backend.files[operation.name]}"
+                _row(operation, name, file, dtypes, LAYOUTS, backend.engines, backend.claims, known)
 
 
 def _row(

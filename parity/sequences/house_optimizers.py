@@ -20,7 +20,7 @@ def register_our_optimizers() -> None:
         return
     wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
     for cls in (FusedAdam, FusedLamb, FusedLAMB, *wrappers, DynamicLossScale, StaticLossScale):
-        # Tensors on the CPU take the C++ twins of the same kernels, whose rows cover every dtype.
+        # Tensors on the CPU take the native kernels, whose rows cover every dtype.
         # Kernels of apex's LAMB have the loops of `FusedLamb`, which is judged in every dtype.
         of_gpu = ("mixed",) if cls is FusedLAMB else DTYPES
         for name, engines, dtypes in (

@@ -1,8 +1,8 @@
 """The exact norm of all gradients and whether any is non-finite, in one read, in CUDA C++.
 
 The limbs of `fast.kernels._limbs`. On the way that most elements take there are 9 machine
-instructions for one of 16 bits and 17 for one of 32 (sm_90, read off by hand; no gate holds them),
-none of them float64. A block's warps wait for one another at its ends alone.
+instructions for one of 16 bits and 17 for one of 32 (sm_90; `parity compile` holds them), none of
+them float64. A block's warps wait for one another at its ends alone.
 """
 
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ def of_usage(text: str) -> Facts:
 
 
 def run_tool(*command: str) -> str:
-    """What a program prints.
+    """Output and errors of a program that succeeds.
 
     Raises:
         RuntimeError: it fails.
@@ -115,7 +115,7 @@ def run_tool(*command: str) -> str:
 
 
 def cuobjdump(*arguments: str) -> str:
-    """What Triton's `cuobjdump` prints."""
+    """Output of Triton's `cuobjdump`."""
     return run_tool(triton.knobs.nvidia.cuobjdump.path, *arguments)
 
 
