@@ -168,7 +168,7 @@ def deepspeed_cpu_adam(params: list[Parameter]) -> Step:
 
 
 def inner(params: list[Parameter]) -> torch.optim.Optimizer:
-    """Torch's fused AdamW, which DeepSpeed's wrappers hold here: its kernel moves the same bytes."""
+    """Torch's fused AdamW, which DeepSpeed's wrappers hold here: its kernel moves as many bytes."""
     return torch.optim.AdamW(params, **HYPER, fused=True)
 
 

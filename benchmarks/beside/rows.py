@@ -138,6 +138,8 @@ def require_quick(subject: Subject) -> None:
     subject.turn()
     seconds = subject.turn()
     if seconds > SLOW:
+        seconds = min(seconds, subject.turn())  # others may have held it up
+    if seconds > SLOW:
         raise Absent(f"one call takes {seconds:.1f} s")
 
 
