@@ -57,7 +57,7 @@ class ClassStep:
     sharded: bool = False
 
     def version(self) -> str:
-        """Version of its package.
+        """Name and version of its package.
 
         Raises:
             Absent: the package is not installed.

@@ -48,7 +48,7 @@ class Timed:
         family: `ours`, `peer` or `ceiling`.
         subject: what takes turns; None where it is absent.
         absent: the reason.
-        version: of a peer's package.
+        version: name and version of a peer's package.
     """
 
     name: str
