@@ -173,8 +173,14 @@ def foreach_cast(given: Arguments) -> Call:
 
 
 def flattened(given: Arguments) -> Call:
-    """Torch's own flattening."""
+    """Torch's own flattening.
+
+    Raises:
+        Absent: of one tensor it makes a view.
+    """
     tensors = given.lists["tensors"]
+    if len(tensors) == 1:
+        raise Absent("of one tensor it makes a view, not a copy")
     flatten: Any = torch._utils._flatten_dense_tensors
     return lambda: flatten(tensors)
 
