@@ -57,7 +57,7 @@ class ClassStep:
     sharded: bool = False
 
     def version(self) -> str:
-        """Version of its package.
+        """Name and version of its package.
 
         Raises:
             Absent: the package is not installed.
@@ -168,7 +168,7 @@ def deepspeed_cpu_adam(params: list[Parameter]) -> Step:
 
 
 def inner(params: list[Parameter]) -> torch.optim.Optimizer:
-    """Torch's fused AdamW, which DeepSpeed's wrappers hold here: its kernel moves the same bytes."""
+    """Torch's fused AdamW, which DeepSpeed's wrappers hold here: its kernel moves as many bytes."""
     return torch.optim.AdamW(params, **HYPER, fused=True)
 
 

@@ -53,7 +53,7 @@ class Peer:
     device: str = ""
 
     def version(self) -> str:
-        """Version of its package.
+        """Name and version of its package.
 
         Raises:
             Absent: the package is not installed.
@@ -62,13 +62,13 @@ class Peer:
 
 
 def version_of(package: str) -> str:
-    """Version of a package.
+    """Name and version of a package.
 
     Raises:
         Absent: it is not installed.
     """
     try:
-        return version(package)
+        return f"{package} {version(package)}"
     except PackageNotFoundError:
         raise Absent(f"{package} is not installed") from None
 
@@ -173,8 +173,14 @@ def foreach_cast(given: Arguments) -> Call:
 
 
 def flattened(given: Arguments) -> Call:
-    """Torch's own flattening."""
+    """Torch's own flattening.
+
+    Raises:
+        Absent: of one tensor it makes a view.
+    """
     tensors = given.lists["tensors"]
+    if len(tensors) == 1:
+        raise Absent("of one tensor it makes a view, not a copy")
     flatten: Any = torch._utils._flatten_dense_tensors
     return lambda: flatten(tensors)
 

@@ -48,7 +48,7 @@ class Timed:
         family: `ours`, `peer` or `ceiling`.
         subject: what takes turns; None where it is absent.
         absent: the reason.
-        version: of a peer's package.
+        version: name and version of a peer's package.
     """
 
     name: str
@@ -137,6 +137,8 @@ def require_quick(subject: Subject) -> None:
     """
     subject.turn()
     seconds = subject.turn()
+    if seconds > SLOW:
+        seconds = min(seconds, subject.turn())  # others may have held it up
     if seconds > SLOW:
         raise Absent(f"one call takes {seconds:.1f} s")
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import torch
 
-from twinstep.benchmarks.beside.rows import Group, groups_of, ours, subject_of
+from twinstep.benchmarks.beside.rows import Group, groups_of, ours, subject_of, takes
 from twinstep.benchmarks.beside.subject import Shape, Subject
 from twinstep.benchmarks.host import CASES, idle_launches
 from twinstep.benchmarks.host import Subject as Stepped
@@ -44,7 +44,7 @@ def subject_named(kernels: Sequence[Kernel], label: str) -> Subject:
         return class_subject(rest)
     dtype, _, size = rest.partition(" ")
     for kernel in kernels:
-        if kernel.name == name and dtype in kernel.dtypes:
+        if kernel.name == name and takes(kernel, dtype):
             tensors, each = map(int, size.split("x"))
             return subject_of(kernel, Group(kernel.operation.name, dtype, Shape(tensors, each)))
     raise LookupError(f"no kernel {name} for {dtype}")

@@ -8,6 +8,7 @@ left, by what it took before or by what its smaller neighbour took, is cut, and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ Answers = dict[str, Any]
 Told = Callable[[str], object]
 FIRM = 3  # processes that time the whole table, where the budget allows
 UNKNOWN = 5.0  # seconds that a group takes of which nothing is known
+PER_TENSOR = 1e4  # elements that take as long as a tensor more
 SLACK = 1.3  # a group may take so much longer than before
 
 
@@ -63,19 +65,21 @@ class Spent:
         return budget - self.taken if budget else float("inf")
 
     def expected(self, group: Group) -> float:
-        """Seconds that a group will take: as before, or in proportion to a smaller one."""
+        """Seconds that a group will take: as before, or in proportion to the most similar one."""
         if group in self.seconds:
             return self.seconds[group]
+        size = effort(group)
         alike = [
-            (own.shape.numel, own.shape.tensors, taken)
+            (abs(math.log(size / effort(own))), taken * size / effort(own))
             for own, taken in self.seconds.items()
             if (own.operation, own.dtype) == (group.operation, group.dtype)
         ]
-        scaled = [
-            taken * max(1.0, group.shape.numel / numel, group.shape.tensors / tensors)
-            for numel, tensors, taken in alike
-        ]
-        return min(scaled, default=UNKNOWN)
+        return min(alike, default=(0.0, UNKNOWN))[1]
+
+
+def effort(group: Group) -> float:
+    """A measure of what a group takes: small tensors cost the host, large ones memory."""
+    return group.shape.tensors + group.shape.numel / PER_TENSOR
 
 
 def spend(

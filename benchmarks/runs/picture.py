@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777", "part": "#e0b070"}
 EDGES = (0.05, 50.0)  # of the ratios
+COLUMN, LINE = 110, 0.16  # lines of a column, and the height of one in inches
 SMALL = 64  # elements of each tensor of the curves over tensors
 
 
@@ -26,21 +27,38 @@ def draw_run(document: Document, path: Path) -> None:
     Raises:
         PictureImpossible: matplotlib is not installed.
     """
-    groups = bars_of(document["groups"])
+    columns = columns_of(bars_of(document["groups"]))
     curves = [(name, one) for name in CURVES for one in ("sizes", "tensors")]
     curves = [row for row in curves if len(curve(document, *row)) > 1]
-    lines = sum(len(told(group)) + 1 for group in groups)
-    sheet = figure(12 if curves else 7.5, max(4.0, 0.21 * lines + 1.2))
-    grid = sheet.add_gridspec(max(1, len(curves)), 2 if curves else 1)
-    ratios(sheet.add_subplot(grid[:, 0]), groups)
+    wide, lines = len(columns) + bool(curves), max(map(lines_of, columns), default=0)
+    sheet = figure(6.5 * wide, max(4.0, LINE * lines + 1.2))
+    grid = sheet.add_gridspec(max(1, len(curves)), wide)
+    for number, groups in enumerate(columns):
+        ratios(sheet.add_subplot(grid[:, number]), groups, lines)
     for number, (name, kind) in enumerate(curves):
-        curve_axes(sheet.add_subplot(grid[number, 1]), document, name, kind)
+        curve_axes(sheet.add_subplot(grid[number, wide - 1]), document, name, kind)
     key = document["key"]
     made = f"{document['processes']} processes, load before {document['load']}"
     sheet.suptitle(
         f"{key['device']}, torch {key['torch']}, {made}\n{versions(document)}", fontsize=10
     )
     sheet.savefig(path, dpi=130)
+
+
+def lines_of(groups: Sequence[Document]) -> int:
+    """Lines that groups take, their titles included."""
+    return sum(len(told(group)) + 1 for group in groups)
+
+
+def columns_of(groups: Sequence[Document]) -> list[list[Document]]:
+    """Groups in columns of about equal length that fit a screen; none is divided."""
+    count = max(1, -(-lines_of(groups) // COLUMN))
+    columns: list[list[Document]] = [[] for _ in range(count)]
+    done, whole = 0, max(1, lines_of(groups))
+    for group in groups:
+        columns[min(count - 1, done * count // whole)].append(group)
+        done += lines_of([group])
+    return [column for column in columns if column] or [[]]
 
 
 def bars_of(groups: Sequence[Document]) -> list[Document]:
@@ -52,7 +70,7 @@ def bars_of(groups: Sequence[Document]) -> list[Document]:
     ]
 
 
-def ratios(axes: Axes, groups: Sequence[Document]) -> None:
+def ratios(axes: Axes, groups: Sequence[Document], lines: int) -> None:
     """Time of every row over ours, with its interval, on a logarithmic scale."""
     names, place = [], 0
     for group in groups:
@@ -70,12 +88,12 @@ def ratios(axes: Axes, groups: Sequence[Document]) -> None:
     axes.set_xscale("log")
     # Intervals of a busy machine reach far beyond: they are cut, not shown whole.
     axes.set_xlim(*EDGES)
-    axes.set_ylim(place, -1)
+    axes.set_ylim(max(place, lines), -1)
     axes.set_yticks([at for at, _, _ in names])
     labels = axes.set_yticklabels([text for _, text, _ in names], fontsize=6.5)
     for label, (_, _, head) in zip(labels, names, strict=True):
         label.set_fontweight("bold" if head else "normal")
-    axes.set_xlabel("time / ours: right of the line ours is faster; bars are intervals of 95 %")
+    axes.set_xlabel("time / ours: right of 1 ours is faster; bars: 95 %", fontsize=8)
     frame(axes)
 
 

@@ -13,7 +13,7 @@ from twinstep.benchmarks.beside.classes import BYTES, SHARDED
 from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, STEP, Group, groups_of
 from twinstep.benchmarks.beside.statistics import Ratio, of_process, over_processes
 from twinstep.benchmarks.beside.subject import Shape
-from twinstep.benchmarks.runs.budget import Answers, Plan, spend
+from twinstep.benchmarks.runs.budget import Answers, Plan, effort, spend
 from twinstep.benchmarks.runs.key import key_of
 from twinstep.benchmarks.stamp import stamp
 from twinstep.parity.registry.kernels import Kernel
@@ -55,7 +55,7 @@ def chosen_groups(
         # A line of a curve is of one combination: the first of its operation.
         first = {group.operation: group.dtype for group in reversed(also)}
         once += [g for g in also if g.dtype == first[g.operation] and g not in table]
-    once.sort(key=lambda group: group.shape.tensors + group.shape.numel / 1e4)  # the cheap first
+    once.sort(key=effort)  # the cheap first
     room = available() / 2
     left_out = [
         f"{group}: needs {group.shape.numel * HELD * ROWS / 2**30:.0f} GiB, "

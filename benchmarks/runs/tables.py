@@ -55,7 +55,7 @@ def faster(row: Document) -> str:
 def versions(document: Document) -> str:
     """Peers' packages with their versions, in one line."""
     known = {
-        f"{row['name'].split(':')[0]} {row['version']}"
+        row["version"]
         for group in document["groups"]
         for row in group["rows"]
         if row["family"] == PEER

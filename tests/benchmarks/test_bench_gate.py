@@ -17,6 +17,7 @@ from twinstep.benchmarks.regressions.gate import Verdict
 from twinstep.benchmarks.regressions.growth import growths
 from twinstep.benchmarks.regressions.pairs import CONFIRMED, SHARED, Look, Plan
 from twinstep.benchmarks.regressions.report import workflow_commands
+from twinstep.benchmarks.regressions.timed import labels, subject_named
 from twinstep.benchmarks.runs import history, results
 from twinstep.benchmarks.runs.key import differences
 from twinstep.parity.records.errors import UsageError
@@ -147,6 +148,16 @@ def test_every_kernel_that_runs_here_has_a_row() -> None:
     assert {f"cpu.{name}" for name in ("adamw_step", "global_norm", "accumulate")} <= there
     groups = groups_of(kernels(), [Shape(1, 64), Shape(3, 64)])
     assert {group.operation for group in groups} == {n.partition(".")[2] for n in there}
+
+
+def test_every_label_of_the_gate_is_timed_in_a_dtype_that_its_kernel_claims() -> None:
+    register_house()
+    named = labels(kernels(), [(1, 64)], classes=False)
+    assert "native.global_norm bf16 1x64" in named
+    for label in named:
+        subject_named(kernels(), label).turn()
+    with pytest.raises(LookupError, match="no kernel native.accumulate for fp32"):
+        subject_named(kernels(), "native.accumulate fp32 1x64")
 
 
 def test_a_turn_begins_with_the_same_values() -> None:
