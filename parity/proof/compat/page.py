@@ -17,9 +17,10 @@ HEAD = """# Other projects' tests
 the fast side on replay. torch {torch} ships `optim_db`, the table that its optimizer tests are made
 from, which is run as it is; each of its inputs also goes through checks of torch's `test_optim`,
 written anew. Wheels and sources in package registries hold no optimizer tests of DeepSpeed's, and
-nothing of apex: those are written anew from the numbers that they document. A case runs on both
-sides; it passes if the outcome is that of the original. Any other failure than those listed is exit
-code 1.
+nothing of apex: those are written anew from the numbers that they document. Where DeepSpeed 0.19.8
+is installed, `make peers` runs its tests on its own classes, too; "(main)" are tests of its main
+branch, which is newer. A case runs on both sides; it passes if the outcome is that of the original.
+Any other failure than those listed is exit code 1.
 
 | project | runs | as there | otherwise, on purpose |
 | --- | --- | --- | --- |
