@@ -55,8 +55,8 @@ def wrapper(path: str, patch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A class of DeepSpeed's, with the counters of its scale where its tests once read them."""
     kind = class_of(path)
     for name in ("cur_scale", "cur_iter", "dynamic_loss_scale"):
-        read = attrgetter(f"loss_scale_config.{name}")
-        patch.setattr(kind, name, property(lambda self, read=read: read(self)), raising=False)
+        read: Callable[[Any], Any] = attrgetter(f"loss_scale_config.{name}")
+        patch.setattr(kind, name, property(read), raising=False)
 
     def made(inside: Any, compat: Any = None, **options: Any) -> Any:
         del compat
@@ -77,7 +77,7 @@ def judged(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(
-    "case", list(filter(judged, cases())), ids=lambda case: f"{case.test} {case.case}"
+    "case", [case for case in cases() if judged(case)], ids=lambda case: f"{case.test} {case.case}"
 )
 def test_deepspeed_ends_as_its_test_says(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     deepspeed_version()
