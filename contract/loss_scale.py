@@ -113,6 +113,13 @@ class ScaleArguments:
         """The scale that never moves; None where it does."""
         if not self.scales:
             return 1.0
+        if self.dynamic_loss_scale and self.static_loss_scale != 1.0:
+            LOG.warning(
+                "static_loss_scale=%s changes nothing with dynamic_loss_scale=True",
+                self.static_loss_scale,
+            )
+        if not self.dynamic_loss_scale and self.dynamic_loss_args is not None:
+            LOG.warning("dynamic_loss_args changes nothing without dynamic_loss_scale=True")
         return None if self.dynamic_loss_scale else self.static_loss_scale
 
     def constants(self) -> tuple[float, int, float]:

@@ -205,15 +205,17 @@ def _half_optimizer(
     compat: Compat,
 ) -> Wrapper:
     """fp16 or bf16 without ZeRO. Hysteresis is left out: DeepSpeed's wrappers have none."""
+    dynamic = dtype is torch.float16 and not half.get("loss_scale")
+    constants = {
+        "init_scale": 2.0 ** half.get("initial_scale_power", 16),
+        "scale_window": half.get("loss_scale_window", 1000),
+        "min_scale": half.get("min_loss_scale", 1),
+    }
     options: Config = {
         "low_precision_dtype": dtype,
         "static_loss_scale": float(half.get("loss_scale") or 1.0),
-        "dynamic_loss_scale": dtype is torch.float16 and not half.get("loss_scale"),
-        "dynamic_loss_args": {
-            "init_scale": 2.0 ** half.get("initial_scale_power", 16),
-            "scale_window": half.get("loss_scale_window", 1000),
-            "min_scale": half.get("min_loss_scale", 1),
-        },
+        "dynamic_loss_scale": dynamic,
+        "dynamic_loss_args": constants if dynamic else None,
         "mpu": mpu,
         "clip_grad": clip,
         "compat": compat,

@@ -245,4 +245,10 @@ def test_arguments_of_a_loss_scale_that_do_nothing_are_named(
         subject(
             subject.parameters(2), dynamic_loss_args=ARGUMENTS | {"delayed_shift": 2}, **options
         )
-    assert "delayed_shift=2, which changes nothing" in caplog.records[0].getMessage()
+        subject(subject.parameters(2), static_loss_scale=8.0, **options)
+        subject(subject.parameters(2), dynamic_loss_args=ARGUMENTS)
+    assert "delayed_shift=2, which changes nothing" in caplog.messages[0]
+    assert caplog.messages[1:] == [
+        "static_loss_scale=8.0 changes nothing with dynamic_loss_scale=True",
+        "dynamic_loss_args changes nothing without dynamic_loss_scale=True",
+    ]

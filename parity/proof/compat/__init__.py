@@ -1,0 +1,1 @@
+"""Other projects' tests of optimizers, run against ours."""
