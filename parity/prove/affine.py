@@ -13,15 +13,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinstep.parity.prove.affine_values import (
+    ANY,
+    KNOWN,
+    SAME,
+    Bounds,
+    Value,
+    chosen,
+    data,
+    is_plain,
+    logic,
+    merged,
+    number,
+    product,
+    total,
+)
 from twinstep.replay.dtypes import Array
 from twinstep.replay.ptx.flow import family
 from twinstep.replay.ptx.syntax import Imm, Instruction, Kernel, Mem, Operand, Reg, Symbol, Vec
 
-KNOWN, SAME, ANY = 0, 1, 2
-"""A number; data that is one value in all threads; anything else."""
-FAR = 1 << 61
-END = 1 << 30
-STEPS = 200_000
+FAR, END, STEPS = 1 << 61, 1 << 30, 200_000
 
 
 class NotAffine(Exception):
@@ -39,64 +50,6 @@ class Branch(Exception):
     def __init__(self, at: int, own: bool) -> None:
         super().__init__(at)
         self.at, self.own = at, own
-
-
-@dataclass
-class Value:
-    """Integers of all threads.
-
-    Attributes:
-        a: what is constant.
-        b: of the program.
-        c: of the excess.
-        tag: tensor that it is an address in, by number; -1 if none.
-        state: `KNOWN`, `SAME` or `ANY`.
-    """
-
-    a: Array
-    b: Array
-    c: Array
-    tag: Array
-    state: Array
-
-
-def number(a: object, b: int = 0, c: int = 0, tag: int = -1) -> Value:
-    """A value that is known."""
-    rest = (np.array(x, np.int64) for x in (b, c, tag, KNOWN))
-    return Value(np.asarray(a, np.int64), *rest)
-
-
-def data(state: int | Array = ANY) -> Value:
-    """A value that is not known."""
-    found = number(0)
-    found.state = np.asarray(state, np.int64)
-    return found
-
-
-@dataclass
-class Bounds:
-    """The domain: 0 <= p, 0 <= s, and chunk p + s + 1 <= most.
-
-    Attributes:
-        chunk: elements of one program.
-        most: the largest size.
-    """
-
-    chunk: int
-    most: int
-
-    @property
-    def programs(self) -> int:
-        """The largest p."""
-        return (self.most - 1) // self.chunk
-
-    def low(self, v: Value) -> Array:
-        """Least value: at a corner of the domain."""
-        return v.a + np.minimum(0, np.minimum(v.b * self.programs, v.c * (self.most - 1)))
-
-    def high(self, v: Value) -> Array:
-        """Largest value."""
-        return v.a + np.maximum(0, np.maximum(v.b * self.programs, v.c * (self.most - 1)))
 
 
 Access = Callable[[str, Instruction, Array, Value, int, bool], None]
@@ -166,7 +119,7 @@ class Machine:
             target = i.operands[0]
             assert isinstance(target, (Symbol, Reg))
             return np.where(taken, self.kernel.labels[target.name], pc + 1)
-        if name == "brx" or name == "call":
+        if name in ("brx", "call"):
             raise NotAffine(f"not followed: {_shown(i)}")
         if taken.any():
             self._execute(name, i, taken, maybe)
@@ -187,9 +140,7 @@ class Machine:
 
     def _guard(self, register: Reg) -> Value:
         found = self._register(register.name)
-        if not register.negated:
-            return found
-        return Value(1 - found.a, found.b, found.c, found.tag, found.state)
+        return logic("not", [found]) or found if register.negated else found
 
     def _register(self, name: str) -> Value:
         return self.registers.get(name) or self.special.get(name.lstrip("%")) or data()
@@ -225,15 +176,7 @@ class Machine:
             value = data()
         old = self.registers.get(target.name)
         if old is not None and not mask.all():
-            value = Value(
-                *(
-                    new if new.ndim == 0 and had.ndim == 0 and new == had else np.where(mask, new, had)
-                    for new, had in (
-                        (value.a, old.a), (value.b, old.b), (value.c, old.c),
-                        (value.tag, old.tag), (value.state, old.state),
-                    )
-                )
-            )  # fmt: skip
+            value = merged(mask, value, old)
         self.registers[target.name] = value
 
     def _memory(self, name: str, i: Instruction, mask: Array, maybe: bool) -> None:
@@ -281,7 +224,7 @@ class Machine:
         parts, args = i.parts, i.operands[1:]
         kind = parts[-1]
         if kind == "pred":
-            return self._logic(name, [self._predicate(x) for x in args])
+            return logic(name, [self._predicate(x) for x in args])
         if kind not in KINDS:
             return None
         if name == "setp":
@@ -298,32 +241,33 @@ class Machine:
         if name == "mov":
             return values[0]
         if name == "mul" and parts[1] in ("lo", "wide"):
-            return self._checked(_product(values[0], values[1]), values)
+            return self._checked(product(values[0], values[1]), values)
         if name == "mad" and parts[1] in ("lo", "wide"):
             wide = f"s{2 * int(kind[1:])}" if parts[1] == "wide" else kind
             third = self._read(args[2], wide)
-            return self._checked(_sum(_product(values[0], values[1]), third, 1), [*values, third])
+            return self._checked(total(product(values[0], values[1]), third, 1), [*values, third])
         if len(parts) != 2 or len(values) != 2:
             return None
         a, b = values
         if name in ("add", "sub"):
-            return self._checked(_sum(a, b, 1 if name == "add" else -1), values)
+            return self._checked(total(a, b, 1 if name == "add" else -1), values)
+        a, b = (self._positive(v, kind[0] == "u" and name not in ("shl", "and")) for v in values)
         if name in ("min", "max"):
             low, high = self._order(a, b)
             first = high <= 0 if name == "min" else low >= 0
             second = low >= 0 if name == "min" else high <= 0
-            found = _where(first, a, b)
+            found = chosen(first, a, b)
             undecided = np.where(first | second, KNOWN, ANY)
             return self._checked(found, values, undecided)
         return self._bits(name, a, b, kind)
 
     def _bits(self, name: str, a: Value, b: Value, kind: str) -> Value | None:
         """Shifts and masks: of plain numbers, or where they are products, remainders or sums."""
-        plain = [_plain(v) for v in (a, b)]
+        plain = [is_plain(v) for v in (a, b)]
         if name in ("shl", "shr") and plain[1].all():
             unit = np.left_shift(np.int64(1), np.clip(b.a, 0, 62))
             if name == "shl":
-                return self._checked(_product(a, number(unit)), [a, b])
+                return self._checked(product(a, number(unit)), [a, b])
             exact = (a.b % unit == 0) & (a.c % unit == 0) & (a.tag < 0)
             found = Value(a.a >> b.a, a.b // unit, a.c // unit, a.tag, a.state)
             return self._checked(found, [a, b], np.where(exact, KNOWN, ANY))
@@ -337,19 +281,17 @@ class Machine:
             for x, y in ((a, b), (b, a)):
                 top = np.int64(1 << int(max(int(y.a.max()), 0)).bit_length())
                 multiple = (x.a % top == 0) & (x.b % top == 0) & (x.c % top == 0) & (x.tag < 0)
-                apart = apart | (multiple & _plain(y) & (y.a >= 0))
-            return self._checked(_sum(a, b, 1), [a, b], np.where(apart & ~both, KNOWN, ANY))
+                apart = apart | (multiple & is_plain(y) & (y.a >= 0))
+            return self._checked(total(a, b, 1), [a, b], np.where(apart & ~both, KNOWN, ANY))
         if name == "and" and not both.all():
             for x, y in ((a, b), (b, a)):
                 unit = y.a + 1
-                ones = _plain(y) & (unit > 0) & (unit & y.a == 0)
+                ones = is_plain(y) & (unit > 0) & (unit & y.a == 0)
                 if ones.all() and ((x.b % unit == 0) & (x.c % unit == 0) & (x.tag < 0)).all():
                     return self._checked(number(x.a & y.a), [a, b])
         return self._checked(found, [a, b], np.where(both, KNOWN, ANY))
 
-    def _checked(
-        self, v: Value, operands: list[Value], extra: Array | int = KNOWN
-    ) -> Value:
+    def _checked(self, v: Value, operands: list[Value], extra: Array | int = KNOWN) -> Value:
         """A result whose operands are known, and which stays within 61 bits."""
         state = np.asarray(extra)
         for operand in operands:
@@ -359,15 +301,23 @@ class Machine:
         state = np.maximum(np.maximum(state, np.where(inside, KNOWN, ANY)), tag)
         return Value(v.a, v.b, v.c, v.tag, state.astype(np.int64))
 
+    def _positive(self, v: Value, unsigned: bool) -> Value:
+        """A number that is read without a sign: one below 0 is not known."""
+        if not unsigned:
+            return v
+        below = (self.bounds.low(v) < 0) & (v.tag < 0)
+        return Value(v.a, v.b, v.c, v.tag, np.where(below, ANY, v.state))
+
     def _order(self, a: Value, b: Value) -> tuple[Array, Array]:
         """Least and largest difference of two numbers."""
-        gap = _sum(a, b, -1)
+        gap = total(a, b, -1)
         return self.bounds.low(gap), self.bounds.high(gap)
 
     def _compared(self, parts: tuple[str, ...], args: tuple[Operand, ...]) -> Value | None:
         if len(parts) != 3 or len(args) != 2:
             return None
-        a, b = (self._read(x, parts[-1]) for x in args)
+        unsigned = parts[-1][0] == "u" or parts[1] in ("lo", "ls", "hi", "hs")
+        a, b = (self._positive(self._read(x, parts[-1]), unsigned) for x in args)
         low, high = self._order(a, b)
         word = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(parts[1], parts[1])
         yes = {"eq": (low == 0) & (high == 0), "ne": (low > 0) | (high < 0), "lt": high < 0,
@@ -384,15 +334,16 @@ class Machine:
         # Data that is one value in all threads, beside a plain constant, decides for all of them.
         shared = [v for v in (a, b) if v.state.ndim == 0 and v.state == SAME]
         rest = [v for v in (a, b) if all(v is not x for x in shared)]
-        if shared and all(v.a.ndim == 0 and v.state.ndim == 0 and _plain(v) for v in rest):
+        if shared and all(v.a.ndim == 0 and v.state.ndim == 0 and is_plain(v) for v in rest):
             found = np.asarray(max([SAME, *(int(v.state) for v in rest)]))
-        return Value(yes.astype(np.int64), *(np.array(v, np.int64) for v in (0, 0, -1)),
-                     np.asarray(found, np.int64))  # fmt: skip
+        result = number(yes.astype(np.int64))
+        result.state = np.asarray(found, np.int64)
+        return result
 
     def _selected(self, kind: str, args: tuple[Operand, ...]) -> Value:
         a, b = (self._read(x, kind) for x in args[:2])
         p = self._predicate(args[2])
-        found = _where(p.a != 0, a, b)
+        found = chosen(p.a != 0, a, b)
         state = np.where(p.state == KNOWN, found.state, ANY)
         return Value(found.a, found.b, found.c, found.tag, state)
 
@@ -401,21 +352,6 @@ class Machine:
             return number(int(bool(operand.value)))
         assert isinstance(operand, Reg)
         return self._guard(operand)
-
-    def _logic(self, name: str, args: list[Value]) -> Value | None:
-        if name in ("mov", "not"):
-            flip = name == "not"
-            return Value(1 - args[0].a if flip else args[0].a, *_rest(args[0]), args[0].state)
-        if name not in ("and", "or") or len(args) != 2:
-            return None
-        a, b = args
-        absorbing = 0 if name == "and" else 1
-        settled = np.zeros((), np.bool_)
-        for v in args:
-            settled = settled | ((v.state == KNOWN) & (v.a == absorbing))
-        both = a.a & b.a if name == "and" else a.a | b.a
-        state = np.where(settled, KNOWN, np.maximum(a.state, b.state))
-        return Value(np.where(settled, absorbing, both), *_rest(a), np.asarray(state, np.int64))
 
     def _read(self, operand: Operand, kind: str) -> Value:
         """An operand as a number of a type; what may have wrapped is not known."""
@@ -457,37 +393,6 @@ def _sources(i: Instruction) -> list[str]:
 
 def _bytes(kind: str) -> int:
     return max(int("".join(c for c in kind if c.isdigit()) or 32) // 8, 1) if kind != "bf16" else 2
-
-
-def _plain(v: Value) -> Array:
-    return np.asarray((v.b == 0) & (v.c == 0) & (v.tag < 0))
-
-
-def _rest(v: Value) -> tuple[Array, Array, Array]:
-    return v.b, v.c, v.tag
-
-
-def _sum(a: Value, b: Value, sign: int) -> Value:
-    """A sum or a difference; the tag is -2 where it is no address and no number."""
-    if sign > 0:
-        tag = np.where(b.tag < 0, a.tag, np.where(a.tag < 0, b.tag, -2))
-    else:
-        tag = np.where(b.tag < 0, a.tag, np.where(a.tag == b.tag, -1, -2))
-    return Value(a.a + sign * b.a, a.b + sign * b.b, a.c + sign * b.c, tag, a.state)
-
-
-def _product(a: Value, b: Value) -> Value:
-    """A product, one factor of which is a plain number."""
-    one, other = (a, b) if _plain(b).all() else (b, a)
-    odd = ~_plain(other) | (one.tag >= 0)
-    return Value(
-        one.a * other.a, one.b * other.a, one.c * other.a, np.where(odd, -2, -1), one.state
-    )
-
-
-def _where(flags: Array, a: Value, b: Value) -> Value:
-    pairs = ((a.a, b.a), (a.b, b.b), (a.c, b.c), (a.tag, b.tag), (a.state, b.state))
-    return Value(*(np.where(flags, x, y) for x, y in pairs))
 
 
 def _shown(i: Instruction) -> str:

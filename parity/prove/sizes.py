@@ -8,37 +8,26 @@ with a whole chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from twinstep.parity.prove.affine import (
-    KNOWN,
-    Bounds,
-    Branch,
-    Machine,
-    NotAffine,
-    Value,
-    number,
-)
+from twinstep.parity.prove.affine import Branch, Machine, NotAffine
+from twinstep.parity.prove.affine_values import KNOWN, Bounds, Value, number
 from twinstep.parity.prove.situations import Situation
-from twinstep.parity.registry.engines import as_on, engine_for, running
+from twinstep.parity.prove.sizes_launches import Variant, launch
+from twinstep.parity.registry.engines import engine_for, running
 from twinstep.replay.dtypes import Array
-from twinstep.replay.launch import run as launching
-from twinstep.replay.launch.virtual import virtual_tensor
 from twinstep.replay.ptx.syntax import Instruction
-from twinstep.replay.triton import launcher
 
 MOST = 1 << 40
 NARROW = (1 << 31) - 1
 PROBES = (1, 2, 15, 16, 17, 127, 150, 1024, 4096, 4097, 4300, 65_539, 1 << 20, NARROW, 1 << 31,
           (1 << 31) + 16, (1 << 33) + 5, MOST - 1, MOST)  # fmt: skip
 """Sizes at which a kernel is launched, and not run."""
-SMALL = 16
-"""Elements of the case whose tensors are stretched."""
+SMALL = 48
+"""Elements of the case whose tensors are stretched: no operation has as many of anything else."""
 LANES = 1 << 15
 LARGE = 1 << 16
 SIDES = 16
@@ -74,24 +63,9 @@ class Extent:
     written: bool
 
 
-@dataclass
-class Variant:
-    """One compiled kernel, and the launches of it that were seen.
-
-    Attributes:
-        position: among the launches of a call.
-        requests: by size.
-        tensors: the arguments of each, by size.
-    """
-
-    position: int
-    requests: dict[int, launching.Request] = field(default_factory=dict)
-    tensors: dict[int, list[tuple[str, Tensor]]] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Found:
-    """What was proved.
+    """Scope of a proof.
 
     Attributes:
         most: the largest size.
@@ -121,10 +95,11 @@ def prove_sizes(situation: Situation) -> Found:
     variants: dict[tuple[int, str], Variant] = {}
     with running(engine):
         for size in PROBES:
-            _launch(situation, size, variants)
+            launch(situation, size, variants)
     writes = set(situation.kernel.operation.writes)
     written: dict[int, set[str]] = {size: set() for size in PROBES}
     chunks: dict[int, None] = {}
+    most = MOST
     skipped: dict[str, None] = {}
     for variant in variants.values():
         grids = {
@@ -136,6 +111,7 @@ def prove_sizes(situation: Situation) -> Found:
         own = _Proof(variant, grids, writes)
         own.run()
         chunks |= dict.fromkeys([own.chunk] if own.covered else [])
+        most = min(most, own.chunk * NARROW)
         skipped |= dict.fromkeys(own.skipped)
         for size in variant.requests:
             again = written[size] & own.covered
@@ -150,44 +126,7 @@ def prove_sizes(situation: Situation) -> Found:
     for size, names in written.items():
         if needed - names:
             raise Wrong(f"{min(needed - names)} is not written", size)
-    return Found(MOST, len(variants), tuple(chunks), tuple(skipped), len(PROBES))
-
-
-def _launch(situation: Situation, size: int, variants: dict[tuple[int, str], Variant]) -> None:
-    """Call a kernel on tensors of a size, and keep its launches instead of making them."""
-    case = situation.case()
-    count = situation.sizes[0]
-    lists = {
-        name: [virtual_tensor(size, t.dtype) if t.numel() == count and t.dim() else t for t in row]
-        for name, row in case.lists.items()
-    }
-    named = [(f"{name}[{i}]", t) for name, row in lists.items() for i, t in enumerate(row)]
-    named += list(case.controls.items())
-    seen: list[launching.Request] = []
-    with _kept(seen):
-        function = as_on(engine_for(situation.kernel), situation.kernel.function)
-        try:
-            function(**lists, **case.controls, **case.options)
-        except Exception as error:
-            line = (str(error).splitlines() or [""])[0]
-            raise NotAffine(f"with {size} elements the call raises: {line}") from None
-    for position, request in enumerate(seen):
-        variant = variants.setdefault((position, request.digest), Variant(position))
-        variant.requests[size] = request
-        known = {t.data_ptr() for _, t in named}
-        rest = [(label, t) for label, t in request.tensors if t.data_ptr() not in known]
-        variant.tensors[size] = [*named, *rest]
-
-
-@contextmanager
-def _kept(seen: list[launching.Request]) -> Iterator[None]:
-    """Put launches into a list."""
-    usual = launcher.run
-    launcher.run = seen.append
-    try:
-        yield
-    finally:
-        launcher.run = usual
+    return Found(most, len(variants), tuple(chunks), tuple(skipped), len(PROBES))
 
 
 class _Proof:
@@ -206,11 +145,15 @@ class _Proof:
         self.step = 16 if all(size % 16 == 0 for size in self.sizes) else 1
         self.single = False
         self.chunk = self._grid(grids)
+        # A grid has less than 2^31 programs.
+        self.most = min(self.most, self.chunk * NARROW)
         self.extents = self._extents(writes)
         self.bounds = Bounds(self.chunk, self.most)
         self.covered: set[str] = set()
         self.skipped: list[str] = []
         self.signature = 0
+        self.read: set[int] = set()
+        self.wrote: set[int] = set()
 
     def _grid(self, grids: dict[int, tuple[int, int, int]]) -> int:
         """Elements of one program; 0 if one program does it all."""
@@ -308,6 +251,10 @@ class _Proof:
             done += 1
             # Where threads have sides of their own, each must write the same on all of them.
             shared = tuple((at, side) for at, side in sorted(sides.items()) if at not in own)
+            scalars = {n for n in self.read & self.wrote if not self.extents[n].width}
+            if shared and scalars:
+                name = self.extents[min(scalars)].name
+                raise NotAffine(f"a branch may depend on {name}, which the kernel also writes")
             if signatures.setdefault(shared, self.signature) != self.signature:
                 raise NotAffine("which elements are written depends on data of each thread")
             if nothing and sides:
@@ -317,7 +264,7 @@ class _Proof:
     def _side(self, groups: Sequence[Sequence[int]], sides: dict[int, bool]) -> bool:
         """Run all programs on one side; True if it writes no element."""
         covered: set[str] | None = None
-        self.signature = 0
+        self.signature, self.read, self.wrote = 0, set(), set()
         for group in groups:
             own = self._group(np.array(group), sides, self.single)
             covered = own if covered is None else covered
@@ -366,6 +313,7 @@ class _Proof:
                 if outside.any():
                     at = int(n[on][np.argmax(outside)])
                     raise Wrong(f"{extent.name} is {what} outside of its elements: {shown}", at)
+                (self.wrote if what == "write" else self.read).add(index)
                 if what == "write" and extent.written and self.single:
                     raise NotAffine(f"one program writes all elements: {shown}")
                 if what == "write" and index in counts:
@@ -383,7 +331,13 @@ class _Proof:
                         self.signature += _mixed(index, lane, place)
 
         Machine(
-            self.kernel, self.bounds, self._parameters(size), self._special(lanes), lanes, access, sides
+            self.kernel,
+            self.bounds,
+            self._parameters(size),
+            self._special(lanes),
+            lanes,
+            access,
+            sides,
         ).run()
         found: set[str] = set()
         if not counts:
