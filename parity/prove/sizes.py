@@ -252,7 +252,7 @@ class _Proof:
             # Where threads have sides of their own, each must write the same on all of them.
             shared = tuple((at, side) for at, side in sorted(sides.items()) if at not in own)
             scalars = {n for n in self.read & self.wrote if not self.extents[n].width}
-            if shared and scalars:
+            if shared and scalars and not self.single:
                 name = self.extents[min(scalars)].name
                 raise NotAffine(f"a branch may depend on {name}, which the kernel also writes")
             if signatures.setdefault(shared, self.signature) != self.signature:
