@@ -112,7 +112,7 @@ def prove_sizes(situation: Situation) -> Found:
         own.run()
         chunks |= dict.fromkeys([own.chunk] if own.covered else [])
         most = min(most, own.chunk * NARROW)
-        skipped |= dict.fromkeys(own.skipped)
+        skipped |= dict.fromkeys(own.skipped if own.covered else [])
         for size in variant.requests:
             again = written[size] & own.covered
             if again:
