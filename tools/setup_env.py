@@ -282,13 +282,8 @@ def make_venv(last: dict[str, str]) -> str:
 def install() -> str:
     """One `pip install` of everything, pinned; return "" or pip's own last word."""
     command = [str(PYTHON), "-m", "pip", "install", "--progress-bar=off", "--retries", "2"]
-    command += [
-        "--no-compile",
-        "--constraint",
-        str(CONSTRAINTS),
-        "--editable",
-        f"{ROOT}[dev,cuda,prove]",
-    ]
+    command += ["--no-compile", "--constraint", str(CONSTRAINTS)]
+    command += ["--editable", f"{ROOT}[dev,cuda,prove]"]
     there = len(installed())
     status, output = run(command, told=lambda text: progress.show(stage(text, there)))
     if status == 0:

@@ -31,6 +31,10 @@ def prove_(
             help="Compare the configurations of FILE's kernels with one another instead.",
         ),
     ] = False,
+    sizes: Annotated[
+        bool,
+        typer.Option("--sizes", help="Prove the addresses of flat kernels for every size instead."),
+    ] = False,
     verbose: VerboseFlag = False,
     json: Annotated[
         str | None,
@@ -53,4 +57,8 @@ def prove_(
         from twinstep.parity.prove.configurations_command import configurations_in
 
         raise typer.Exit(configurations_in(file, chosen, seconds))
+    if sizes:
+        from twinstep.parity.prove.sizes_command import sizes_in
+
+        raise typer.Exit(sizes_in(file, chosen, seconds))
     raise typer.Exit(prove(file, chosen, json, seconds, verbose, jobs))

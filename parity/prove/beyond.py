@@ -1,4 +1,4 @@
-"""What is tried where two expressions have different names: equations that names do not know.
+"""Comparison of expressions of different names, by equations that names do not know.
 
 For a kernel that claims every bit, bitwuzla is asked for values that tell the two apart, or for
 a proof that none do. For one that claims a bound, the two are compared over the real numbers, and
@@ -33,7 +33,7 @@ Path = Sequence[tuple[int, bool]]
 
 @dataclass(frozen=True)
 class Opinion:
-    """What was found about two expressions.
+    """Result of a comparison.
 
     Attributes:
         equal: they are one: in all bits, or over the reals for a kernel that claims a bound.

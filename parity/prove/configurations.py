@@ -170,7 +170,7 @@ def _choosing(choice: Mapping[int, Any], met: dict[int, Any]) -> Iterator[None]:
 
     usual = Autotuner.run
 
-    def run(self: Any, *args: object, **kwargs: object) -> object:
+    def _run(self: Any, *args: object, **kwargs: object) -> object:
         met[id(self)] = self
         before = self.configs
         self.configs = [choice.get(id(self), before[0])]
@@ -179,7 +179,7 @@ def _choosing(choice: Mapping[int, Any], met: dict[int, Any]) -> Iterator[None]:
         finally:
             self.configs = before
 
-    Autotuner.run = run
+    Autotuner.run = _run
     try:
         yield
     finally:

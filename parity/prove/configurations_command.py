@@ -22,15 +22,20 @@ from twinstep.parity.runner.load_file import load_file
 from twinstep.replay.errors import CannotReplay
 
 
-def configurations_in(file: str | None, chosen: Selection, seconds: float) -> int:
-    """Compare the configurations of a file's kernels, or of ours; the exit code."""
+def chosen_from(file: str | None, chosen: Selection) -> list[Kernel]:
+    """The chosen kernels of a file, or of ours."""
     register_house()
     if file is not None:
         known: Sequence[Kernel] = [k for k in load_file(file).kernels if isinstance(k, Kernel)]
     else:
         known = kernels()
+    return list(chosen.kernels(known))
+
+
+def configurations_in(file: str | None, chosen: Selection, seconds: float) -> int:
+    """Compare the configurations of a file's kernels, or of ours; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    return compare_configurations(console, chosen.kernels(known), chosen.dtypes or (), seconds)
+    return compare_configurations(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
 
 
 def compare_configurations(

@@ -42,7 +42,7 @@ Vector = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found about two expressions.
+    """Result of a comparison.
 
     Attributes:
         equal: None where it could not be told.

@@ -24,7 +24,7 @@ MISSING = "bitwuzla was not asked: pip install 'twinstep[prove]' adds it"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the solver has found.
+    """Result of a question.
 
     Attributes:
         word: `equal`, `different` or `no answer`.

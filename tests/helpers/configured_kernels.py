@@ -10,6 +10,7 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.parity.registry.kernels import Kernel
 
 
+@triton.jit
 def _add(accumulator, grad, n, ORDER: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.load(accumulator + at, mask=at < n).to(tl.float32)
@@ -32,7 +33,7 @@ def configured(orders: Sequence[str]) -> Callable[..., None]:
             orders, ((64, 1), (64, 2), (128, 4), (32, 1)), strict=False
         )
     ]
-    kernel = triton.autotune(configs, key=[])(triton.jit(_add))
+    kernel = triton.autotune(configs, key=[])(_add)
 
     def accumulate(accumulators: list[Tensor], grads: list[Tensor]) -> None:
         for a, g in zip(accumulators, grads, strict=True):

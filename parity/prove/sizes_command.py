@@ -1,0 +1,73 @@
+"""`parity prove --sizes`: whether flat kernels touch what they should for every size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from twinstep.parity.prove.affine import NotAffine
+from twinstep.parity.prove.command import prove_situation
+from twinstep.parity.prove.configurations_command import chosen_from
+from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED
+from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.prove.sizes import SMALL, Wrong, prove_sizes
+from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.registry.selection import Selection
+
+RUN = 1 << 16
+"""Most elements with which a fault is confirmed by a run."""
+
+
+def sizes_in(file: str | None, chosen: Selection, seconds: float) -> int:
+    """Prove the addresses of a file's kernels, or of ours, for every size; the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    return every_size(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
+
+
+def every_size(
+    console: Console, given: Sequence[Kernel], dtypes: Sequence[str], seconds: float
+) -> int:
+    """Print a line for each flat kernel and dtype; the exit code is 1 if one is refuted."""
+    counts: Counter[str] = Counter()
+    for kernel in given:
+        seen: set[str] = set()
+        for situation in situations(kernel, dtypes):
+            if situation.layout != "flat" or situation.dtype in seen:
+                continue
+            seen.add(situation.dtype)
+            word, detail = size_verdict(replace(situation, sizes=(SMALL,), aligned=True), seconds)
+            counts[word] += 1
+            console.print(f"{kernel.name:28} {situation.dtype:14} {word}", markup=False)
+            for line in detail.splitlines():
+                console.print(f"    {line}", markup=False)
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    console.print(words or "no flat kernel was chosen", markup=False)
+    if counts[REFUTED]:
+        return EXIT_BROKEN
+    return EXIT_KEPT if counts else EXIT_TOO_LITTLE
+
+
+def size_verdict(situation: Situation, seconds: float) -> tuple[str, str]:
+    """The word for a flat kernel of any size, and what it rests on or fails at."""
+    try:
+        found = prove_sizes(situation)
+    except NotAffine as error:
+        return UNSUPPORTED, str(error)
+    except Wrong as error:
+        if error.size > RUN:
+            return NOT_PROVED, f"with {error.size} elements: {error}"
+        run = prove_situation(replace(situation, sizes=(error.size,)), seconds)
+        word = NOT_PROVED if run.word == PROVED else REFUTED
+        return word, f"with {error.size} elements: {error}\n{run.word}: {run.detail}"
+    lines = [
+        f"every size from 1 to {found.most:,}: each written element once, nothing else, nothing "
+        "outside is read",
+        f"{found.variants} compiled variants, programs of {', '.join(map(str, found.chunks))} "
+        f"elements; grid and arguments seen at {found.probes} sizes",
+        *(f"nothing is written on one side of {where}" for where in found.skipped),
+    ]
+    return PROVED, "\n".join(lines)
