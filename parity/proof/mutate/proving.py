@@ -24,7 +24,7 @@ from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.records.proof import PROVED, UNSUPPORTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
-RULES = ("operator", "comparison", "condition", "constant", "narrower type")
+RULES: tuple[str, ...] = ("operator", "comparison", "condition", "constant", "narrower type")
 RULES += ("fast division", "fast root", "under the root")
 FILES = ("_arith.py", "_lamb.py", "clip.py", "loss_scale.py")
 """Files of arithmetic alone; elsewhere it is in functions whose name ends with `_tile`."""
