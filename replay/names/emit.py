@@ -83,7 +83,7 @@ class NamingEmitter(LiftedEmitter):
             finish()
 
     def place_in_sum(self, instruction: Instruction) -> str:
-        """Whether an instruction is inside the code of a sum, and where there."""
+        """Place of an instruction in the code of a sum: inside, where it rounds, or neither."""
         location = instruction.location
         return self.sums(location.file, location.line) if location else ""
 

@@ -41,7 +41,7 @@ UNPROVED = ("global_norm",)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the prover makes of a fault.
+    """Verdict of the prover on a fault.
 
     Attributes:
         name: of the mutant.
@@ -101,7 +101,7 @@ def _verdict(situation: Situation) -> Verdict:
 
 
 def outcomes(names: Sequence[str], jobs: int) -> Iterator[Outcome]:
-    """What the prover makes of faults, on processes that are renewed after some of them."""
+    """Verdicts on faults, from processes that are renewed after some of them."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[CACHE] = folder
         try:
