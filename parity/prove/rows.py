@@ -35,7 +35,7 @@ RowName = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is tried, in seconds of CPU.
+    """Limits of what is tried, in seconds of CPU.
 
     Attributes:
         situation: of one situation.
@@ -54,7 +54,7 @@ class Limits:
 
 FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=120.0)
 """Of `parity check`: seconds for each kernel and dtype."""
-HOUSE = Limits(situation=10.0, row=10.0, total=60.0, hang=120.0, briefly=True)
+HOUSE = Limits(situation=10.0, row=10.0, total=30.0, hang=120.0, briefly=True)
 """Of `parity run`: the situation of each row that costs least, beside the laws."""
 
 
@@ -169,6 +169,10 @@ def proved_rows(
     """
     operations = {kernel.name: kernel.operation.name for kernel in known}
     left = rows_of(known, chosen)
+    if limits.briefly:
+        # Every kernel on one dtype combination, before any on its next.
+        turns = {(k.name, dtype): turn for k in known for turn, dtype in enumerate(k.dtypes)}
+        left.sort(key=lambda row: turns[row])
     while left:
         count = max(1, min(jobs, len(left)))
         with ProcessPoolExecutor(

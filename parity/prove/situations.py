@@ -56,6 +56,8 @@ class Situation:
             layout=self.layout or "flat",
             sizes=self.sizes or (1,),
             regime="ordinary",
+            # Seeds that 3 divides have tensors of zeros, whose sums no element shows in.
+            seed=1,
             controls={control.name: control.values[0] for control in operation.controls},
             options=self.options,
             aligned=self.aligned,

@@ -83,7 +83,7 @@ def word_of(proofs: Iterable[Proof]) -> str:
 
 
 def counted(proofs: Iterable[Proof], order: Sequence[str] = tuple(WORDS)) -> str:
-    """How many proofs have each word, in words."""
+    """Counts of proofs by word, in words."""
     counts = Counter(proof.verdict.word for proof in proofs)
     return ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
 

@@ -66,7 +66,7 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
 
 
 def assumptions(rows: Mapping[tuple[str, str], Sequence[Proof]]) -> dict[str, set[str]]:
-    """What proofs rest on beside values that the case keeps, and the rows that do."""
+    """Assumptions of proofs beside values that the case keeps, and the rows that have them."""
     found: dict[str, set[str]] = {}
     for name, row in rows.items():
         for proof in row:
@@ -77,7 +77,7 @@ def assumptions(rows: Mapping[tuple[str, str], Sequence[Proof]]) -> dict[str, se
 
 
 def reason(proof: Proof) -> str:
-    """Why a row is not proved, in one line, without what differs from element to element."""
+    """Reason why a row is not proved: one line, without what differs between elements."""
     lines = proof.verdict.detail.splitlines() or [""]
     if proof.verdict.word == REFUTED:
         return f"[{proof.dtype}] {proof.words}: {lines[0]}".replace("  ", " ")

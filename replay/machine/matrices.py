@@ -35,7 +35,7 @@ class MatrixSite:
     def load(self, lanes: Lanes, address: Array, guard: Array | None) -> tuple[Array, ...]:
         """One uint32 register for each matrix."""
         results = []
-        for low, high in self._places(lanes, address):
+        for low, high in places_of_items(lanes, address, self.count, self.transposed, self.offset):
             items = [
                 self._item.load(lanes, place, guard, (np.zeros((1, 1), np.uint16),))[0]
                 for place in (low, high)
@@ -47,25 +47,32 @@ class MatrixSite:
         self, lanes: Lanes, address: Array, guard: Array | None, values: tuple[Array, ...]
     ) -> None:
         """Write one register for each matrix."""
-        for (low, high), value in zip(self._places(lanes, address), values, strict=True):
+        for (low, high), value in zip(
+            places_of_items(lanes, address, self.count, self.transposed, self.offset),
+            values,
+            strict=True,
+        ):
             self._item.store(lanes, low, guard, (value.astype(np.uint16),))
             self._item.store(lanes, high, guard, ((value >> np.uint32(16)).astype(np.uint16),))
 
-    def _places(self, lanes: Lanes, address: Array) -> list[tuple[Array, Array]]:
-        """Addresses of every thread's two items, for each matrix."""
-        rows = lanes.warps(stretched(address + address.dtype.type(self.offset), lanes.shape))
-        places = []
-        for matrix in range(self.count):
-            starts = rows[..., 8 * matrix : 8 * matrix + 8]
-            pair = []
-            for next_item in (0, 1):
-                line, item = _LINE, _PLACE + next_item
-                if self.transposed:
-                    line, item = item, line
-                place = starts[..., line] + (2 * item).astype(rows.dtype)
-                pair.append(lanes.unwarp(np.ascontiguousarray(place)))
-            places.append((pair[0], pair[1]))
-        return places
+
+def places_of_items(
+    lanes: Lanes, address: Array, count: int, transposed: bool, offset: int
+) -> list[tuple[Array, Array]]:
+    """Addresses of every thread's two items, for each matrix."""
+    rows = lanes.warps(stretched(address + address.dtype.type(offset), lanes.shape))
+    places = []
+    for matrix in range(count):
+        starts = rows[..., 8 * matrix : 8 * matrix + 8]
+        pair = []
+        for next_item in (0, 1):
+            line, item = _LINE, _PLACE + next_item
+            if transposed:
+                line, item = item, line
+            place = starts[..., line] + (2 * item).astype(rows.dtype)
+            pair.append(lanes.unwarp(np.ascontiguousarray(place)))
+        places.append((pair[0], pair[1]))
+    return places
 
 
 def _joined(low: Array, high: Array) -> Array:

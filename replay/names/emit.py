@@ -16,13 +16,13 @@ from twinstep.replay.machine.program import Layout
 from twinstep.replay.names import runtime, values
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.names.sums import INSIDE, ROUNDS, Places, nowhere
-from twinstep.replay.ptx.flow import defined, family, used
+from twinstep.replay.ptx.flow import family, used
 from twinstep.replay.ptx.syntax import Instruction, Kernel, Mem, Operand, Reg
 from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.translate.emit import Emitter
 from twinstep.replay.translate.registers import RegisterTypes
 
-MOVING = ("ld", "ldu", "st", "mov", "shfl", "atom", "red", "bar", "barrier", "call")
+MOVING = ("ld", "ldu", "ldmatrix", "st", "mov", "shfl", "atom", "red", "bar", "barrier", "call")
 """Families that keep their rules inside a sum."""
 WARP_WIDE = ("vote", "match", "redux")
 CARRIES = ("addc", "subc", "madc")
@@ -41,9 +41,7 @@ class NamingEmitter(LiftedEmitter):
     ) -> None:
         super().__init__(kernel, types, layout, rules)
         self.sums = sums
-        self.rounded = {
-            name for i in kernel.code if self.place_in_sum(i) == ROUNDS for name in defined(i)
-        }
+        self.rounds = any(self.place_in_sum(i) == ROUNDS for i in kernel.code)
         for module in (values, runtime):
             public = {k: v for k, v in vars(module).items() if callable(v) and k[0] != "_"}
             self.namespace.update({f"s_{name}": value for name, value in public.items()})
@@ -85,18 +83,20 @@ class NamingEmitter(LiftedEmitter):
             finish()
 
     def place_in_sum(self, instruction: Instruction) -> str:
-        """Whether an instruction is inside the code of a sum, and where there."""
+        """Place of an instruction in the code of a sum: inside, where it rounds, or neither."""
         location = instruction.location
         return self.sums(location.file, location.line) if location else ""
 
     def leave(self, instruction: Instruction) -> None:
         """Emit that operands which a sum has rounded take its name, where others use them."""
-        for name in used(instruction) if not self.place_in_sum(instruction) else ():
-            if name in self.rounded and self.has_shadow(name):
+        outside = self.rounds and not self.place_in_sum(instruction)
+        for name in used(instruction) if outside else ():
+            if self.has_shadow(name):
                 predicate = self.types.kind(name) == "pred"
                 own, size = f"h{self.slot(name)}", 0 if predicate else self.size(name)
-                bits = self.source(Reg(name), "pred" if predicate else "u32")
-                if size in (0, 2):
+                kind = {0: "pred", 2: "u32", 4: "u64"}.get(size)
+                if kind is not None:
+                    bits = self.source(Reg(name), kind)
                     self.line(f"{own} = s_left({bits}, {own}, {size})")
 
     def outcome(self, branch: Instruction | None) -> str:

@@ -12,6 +12,9 @@ from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.table import Table
 
 ARITHMETIC = ("add", "sub", "mul.lo", "shl", "rem", "div", "eq", "lt", "le", "lo", "ls")
+BY_CASES = ("and", "or", "xor", "eq")
+CASES = 4
+"""Most predicates that are told apart."""
 KINDS = frozenset(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 
 
@@ -47,6 +50,35 @@ def whole_number(
                 both = [table.row(op, _with(args, at, n), granules, site) for n in row.args[1:]]
                 return table.row("if", (row.args[0], *both), granules, site)
     return None
+
+
+def by_cases(table: Table, op: str, args: tuple[int, ...], granules: int, site: str) -> int | None:
+    """The number of bits that few predicates choose among constants, case by case."""
+    name, _, kind = op.rpartition(".")
+    compared = name in ("eq", "lt", "le") and kind in ("f32", "f64")
+    if not (name in BY_CASES and kind in KINDS or compared) or len(args) != 2:
+        return None
+    depths = [_depth(table, number) for number in args]
+    if None in depths:
+        return None
+    if sum(d for d in depths if d is not None) > CASES:
+        return None
+    for at, number in enumerate(args):
+        row = table.rows[number]
+        if row.op == "if":
+            both = [table.row(op, _with(args, at, n), granules, site) for n in row.args[1:]]
+            return table.row("if", (row.args[0], *both), granules, site)
+    known = [np.array([[table.rows[n].args[0]]], f"u{table.rows[n].granules * 2}") for n in args]
+    return table.const(int(evaluate_row(op, known).flat[0]), granules)
+
+
+def _depth(table: Table, number: int) -> int | None:
+    """Predicates, one below the other, that choose a constant; None for anything else."""
+    row = table.rows[number]
+    if row.op != "if":
+        return 0 if row.op == "const" else None
+    inside = [_depth(table, n) for n in row.args[1:]]
+    return None if None in inside else 1 + max(d for d in inside if d is not None)
 
 
 def _with(args: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.flags import below_infinity, flag, logic
-from twinstep.replay.names.integers import joined_of, part_of, whole_number
+from twinstep.replay.names.integers import by_cases, joined_of, part_of, whole_number
 from twinstep.replay.names.sums import mix, union
 from twinstep.replay.names.table import Table
 
@@ -78,6 +78,9 @@ def simplified(
     if op == "join":
         return _joined(table, args, site)
     found = flag(table, op, args, granules, site)
+    if found is not None:
+        return found
+    found = by_cases(table, op, args, granules, site)
     if found is not None:
         return found
     if granules == 0 or op == "if":

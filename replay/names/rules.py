@@ -268,6 +268,28 @@ def _store(emitter: LiftedEmitter, instruction: Instruction) -> None:
         )
 
 
+def _matrices(emitter: LiftedEmitter, instruction: Instruction) -> None:
+    """Ldmatrix: each register has two items of shared memory."""
+    naming = _naming(emitter)
+    items, place = naming.targets(instruction.operands[0]), instruction.operands[1]
+    if instruction.guard is not None:
+        naming.refuse(instruction)
+        return
+    base, offset = address_of(naming, place, "shared")
+    site, name = naming.place(instruction), f"q{len(naming.lines)}"
+    transposed = "trans" in instruction.parts
+    naming.line(f"{name} = s_matrix_items(L, {base}, {len(items)}, {transposed}, {offset})")
+    for index, item in enumerate(items):
+        assert isinstance(item, Reg)
+
+        def finish(item: Reg = item, index: int = index) -> None:
+            bits = emitter.bits(item, 4)
+            found = f"s_matrix(s_memory(L, 'shared'), L, {name}[{index}], {bits}, {site})"
+            emitter.line(f"h{emitter.slot(item.name)} = {found}")
+
+        emitter.after.append(finish)
+
+
 def _atomic(emitter: LiftedEmitter, instruction: Instruction) -> None:
     """An atomic of plain operands on plain memory, or an exchange; other names are refused."""
     naming = _naming(emitter)
@@ -309,7 +331,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(IGNORED, nothing),
     **dict.fromkeys(("activemask", "elect"), _unname),
     **dict.fromkeys(("vote", "match", "bar", "barrier", "call", "trap"), _refuse),
-    **dict.fromkeys(("cp", "ldmatrix", "stmatrix", "cvta", "isspacep", "createpolicy"), _refuse),
+    **dict.fromkeys(("cp", "stmatrix", "cvta", "isspacep", "createpolicy"), _refuse),
     **dict.fromkeys(("and", "or", "xor", "not"), _logic),
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("ld", "ldu"), _load),
@@ -322,5 +344,6 @@ RULES: dict[str, Rule] = {
     "prmt": _permute,
     "shfl": _shuffle,
     "redux": _reduce,
+    "ldmatrix": _matrices,
 }
 """What happens to names, by family; `computed` for every other pure instruction."""

@@ -7,11 +7,19 @@ import numpy as np
 from twinstep.replay.dtypes import Array
 from twinstep.replay.machine.access import SHARED_WINDOW
 from twinstep.replay.machine.lanes import Lanes
+from twinstep.replay.machine.matrices import places_of_items
 from twinstep.replay.names.memory import NamedMemory
 from twinstep.replay.names.session import NotNamed, session
 from twinstep.replay.names.sums import mix
 from twinstep.replay.names.table import PLAIN
-from twinstep.replay.names.values import Names, halves, named, wrapped
+from twinstep.replay.names.values import Names, halves, named, packed, wrapped
+
+
+def matrix_items(
+    lanes: Lanes, address: Array, count: int, transposed: bool, offset: int
+) -> list[tuple[Array, Array]]:
+    """Addresses of every thread's two items, for each matrix of `ldmatrix`."""
+    return places_of_items(lanes, address, count, transposed, offset)
 
 
 def memory(lanes: Lanes, space: str) -> NamedMemory:
@@ -117,6 +125,18 @@ def load(
     result = np.full((lanes.size, g), PLAIN, np.int64)
     result[flat] = codes.reshape(-1, g)
     return wrapped(result.reshape(*lanes.shape, g))
+
+
+def matrix(
+    where: NamedMemory, lanes: Lanes, items: tuple[Array, Array], bits: Array, site: str
+) -> Names:
+    """Names of a register of `ldmatrix`, of two items that lie apart."""
+    parts = []
+    for index, address in enumerate(items):
+        flat, start = access(lanes, "shared", address, 0, None, site)
+        own = (bits >> np.uint32(16 * index)).astype(np.uint16)
+        parts.append((load(where, lanes, flat, start, 2, own, site), 1))
+    return packed(parts, 2)
 
 
 def store(

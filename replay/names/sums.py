@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from twinstep.replay.names.table import Table
 
 INSIDE, ROUNDS = "inside", "rounds"
@@ -22,6 +24,7 @@ Places = Callable[[str, int], str]
 EXACT = ("cvt.f32.f16", "cvt.f64.f32", "cvt.f32.bf16")
 UNSIGNED = {"and.b16": 0x7FFF, "and.b32": 0x7FFF_FFFF}
 ONE = 0x3F80_0000
+WIDE_MASK, WIDE_INFINITY = 0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000
 
 
 def nowhere(file: str, line: int) -> str:
@@ -53,12 +56,23 @@ class Sums:
     Attributes:
         places: where the code of sums is.
         told: by the bag of elements.
-        used: true if something took the name of a sum.
+        came: from which bag what has left came, should a sum meet it again.
     """
 
     places: Places = nowhere
     told: dict[int, Sum] = field(default_factory=dict)
-    used: bool = False
+    came: dict[int, int] = field(default_factory=dict)
+
+    def origin(self, table: Table, number: int) -> int:
+        """The bag of what has left a sum, anything else as it is."""
+        row = table.rows[number]
+        narrow = row.args[0] if row.op in EXACT else number
+        return self.came.get(number, self.came.get(narrow, number))
+
+    @property
+    def used(self) -> bool:
+        """True if something took the name of a sum."""
+        return bool(self.came)
 
     def left(self, table: Table, number: int, bits: int, granules: int) -> int:
         """The number of what leaves a sum with these bits; the mix itself if it is no known one."""
@@ -66,14 +80,32 @@ class Sums:
         known = self.told.get(row.args[0]) if row.op == "mix" else None
         if known is None:
             return number
-        self.used = True
+        found = self._name(table, known, number, bits, granules)
+        if found != number:
+            self.came[found] = row.args[0]
+        return found
+
+    def _name(self, table: Table, known: Sum, number: int, bits: int, granules: int) -> int:
         if granules == 0:
             return known.flag if bool(bits) == known.outcome else table.row("not", (known.flag,), 0)
+        wide = granules == 4 and _is_nan(known.bits) and bits & WIDE_MASK > WIDE_INFINITY
+        if wide or granules == 4 and bits == _widened(known.bits):
+            return table.row("cvt.f64.f32", (known.norm,), 4)
+        if granules == 4:
+            # The count of tiles that are not finite, which is only compared with 0.
+            if bool(bits) != known.outcome:
+                return number
+            count, none = table.const(bits or 1, 4), table.const(0, 4)
+            return table.row("if", (known.flag, count, none), 4)
         if bits == known.bits or _is_nan(bits) and _is_nan(known.bits):
             return known.norm
         if bits == (ONE if known.outcome else 0):
             return table.row("if", (known.flag, table.const(ONE, 2), table.const(0, 2)), 2)
         return number
+
+
+def _widened(bits: int) -> int:
+    return int(np.array(bits, np.uint32).view(np.float32).astype(np.float64).view(np.uint64))
 
 
 def _is_nan(bits: int) -> bool:

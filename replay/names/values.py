@@ -225,16 +225,17 @@ def selected(
 
 def gathered(g: int, *names: Names) -> Names:
     """Names inside a sum: the mix of what a result was made of."""
-    known = [n["n"] for n in names if n is not None]
-    if not any((n >= 0).any() for n in known):
+    codes = [n["n"] for n in names if n is not None]
+    if not any((n >= 0).any() for n in codes):
         return None
-    shape = np.broadcast_shapes(*(n.shape[:-1] for n in known))
-    columns = [np.broadcast_to(n, (*shape, n.shape[-1])) for n in known]
-    rows = np.concatenate(columns, axis=-1).reshape(-1, sum(n.shape[-1] for n in known))
+    shape = np.broadcast_shapes(*(n.shape[:-1] for n in codes))
+    columns = [np.broadcast_to(n, (*shape, n.shape[-1])) for n in codes]
+    rows = np.concatenate(columns, axis=-1).reshape(-1, sum(n.shape[-1] for n in codes))
     rows = np.sort(np.where(rows < 0, -1, rows >> 2), axis=1)
     unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    table = session().table
-    found = [mix(table, [n for n in row if n >= 0], g) for row in unique.tolist()]
+    table, origin = session().table, session().sums.origin
+    known = [[origin(table, n) for n in row if n >= 0] for row in unique.tolist()]
+    found = [mix(table, numbers, g) for numbers in known]
     return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(shape), g)
 
 
@@ -251,10 +252,15 @@ def left(bits: Array, names: Names, g: int) -> Names:
         return names
     assert names is not None
     numbers, own = np.broadcast_arrays(names["n"][..., 0] >> 2, bits)
-    pairs = np.stack([numbers.reshape(-1), own.reshape(-1).astype(np.int64)], axis=1)
+    pairs = np.stack(
+        [numbers.reshape(-1), own.reshape(-1).astype(np.uint64).view(np.int64)], axis=1
+    )
     unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
     state = session()
-    found = [n if n < 0 else state.sums.left(state.table, n, b, g) for n, b in unique.tolist()]
+    found = [
+        n if n < 0 else state.sums.left(state.table, n, b % (1 << 64), g)
+        for n, b in unique.tolist()
+    ]
     return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(numbers.shape), g)
 
 

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from twinstep.parity.operations.table import operation_named
+from twinstep.parity.proof.mutate.sites import Mutant, mutants
 from twinstep.parity.registry.kernels import Kernel
 
 
@@ -125,3 +126,11 @@ def row(function: Callable[..., None], engine: str) -> Kernel:
         name="mine", operation=operation_named("adamw_step", "tests"), function=function,
         arithmetic="exact", dtypes=("fp32",), layouts=("flat",), engines=(engine,), place="",
     )  # fmt: skip
+
+
+def planted(function: str, before: str) -> Mutant | None:
+    """The first fault of arithmetic that replaces an expression."""
+    for mutant in mutants().values():
+        if (mutant.function, mutant.before, mutant.rule) == (function, before, "operator"):
+            return mutant
+    return None

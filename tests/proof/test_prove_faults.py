@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.proved_kernels import planted
 from twinstep.parity.proof.mutate.copies import changed, kernel_of
-from twinstep.parity.proof.mutate.sites import Mutant, mutants
+from twinstep.parity.proof.mutate.sites import mutants
 from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import situations
 from twinstep.parity.records.proof import NOT_PROVED, REFUTED
@@ -24,14 +25,6 @@ OPERATIONS = {
     "accumulate_tile": "accumulate",
     "store_adam_header": "adam_step",
 }
-
-
-def planted(function: str, before: str) -> Mutant | None:
-    """The first fault of arithmetic that replaces an expression."""
-    for mutant in mutants().values():
-        if (mutant.function, mutant.before, mutant.rule) == (function, before, "operator"):
-            return mutant
-    return None
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,11 @@ def run(operations: Sequence[str], every: int, jobs: int | None, json: str | Non
     found: list[Outcome] = []
     for outcome in outcomes(names, jobs or cores()):
         found.append(outcome)
+        why = ""
         if outcome.word == PROVED:
             why = STILL_PROVED.get(outcome.name, "no argument why it makes no difference")
-            console.print(f"still proved: {outcome.name}: {why}", markup=False)
+            why = f": {why}"
+        console.print(f"{outcome.word:12} {outcome.name} [{outcome.where}]{why}", markup=False)
     counts = Counter(outcome.word for outcome in found)
     total = ", ".join(f"{counts[w]} {w}" for w in (*WORST, SAME_CODE) if counts[w])
     seconds = time.perf_counter() - started

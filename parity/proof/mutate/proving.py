@@ -21,10 +21,10 @@ from twinstep.parity.proof.mutate.same_code import compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import Situation, situations
-from twinstep.parity.records.proof import PROVED, Verdict
+from twinstep.parity.records.proof import PROVED, UNSUPPORTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
-RULES = ("operator", "comparison", "condition", "constant", "narrower type")
+RULES: tuple[str, ...] = ("operator", "comparison", "condition", "constant", "narrower type")
 RULES += ("fast division", "fast root", "under the root")
 FILES = ("_arith.py", "_lamb.py", "clip.py", "loss_scale.py")
 """Files of arithmetic alone; elsewhere it is in functions whose name ends with `_tile`."""
@@ -33,13 +33,15 @@ DTYPES = ("bf16", "mixed", "scalar", "bf16-pure")
 SIZES = {"flat": (70,), "list": (150, 37), "": ()}
 SAME_CODE = "same code"
 SECONDS = 60.0
+BATCH = 40
+"""Faults after which a process is renewed: it keeps what it has compiled."""
 UNPROVED = ("global_norm",)
 """Operations that consist of sums, which have laws of their own."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the prover makes of a fault.
+    """Verdict of the prover on a fault.
 
     Attributes:
         name: of the mutant.
@@ -99,28 +101,31 @@ def _verdict(situation: Situation) -> Verdict:
 
 
 def outcomes(names: Sequence[str], jobs: int) -> Iterator[Outcome]:
-    """What the prover makes of faults, each process of its own for a share of them."""
+    """Verdicts on faults, from processes that are renewed after some of them."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[CACHE] = folder
         try:
-            left = list(names)
-            while left:
-                with _pool(jobs) as pool:
-                    futures = [pool.submit(outcome_of, name) for name in left]
-                    try:
-                        for future in futures:
-                            yield future.result()
-                            left.pop(0)
-                    except BrokenProcessPool:
-                        if jobs == 1:
-                            yield Outcome(left.pop(0), "unsupported", "it ends its process")
-                jobs = 1
+            for start in range(0, len(names), BATCH * jobs):
+                yield from _batch(names[start : start + BATCH * jobs], jobs)
         finally:
             del os.environ[CACHE]
 
 
+def _batch(names: Sequence[str], jobs: int) -> Iterator[Outcome]:
+    left = list(names)
+    while left:
+        with _pool(jobs) as pool:
+            futures = [pool.submit(outcome_of, name) for name in left]
+            try:
+                for future in futures:
+                    yield future.result()
+                    left.pop(0)
+            except BrokenProcessPool:
+                if jobs == 1:
+                    yield Outcome(left.pop(0), UNSUPPORTED, "it ends its process")
+        jobs = 1
+
+
 def _pool(jobs: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=prepare, max_tasks_per_child=60
-    )
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare)
