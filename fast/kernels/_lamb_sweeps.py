@@ -19,7 +19,6 @@ from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
 from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
 
 SPAN = tl.constexpr(16384)  # elements for each program
-SUM_WARPS = 8
 
 
 @triton.jit
@@ -140,6 +139,7 @@ def sweep_twice(
     coefficients: Tensor,
     form: Mapping[str, bool],
     *,
+    warps: int = 8,
     cache: TableCache = SHARED,
     shared: bool = False,
 ) -> None:
@@ -152,6 +152,7 @@ def sweep_twice(
         copies: low-precision model weights, or none.
         coefficients: the block that the first launch wrote.
         form: what else both kernels are compiled with.
+        warps: of a program of the moments.
         cache: of pointer tables.
         shared: as in `update_lamb`.
     """
@@ -166,7 +167,7 @@ def sweep_twice(
             table.data,
             (table.data, coefficients, limbs, table.tensors),
             reaches=lists,
-            warps=SUM_WARPS,
+            warps=warps,
             P=TRITON_DTYPE[table.dtypes[0]],
             G=TRITON_DTYPE[table.dtypes[1]],
             M=TRITON_DTYPE[table.dtypes[2]],

@@ -48,7 +48,10 @@ CONTROLS = (
     "factor",
     "found_inf",
 )
-WIDE = tl.constexpr(1024)  # elements summed at once; half of LAMB's, for divisions need registers
+# Elements summed at once, and by how many warps: with as many as LAMB, whose direction has fewer
+# divisions, registers spill.
+WIDE = tl.constexpr(512)
+WARPS = 4
 
 
 @triton.jit(
@@ -177,7 +180,7 @@ def update_apex_lamb(
 
     sweeps = (apex_lamb_moments_kernel, apex_lamb_weights_kernel)
     form = {"ADAM_W": adam_w_mode}
-    sweep_twice(sweeps, ratio, lists, copies, coefficients, form, cache=cache)
+    sweep_twice(sweeps, ratio, lists, copies, coefficients, form, warps=WARPS, cache=cache)
 
 
 def apex_lamb_step_(
