@@ -25,9 +25,14 @@ from twinstep.fast.kernels._lamb import (
     load_apex_coefficients,
     store_apex_header,
 )
+from twinstep.fast.kernels._lamb_sweeps import (
+    span_of,
+    sweep_moments,
+    sweep_twice,
+    sweep_weights,
+)
 from twinstep.fast.kernels._limbs import PADDED
 from twinstep.fast.kernels._prepare import prepared
-from twinstep.fast.kernels.lamb import span_of, sweep_moments, sweep_twice, sweep_weights
 from twinstep.fast.runtime.checks import require_step
 from twinstep.fast.runtime.dispatch import launch
 from twinstep.fast.runtime.tables import SHARED, TableCache
@@ -43,6 +48,10 @@ CONTROLS = (
     "factor",
     "found_inf",
 )
+# Elements summed at once, and by how many warps: with as many as LAMB, whose direction has fewer
+# divisions, registers spill.
+WIDE = tl.constexpr(512)
+WARPS = 4
 
 
 @triton.jit(
@@ -93,12 +102,12 @@ def apex_lamb_moments_kernel(
 ):
     """Moments, and the squares of weights and direction added to each tensor's two sums."""
     found_inf = tl.load(coefficients + FOUND_INF)
-    span = span_of(table, tensors, 4)
-    c = load_apex_coefficients(coefficients, span[5])
+    span, rows = span_of(table, tensors, 4)
+    c = load_apex_coefficients(coefficients, span[4])
     if found_inf != 0.0:
         return
     FORM: tl.constexpr = APEX_DECOUPLED if ADAM_W else APEX_L2
-    sweep_moments(table, limbs, tensors, span, c, P, G, M, FORM)
+    sweep_moments(limbs, span, rows, c, P, G, M, FORM, WIDE)
 
 
 @triton.jit(do_not_specialize_on_alignment=["coefficients"])
@@ -125,13 +134,13 @@ def apex_lamb_weights_kernel(
 ):
     """The weights, from the moments that `apex_lamb_moments_kernel` left."""
     found_inf = tl.load(coefficients + FOUND_INF)
-    span = span_of(table, tensors, 4 if HAS_COPY else 3)
-    c = load_apex_coefficients(coefficients, span[5])
-    length = tl.load(coefficients + HEADER + TRIPLE * span[5] + 2)
+    span, rows = span_of(table, tensors, 4 if HAS_COPY else 3)
+    c = load_apex_coefficients(coefficients, span[4])
+    length = tl.load(coefficients + HEADER + TRIPLE * span[4] + 2)
     if found_inf != 0.0:
         return
     FORM: tl.constexpr = APEX_DECOUPLED if ADAM_W else APEX_L2
-    sweep_weights(table, tensors, span, length, c, P, M, C, FORM, HAS_COPY)
+    sweep_weights(span, rows, length, c, P, M, C, FORM, HAS_COPY)
 
 
 def prepare_apex_lamb(
@@ -171,7 +180,7 @@ def update_apex_lamb(
 
     sweeps = (apex_lamb_moments_kernel, apex_lamb_weights_kernel)
     form = {"ADAM_W": adam_w_mode}
-    sweep_twice(sweeps, ratio, lists, copies, coefficients, form, cache=cache)
+    sweep_twice(sweeps, ratio, lists, copies, coefficients, form, warps=WARPS, cache=cache)
 
 
 def apex_lamb_step_(

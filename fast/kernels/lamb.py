@@ -19,9 +19,8 @@ Forming u twice costs 4 bytes per parameter less than keeping it. The sums are e
 neither the grid nor the order of chunks can matter; joining or cutting tensors does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,20 +30,21 @@ from twinstep.fast.kernels._lamb import (
     EPS_OUTSIDE,
     EPS_UNDER,
     advance_lamb_steps,
-    lamb_direction,
-    lamb_moments,
     load_lamb_coefficients,
     store_lamb_header,
     trust_ratio,
 )
-from twinstep.fast.kernels._layout import TILE, address_of, facts_of, pointer
-from twinstep.fast.kernels._limbs import PADDED, add_tile
+from twinstep.fast.kernels._lamb_sweeps import (
+    span_of,
+    sweep_moments,
+    sweep_twice,
+    sweep_weights,
+)
+from twinstep.fast.kernels._limbs import PADDED
 from twinstep.fast.kernels._prepare import prepared
-from twinstep.fast.kernels.reduce import store_limbs
 from twinstep.fast.runtime.checks import require_step
-from twinstep.fast.runtime.compiled import Jitted
-from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
-from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
+from twinstep.fast.runtime.dispatch import launch
+from twinstep.fast.runtime.tables import SHARED, TableCache
 
 CONTROLS = (
     "lr",
@@ -58,8 +58,6 @@ CONTROLS = (
     "found_inf",
 )
 WIDE = tl.constexpr(2048)  # elements that are summed at once
-SPAN = tl.constexpr(16384)  # elements for each program
-SUM_WARPS = 8
 
 
 @triton.jit(
@@ -97,72 +95,6 @@ def lamb_prepare_kernel(
     )
 
 
-@triton.jit
-def span_of(table, tensors, DEPTH: tl.constexpr):
-    """Return (tensor, first element, end) of this program's span."""
-    pair = table + (DEPTH + 3) * tensors + 2 * tl.program_id(0).to(tl.int64)
-    tensor = tl.load(pair)
-    start = tl.load(pair + 1) * SPAN
-    numel, aligned, slot = facts_of(table, tensors, tensor, DEPTH)
-    return tensor, start, tl.minimum(start + SPAN, numel), numel, aligned, slot
-
-
-@triton.jit
-def sweep_moments(
-    table,
-    limbs,
-    tensors,
-    span,
-    coefficients,
-    P: tl.constexpr,
-    G: tl.constexpr,
-    M: tl.constexpr,
-    FORM: tl.constexpr,
-):
-    """Moments of one span, and its squares of weights and direction added to the two sums."""
-    tensor, start, stop, numel, aligned, slot = span
-    p = address_of(table, tensors, tensor, 0)
-    g = address_of(table, tensors, tensor, 1)
-    m = address_of(table, tensors, tensor, 2)
-    v = address_of(table, tensors, tensor, 3)
-    weights = tl.zeros([PADDED], tl.int64)
-    directions = tl.zeros([PADDED], tl.int64)
-    while start < stop:
-        at = start + tl.arange(0, WIDE)
-        if (aligned != 0) & (start + WIDE <= numel):
-            w, u = lamb_moments(
-                pointer(p, P, True),
-                pointer(g, G, True),
-                pointer(m, M, True),
-                pointer(v, M, True),
-                at,
-                None,
-                coefficients,
-                FORM,
-            )
-        else:
-            inside = at < numel
-            w, u = lamb_moments(
-                pointer(p, P, False),
-                pointer(g, G, False),
-                pointer(m, M, False),
-                pointer(v, M, False),
-                at,
-                inside,
-                coefficients,
-                FORM,
-            )
-            # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
-            w = tl.where(inside, w, 0.0)
-            u = tl.where(inside, u, 0.0)
-        weights = add_tile(weights, w, True)
-        directions = add_tile(directions, u, True)
-        start += WIDE
-    sums = limbs + 2 * PADDED * slot
-    store_limbs(sums, weights)
-    store_limbs(sums + PADDED, directions)
-
-
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
 def lamb_moments_kernel(
     table,
@@ -177,10 +109,11 @@ def lamb_moments_kernel(
     """Moments, and the squares of weights and direction added to each tensor's two sums."""
     found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
-    span = span_of(table, tensors, 4)
+    span, rows = span_of(table, tensors, 4)
     if found_inf != 0.0:
         return
-    sweep_moments(table, limbs, tensors, span, c, P, G, M, EPS_UNDER if EPS_INSIDE else EPS_OUTSIDE)
+    FORM: tl.constexpr = EPS_UNDER if EPS_INSIDE else EPS_OUTSIDE
+    sweep_moments(limbs, span, rows, c, P, G, M, FORM, WIDE)
 
 
 @triton.jit(do_not_specialize_on_alignment=["coefficients", "ratios"])
@@ -197,49 +130,6 @@ def lamb_ratio_kernel(coefficients, limbs, ratios, KEEPS: tl.constexpr):
         tl.store(ratios + slot, rho)
 
 
-@triton.jit
-def sweep_weights(
-    table,
-    tensors,
-    span,
-    length,
-    coefficients,
-    P: tl.constexpr,
-    M: tl.constexpr,
-    C: tl.constexpr,
-    FORM: tl.constexpr,
-    HAS_COPY: tl.constexpr,
-):
-    """Weights of one span, from its moments and the length of its tensor's step."""
-    tensor, start, stop, numel, aligned, _ = span
-    p = address_of(table, tensors, tensor, 0)
-    m = address_of(table, tensors, tensor, 1)
-    v = address_of(table, tensors, tensor, 2)
-    low = address_of(table, tensors, tensor, 3 if HAS_COPY else 2)
-    while start < stop:
-        at = start + tl.arange(0, TILE)
-        if (aligned != 0) & (start + TILE <= numel):
-            weights = pointer(p, P, True)
-            w = tl.load(weights + at).to(tl.float32)
-            first = tl.load(pointer(m, M, True) + at)
-            second = tl.load(pointer(v, M, True) + at)
-            w = w - length * lamb_direction(w, first, second, coefficients, FORM)
-            tl.store(weights + at, w.to(P))
-            if HAS_COPY:
-                tl.store(pointer(low, C, True) + at, w.to(C))
-        else:
-            inside = at < numel
-            weights = pointer(p, P, False)
-            w = tl.load(weights + at, mask=inside).to(tl.float32)
-            first = tl.load(pointer(m, M, False) + at, mask=inside)
-            second = tl.load(pointer(v, M, False) + at, mask=inside)
-            w = w - length * lamb_direction(w, first, second, coefficients, FORM)
-            tl.store(weights + at, w.to(P), mask=inside)
-            if HAS_COPY:
-                tl.store(pointer(low, C, False) + at, w.to(C), mask=inside)
-        start += TILE
-
-
 @triton.jit(do_not_specialize=["tensors"], do_not_specialize_on_alignment=["table", "coefficients"])
 def lamb_weights_kernel(
     table,
@@ -254,12 +144,12 @@ def lamb_weights_kernel(
     """The weights, from the moments that `lamb_moments_kernel` left."""
     found_inf = tl.load(coefficients + FOUND_INF)
     c = load_lamb_coefficients(coefficients)
-    span = span_of(table, tensors, 4 if HAS_COPY else 3)
-    length = tl.load(coefficients + HEADER + 2 * span[5] + 1)
+    span, rows = span_of(table, tensors, 4 if HAS_COPY else 3)
+    length = tl.load(coefficients + HEADER + 2 * span[4] + 1)
     if found_inf != 0.0:
         return
     FORM: tl.constexpr = EPS_UNDER if EPS_INSIDE else EPS_OUTSIDE
-    sweep_weights(table, tensors, span, length, c, P, M, C, FORM, HAS_COPY)
+    sweep_weights(span, rows, length, c, P, M, C, FORM, HAS_COPY)
 
 
 def prepare_lamb(
@@ -297,63 +187,6 @@ def update_lamb(
     sweeps = (lamb_moments_kernel, lamb_weights_kernel)
     form = {"EPS_INSIDE": eps_inside_sqrt}
     sweep_twice(sweeps, ratio, lists, copies, coefficients, form, cache=cache, shared=shared)
-
-
-def sweep_twice(
-    sweeps: tuple[Jitted, Jitted],
-    ratio: Callable[[Tensor], None],
-    lists: Sequence[Sequence[Tensor]],
-    copies: Sequence[Tensor],
-    coefficients: Tensor,
-    form: Mapping[str, bool],
-    *,
-    cache: TableCache = SHARED,
-    shared: bool = False,
-) -> None:
-    """Run a LAMB's launches after its first: moments, the length of each step, weights.
-
-    Args:
-        sweeps: kernels of the moments and of the weights.
-        ratio: launches the kernel between them; takes both sums of each tensor.
-        lists: params, grads, exp_avgs, exp_avg_sqs.
-        copies: low-precision model weights, or none.
-        coefficients: the block that the first launch wrote.
-        form: what else both kernels are compiled with.
-        cache: of pointer tables.
-        shared: as in `update_lamb`.
-    """
-    moments, weights = sweeps
-    params, _, exp_avgs, exp_avg_sqs = lists
-    count = 1 if shared else len(params)
-    limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
-    for table in tensor_tables(lists, chunk=SPAN.value, cache=cache, shared=shared):
-        launch(
-            moments,
-            table.chunks,
-            table.data,
-            (table.data, coefficients, limbs, table.tensors),
-            reaches=lists,
-            warps=SUM_WARPS,
-            P=TRITON_DTYPE[table.dtypes[0]],
-            G=TRITON_DTYPE[table.dtypes[1]],
-            M=TRITON_DTYPE[table.dtypes[2]],
-            **form,
-        )
-    ratio(limbs)
-    written = [params, exp_avgs, exp_avg_sqs, *([copies] if len(copies) else [])]
-    for table in tensor_tables(written, chunk=SPAN.value, cache=cache, shared=shared):
-        launch(
-            weights,
-            table.chunks,
-            table.data,
-            (table.data, coefficients, table.tensors),
-            reaches=written,
-            P=TRITON_DTYPE[table.dtypes[0]],
-            M=TRITON_DTYPE[table.dtypes[1]],
-            C=TRITON_DTYPE[table.dtypes[-1]],
-            **form,
-            HAS_COPY=len(copies) > 0,
-        )
 
 
 def lamb_step_(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from twinstep.parity.operations import buffers, scales, steps
+from twinstep.parity.operations import buffers, lamb_steps, scales, steps
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.records.errors import UsageError
 
@@ -14,8 +14,8 @@ HOUSE = (
     steps.ADAM_STEP,
     steps.ADAMW_STEP,
     steps.ADAMW_REMAINDER_STEP,
-    steps.LAMB_STEP,
-    steps.APEX_LAMB_STEP,
+    lamb_steps.LAMB_STEP,
+    lamb_steps.APEX_LAMB_STEP,
     buffers.UNSCALE,
     buffers.GLOBAL_NORM,
     scales.CLIP_FACTOR,

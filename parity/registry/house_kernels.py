@@ -99,7 +99,7 @@ CUDA = Backend(
 
 
 # Combinations of Triton's row where not all are judged: `mixed` has tensors of all pure ones, and
-# the loops over them are those of `lamb_step`, judged in each.
+# the loops over them are those of `lamb_step`, judged in each. The twin in C++ claims all of them.
 NARROWED = {"apex_lamb_step": ("mixed",)}
 
 
@@ -124,6 +124,7 @@ def _register(known: Container[str]) -> None:
         _row(operation, checks, file, every[-1:], ("list",), GPU_ENGINES, claims, known)
         # What dtypes share is one function: `mixed` has tensors of all pure combinations.
         dtypes = every[1:2] if operation.name == "mixed_step" else every[-1:]
+        dtypes = every if operation.name in NARROWED else dtypes
         name = f"native.{operation.name}"
         _row(operation, name, file, dtypes, LAYOUTS, ("cpu",), ("strided",), known)
     for backend in (CUDA, CPU):

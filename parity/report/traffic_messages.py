@@ -82,7 +82,7 @@ def _gather(collective: str) -> Message:
 FP16 = ("FP16Optimizer", "FP16UnfusedOptimizer")
 EXPERTS = ("experts", "copies", "model")
 STEPS = (
-    Step(classes=("FusedAdam", "FusedLamb"), given="anything"),
+    Step(classes=("FusedAdam", "FusedLamb", "FusedLAMB"), given="anything"),
     Step(classes=(*FP16, "BF16Optimizer", "ZeroOptimizer"), given="no groups"),
     Step(
         classes=FP16,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twinstep.fast.kernels._lamb_sweeps import SPAN
 from twinstep.fast.kernels._limbs import PADDED
 from twinstep.fast.kernels.cuda.adam import prepared, types
 from twinstep.fast.kernels.cuda.library import launch
-from twinstep.fast.kernels.lamb import SPAN
 from twinstep.fast.runtime.checks import require_step
 from twinstep.fast.runtime.dispatch import cdiv
 from twinstep.fast.runtime.tables import tensor_tables

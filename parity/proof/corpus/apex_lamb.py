@@ -20,7 +20,7 @@ from twinstep.parity.proof.corpus.lamb import length
 
 
 def divisor(call: ApexLambCall) -> Tensor:
-    """What the gradients are divided by, fp32."""
+    """Divisor of all gradients, fp32."""
     n, largest = call.norm * call.factor, fp32(call.max_norm)
     return n / largest if bool((largest > 0) & (n > largest)) else torch.ones(())
 

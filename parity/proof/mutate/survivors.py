@@ -30,7 +30,7 @@ SURVIVORS: dict[str, str] = {
     "fast/kernels/_prepare.py prepared, comparison: len(steps) > 1 -> len(steps) >= 1": (
         "a single counter is then found through a table of one address, with the same bits"
     ),
-    "fast/kernels/lamb.py lamb_weights_kernel, comparison: start + TILE <= numel -> "
+    "fast/kernels/_lamb_sweeps.py sweep_weights, comparison: start + TILE <= numel -> "
     "start + TILE < numel": (
         "they differ where a tile ends with the tensor: the branch with a mask then takes it, all "
         "lanes inside, and computes the same values from the same loads"

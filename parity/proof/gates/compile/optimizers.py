@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.fast.optimizers.apex_lamb import FusedLAMB
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
@@ -34,6 +35,7 @@ def steps() -> Iterator[tuple[str, Step]]:
     for dtype, compat in itertools.product((FULL, HALF, BRAIN), (CORRECT, Compat.deepspeed())):
         yield "FusedAdam", partial(_step_plain, partial(FusedAdam, compat=compat), dtype)
     yield "FusedLamb", partial(_step_plain, FusedLamb, BRAIN)
+    yield "FusedLAMB", partial(_step_plain, FusedLAMB, BRAIN)
     for outer, inner in itertools.product((FP16Optimizer, FP16UnfusedOptimizer), (_adam, _lamb)):
         for arguments in _fp16_arguments():
             yield outer.__name__, partial(_step_fp16, outer, inner, arguments)
