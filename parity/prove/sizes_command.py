@@ -9,12 +9,12 @@ from dataclasses import replace
 from rich.console import Console
 
 from twinstep.parity.prove.affine import NotAffine
-from twinstep.parity.prove.command import prove_situation
 from twinstep.parity.prove.configurations_command import chosen_from
-from twinstep.parity.prove.prove import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED
+from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.prove.sizes import SMALL, Wrong, prove_sizes
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
+from twinstep.parity.records.proof import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 

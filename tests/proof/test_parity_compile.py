@@ -275,6 +275,7 @@ def test_what_is_known_is_not_compiled_again(
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     variant = broken["right"].variant
+    assert isinstance(variant, Variant)
     assert build([variant], [HOPPER], quiet) == [broken["right"]]
     with pytest.raises(AssertionError, match="a child was started"):
         build([replace(variant, warps=2)], [HOPPER], quiet)

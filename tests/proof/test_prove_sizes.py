@@ -5,11 +5,11 @@ from rich.console import Console
 
 from tests.helpers.flat_kernels import flat_row
 from twinstep.parity.prove.affine import NotAffine
-from twinstep.parity.prove.prove import REFUTED, UNSUPPORTED
 from twinstep.parity.prove.situations import Situation
 from twinstep.parity.prove.sizes import NARROW, SMALL, Wrong, prove_sizes
 from twinstep.parity.prove.sizes_command import every_size, size_verdict
 from twinstep.parity.records.errors import EXIT_KEPT
+from twinstep.parity.records.proof import REFUTED, UNSUPPORTED
 
 
 def subject(fault: str = "") -> Situation:

@@ -11,6 +11,7 @@ import pytest
 from twinstep import scenarios
 from twinstep.scenarios import curves
 from twinstep.scenarios.curves import Curve, losses_differ
+from twinstep.scenarios.plan import Plan
 from twinstep.scenarios.trace import Trace
 
 OURS = Curve(
@@ -49,7 +50,7 @@ def test_a_side_that_differs_is_named_with_step_and_field(
 ) -> None:
     right = curves.run
 
-    def wrong(side: str, plan: curves.Plan, count: int) -> Trace:
+    def wrong(side: str, plan: Plan, count: int) -> Trace:
         trace = right(side, plan, 1)
         first, second = trace.records
         if side == "fast":
