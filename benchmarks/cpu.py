@@ -230,6 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}, but should be 2 or more: quartiles need two")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     figures = {**stamp(), "processor": processor(), "instructions": instruction_set()}
     figures |= {"threads": torch.get_num_threads(), "numel": options.numel}
