@@ -29,6 +29,7 @@ def test_the_page_has_commands() -> None:
         "lockstep",
         "train",
         "precision",
+        "curves",
         "memory",
         "compare",
         "picture",
