@@ -1,8 +1,8 @@
 """AdamW in torch, wrong where a condition of values or hyper-parameters holds, or in another order.
 
 `WRONG` replaces one quantity of the step; `REORDERED` computes the update of one tensor in a way
-that is equal over the real numbers. They were written after the prover, and it was not changed for
-them.
+that is equal over the real numbers. They were written after the prover; one of them has changed it
+since: the primes of the reals are such that `sqrt(4 v)` is `2 sqrt(v)`.
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ def made(side: str, name: str) -> Any:
         return kind()
     dtype = torch.bfloat16 if name == "BF16Optimizer" else torch.float16
     param = nn.Parameter(torch.ones(4, dtype=dtype))
-    if name in BUILDERS:
+    if name in (*BUILDERS, "FusedLAMB"):
         return kind([param])
     named: dict[str, Any] = {} if name in FP16 else {"param_names": {param: "p"}}
     return kind(CLASSES[side]["FusedAdam"]([param]), **named)
