@@ -10,13 +10,13 @@ another order, and a difference of a rounding in each step would hide every othe
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.scenarios.curves import DEEPSPEED, MICRO_BATCHES, STAGES, Curve, plan_of
 from twinstep.scenarios.plan import Plan
+from twinstep.scenarios.trace import StepRecord
 from twinstep.scenarios.train import one_thread
 from twinstep.scenarios.trainers import BATCH, Trainer, Windows
 
@@ -58,7 +59,6 @@ class EngineTrainer(Trainer):
         self.engine, *_ = initialize(
             model=self.model, optimizer=inner, config=config_of(plan, stage)
         )
-        self.losses, self.skipped = list[float](), list[int]()
 
     @property
     def weights(self) -> Sequence[Tensor]:
@@ -75,20 +75,30 @@ class EngineTrainer(Trainer):
         wrapped = hasattr(optimizer, "loss_scale_config") and not hasattr(optimizer, "loss_scaler")
         return float(optimizer.loss_scale_config.cur_scale) if wrapped else 1.0
 
-    def advance(self) -> Any:
-        """Take one step: forward and backward of each micro-batch, and the engine's step."""
+    def advance(self) -> StepRecord:
+        """Take one step: forward and backward of each micro-batch, and the engine's step.
+
+        The engine is asked for neither norm nor state: NaN and "".
+        """
         self.step += 1
+        lr = self.plan.lr * self.plan.share(self.step)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.plan.lr * self.plan.share(self.step)
-        losses, before = [], self.engine.skipped_steps
+            group["lr"] = lr
+        losses, before, scale = [], self.engine.skipped_steps, self.scale
         for windows in self.micro_batches():
             loss = self.engine(windows)
             self.engine.backward(loss * self.scale)
             self.engine.step()
             losses.append(float(loss.detach()))
-        self.losses.append(sum(losses) / len(losses))
-        if self.engine.skipped_steps > before:
-            self.skipped.append(self.step)
+        return StepRecord(
+            step=self.step,
+            loss=sum(losses) / len(losses),
+            lr=lr,
+            scale=scale,
+            norm=math.nan,
+            skipped=self.engine.skipped_steps > before,
+            state="",
+        )
 
 
 def config_of(plan: Plan, stage: int) -> dict[str, object]:
@@ -122,15 +132,14 @@ def config_of(plan: Plan, stage: int) -> dict[str, object]:
 def curve(dtype: str, stage: int, steps: int) -> Curve:
     """One run."""
     trainer = EngineTrainer(plan_of(dtype, stage, steps), stage)
-    while trainer.step < steps:
-        trainer.advance()
+    records = [trainer.advance() for _ in range(steps)]
     return Curve(
         side=DEEPSPEED,
         dtype=dtype,
         stage=stage,
         ranks=1,
-        losses=trainer.losses,
-        skipped=trainer.skipped,
+        losses=[record.loss for record in records],
+        skipped=[record.step for record in records if record.skipped],
         held_out=trainer.held_out_loss(),
     )
 

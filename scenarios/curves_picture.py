@@ -18,7 +18,7 @@ SHORT = {"reference as DeepSpeed": "made as DeepSpeed"}
 Row = Mapping[str, Any]
 
 
-def draw_curves(found: Mapping[str, Any], path: Path) -> None:
+def draw_curves(found: Row, path: Path) -> None:
     """Draw what `curves.as_json` made; the suffix of the file decides the format.
 
     Raises:
@@ -47,7 +47,7 @@ def draw_curves(found: Mapping[str, Any], path: Path) -> None:
     drawn.savefig(path, dpi=110)
 
 
-def lines_of(found: Mapping[str, Any], dtype: str) -> Iterator[tuple[str, Sequence[float]]]:
+def lines_of(found: Row, dtype: str) -> Iterator[tuple[str, Sequence[float]]]:
     """Each set of losses of a dtype, and the runs that have it, as words."""
     rows = [row for row in found["runs"] if row["dtype"] == dtype]
     for digest in dict.fromkeys(row["curve"] for row in rows):
