@@ -15,9 +15,11 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+import twinstep.fast.kernels
 from twinstep.parity.prove.prove import Prover
 from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.prove.trace import Tracer
@@ -28,6 +30,9 @@ from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.fork_server import fresh_processes
 from twinstep.parity.runner.load_file import load_file
+
+OURS = Path(twinstep.fast.kernels.__file__).resolve().parent
+"""Our kernels: what runs there on the CPU is C++."""
 
 RowName = tuple[str, str]
 """A kernel and a dtype combination."""
@@ -77,6 +82,8 @@ def prove_situation(situation: Situation, seconds: float) -> Verdict:
         engine = engine_for(kernel, "replay")
     if engine.name not in ("replay", "cpu") or engine.missing:
         return Verdict(UNSUPPORTED, engine.missing or f"the engine {engine.name}")
+    if engine.name == "cpu" and kernel.file.resolve().is_relative_to(OURS):
+        return Verdict(UNSUPPORTED, "C++ for the CPU, whose machine code nothing here follows")
     with running(engine) if engine.name == "replay" else nullcontext():
         tracer = Tracer(kernel.function, engine)
         return Prover(tracer, situation.case(), seconds, kernel.arithmetic).prove()
@@ -170,9 +177,12 @@ def proved_rows(
     operations = {kernel.name: kernel.operation.name for kernel in known}
     left = rows_of(known, chosen)
     if limits.briefly:
-        # Every kernel on one dtype combination, before any on its next.
-        turns = {(k.name, dtype): turn for k in known for turn, dtype in enumerate(k.dtypes)}
-        left.sort(key=lambda row: turns[row])
+        # Every kernel on one dtype combination, before any on its next; what is refused at once is
+        # first, and steps around a sum, each of which costs as much as many others, are last.
+        places = {
+            (k.name, dtype): (_cost(k), turn) for k in known for turn, dtype in enumerate(k.dtypes)
+        }
+        left.sort(key=lambda row: places[row])
     while left:
         count = max(1, min(jobs, len(left)))
         with ProcessPoolExecutor(
@@ -191,6 +201,12 @@ def proved_rows(
                     yield [_unsituated(name, operations[name], dtype, verdict)]
         # With several it is not known whose row it was.
         jobs = 1
+
+
+def _cost(kernel: Kernel) -> int:
+    operation = kernel.operation
+    sums = operation.takes_norms or "norm" in operation.writes
+    return 0 if kernel.engines == ("cpu",) else 2 if sums and len(operation.lists) > 3 else 1
 
 
 def cores() -> int:
