@@ -31,6 +31,9 @@ TORCH = {f"torch.{name}" for name in MOVES} | {
         "torch.save",
         "torch.serialization.safe_globals",
         "torch.cuda.Event",
+        # The mode of autograd, within which a closure is called.
+        "torch.enable_grad",
+        "torch.no_grad",
     ),
 }
 OPERATORS = ast.BinOp | ast.AugAssign | ast.UnaryOp
