@@ -83,6 +83,14 @@ def _registry_is_left_as_it_was() -> Iterator[None]:
     assert not strange, f"the test left these registered: {', '.join(strange)}"
 
 
+@pytest.fixture(autouse=True)
+def _no_process_group_is_left() -> Iterator[None]:
+    """One that stays is met by every later test that makes its own."""
+    before = torch.distributed.is_initialized()
+    yield
+    assert torch.distributed.is_initialized() == before, "the test left a process group behind"
+
+
 def pytest_collection_finish() -> None:
     """No test module may register by being imported."""
     strange = _strangers()

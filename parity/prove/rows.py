@@ -222,7 +222,7 @@ def beside(
 
     A choice of laws or of an engine without names leaves them out.
     """
-    if chosen.laws or chosen.engine not in (None, "replay", "cpu"):
+    if not known or chosen.laws or chosen.engine not in (None, "replay", "cpu"):
         yield list
         return
     rows = proved_rows(file, known, chosen, limits, 1)

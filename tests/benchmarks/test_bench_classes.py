@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from twinstep.benchmarks.beside import classes, measure
 from twinstep.benchmarks.beside.measure import measured
@@ -11,6 +14,15 @@ from twinstep.benchmarks.beside.rows import AGAIN, PART
 from twinstep.contract.timers import PhaseTimers
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    """Rows of DTensors make a process group; a process that times them ends with it."""
+    yield
+    classes.mesh.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("dtype", classes.BYTES)

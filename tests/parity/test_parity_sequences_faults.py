@@ -75,7 +75,7 @@ def test_a_method_that_does_nothing_is_noticed(name: str) -> None:
     """So the actions that drive it do call it, and what it does can be seen."""
     cls = REFERENCES[name]
     methods = [one for one in own_methods(cls) if one not in RULES[cls].exempt]
-    assert len(methods) >= 5
+    assert len(methods) >= 4
     idle: dict[str, object] = {one: lambda self, *given, **named: None for one in methods}
     quiet = [one for one in methods if noticed(twin_of(cls, {one: idle[one]}), 150, one) is None]
     assert quiet == []

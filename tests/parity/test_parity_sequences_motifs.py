@@ -38,6 +38,8 @@ def test_every_motif_can_be_drawn(name: str) -> None:
     left = [motif for motif in rules.motifs if rules.motifs[motif] not in rules.scripts()]
     some = {"a copy", "31 bits of counters full, gradients for all"}
     missing = some if "Optimizer" in name else set[str]()
+    if name == "FusedLAMB":  # its state begins with its first step
+        missing = {"31 bits of counters full, gradients for all"}
     assert set(left) <= missing
     assert len(rules.scripts()) >= 10
 
@@ -48,7 +50,7 @@ def test_arguments_that_rules_name_are_really_passed(
 ) -> None:
     """`passed` and the like are believed at registration, so they are held against the calls."""
     reference, seen = REFERENCES[name], set[str]()
-    plain: Callable[..., None] = vars(reference)["__init__"]
+    plain: Callable[..., None] = getattr(reference, "__init__")  # noqa: B009
 
     def spying(self: object, *given: object, **named: object) -> None:
         seen.update(first[: len(given)], named)

@@ -89,6 +89,11 @@ PLANTED = (
         "bf16",
         ("_blocks", "_cache", "_ratios"),
     ),
+    Planted(
+        "FusedLAMB",
+        f"{OPTIMIZERS}.apex_lamb",
+        "zero_grad = lambda self, set_to_none=None: None",
+    ),
     Planted("BF16Optimizer", "twinstep.reference.optimizers.bf16", DROPPED_LR, "bf16"),
     Planted("FP16Optimizer", "twinstep.reference.optimizers.fp16", DROPPED_LR, "fp32"),
     Planted(

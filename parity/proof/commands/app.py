@@ -60,7 +60,7 @@ def prove_mutants(
     json: JsonFlag = None,
     jobs: JobsFlag = None,
 ) -> None:
-    """Plant faults in the arithmetic of our kernels: none may stay proved.
+    """Plant faults in our arithmetic: none may stay proved.
 
     docs/guide/proof.md describes proofs.
     """

@@ -23,10 +23,6 @@ SURVIVORS: dict[str, str] = {
     "fast/kernels/clip.py clip_coefficient_kernel, comparison: k < 1.0 -> k <= 1.0": (
         "they differ at k = 1 alone, where both branches give 1"
     ),
-    "fast/kernels/_prepare.py prepared, constant: 2 -> 2 + 1": (
-        "the scratch block is one word longer for each tensor: its places are counted from the "
-        "front, by HEADER + 2 * slot, so that nobody writes or reads what is added behind them"
-    ),
     "fast/kernels/_prepare.py prepared, comparison: len(steps) > 1 -> len(steps) >= 1": (
         "a single counter is then found through a table of one address, with the same bits"
     ),
