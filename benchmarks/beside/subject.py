@@ -19,6 +19,7 @@ TURN = 0.004  # seconds that one turn takes at least
 MOST = 64  # calls in a turn
 WARM_UP = 5  # calls before the first turn that counts; of a slow one two
 SLOW = 0.1  # seconds
+REST = 0.001  # seconds in which the threads of an earlier call fall asleep
 
 
 @dataclass(frozen=True, order=True)
@@ -177,15 +178,20 @@ class Subject:
 
     def turn(self) -> float:
         """Seconds of one call, the mean of a turn."""
-        self.restore()
+        self._make_ready()
         return self._on_gpu() if self.device.type == "cuda" else self._on_cpu()
+
+    def _make_ready(self) -> None:
+        self.restore()
+        if self.device.type == "cpu":
+            time.sleep(REST)
 
     def _on_cpu(self) -> float:
         taken, begin = 0.0, self.clock()
         for number in range(self.repeats):
             if self.each and number:
                 taken += self.clock() - begin
-                self.restore()
+                self._make_ready()
                 begin = self.clock()
             self.call()
         return (taken + self.clock() - begin) / self.repeats
