@@ -1,4 +1,4 @@
-"""Tensors around other tensors: DTensors, as FSDP2 makes them, and what collectives still bring."""
+"""Parts of parameters, as FSDP makes them, and tensors around others: DTensors, late results."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ def check_unwrapped(tensor: Tensor, name: str, error: type[Exception], where: st
 
 
 def check_whole(param: Tensor, where: str) -> None:
-    """Refuse a DTensor.
+    """Refuse a DTensor, and a parameter of FullyShardedDataParallel.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is one. The second has the class and the address of any other, so that norms
+            and flat masters would be made of a part without a word.
     """
-    if is_dtensor(param):
+    flattened = getattr(param, "_fsdp_flattened", False)
+    if flattened or is_dtensor(param):
+        what = "a part that FullyShardedDataParallel holds" if flattened else "a DTensor"
         raise ValueError(
-            "parameter is a DTensor, but should be whole on this rank: FusedAdam by itself steps "
+            f"parameter is {what}, but should be whole on this rank: FusedAdam by itself steps "
             f"shards, nothing else here does [{where}]"
         )
 

@@ -184,8 +184,9 @@ class Wrapper(torch.optim.Optimizer):
     def _refuse(self, closure: object) -> None:
         if closure is not None:
             raise RuntimeError(
-                "a closure was given, but should not be: it would run backward without the loss "
-                f"scale, and a skipped step could not take it back [{type(self).__name__}.step]"
+                "a closure was given, but should not be: backward is this optimizer's, and a "
+                "skipped step could not take it back; Lightning gives one by itself, but for "
+                f"self.optimizers(use_pl_optimizer=False) [{type(self).__name__}.step]"
             )
 
     @contextmanager

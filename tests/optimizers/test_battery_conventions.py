@@ -209,6 +209,22 @@ def test_bf16_refuses_to_step_over_gradients_that_nothing_accumulated(side: str)
 
 
 @pytest.mark.parametrize("side", SIDES)
+def test_bf16_takes_any_backward_with_immediate_updates(side: str) -> None:
+    """Trainers call loss.backward() themselves."""
+    ends = []
+    for own in (True, False):
+        model, optimizer = model_and(Subject(side, "BF16Optimizer"), immediate_grad_update=True)
+        before = [param.detach().clone() for param in model.parameters()]
+        for _ in range(2):
+            loss = model(torch.ones(1, 3, dtype=torch.bfloat16)).float().sum()
+            optimizer.backward(loss) if own else loss.backward()
+        optimizer.step()
+        ends.append([param.detach().clone() for param in model.parameters()])
+        assert not any(map(torch.equal, before, ends[-1]))
+    assert all(map(torch.equal, *ends))
+
+
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", FP16)
 @pytest.mark.parametrize("mistake", ["loss.backward", "clip by hand", "none"])
 def test_fp16_says_once_that_gradients_are_not_those_of_its_backward(

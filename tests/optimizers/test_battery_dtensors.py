@@ -178,6 +178,37 @@ def test_tensors_without_memory_of_their_own_are_refused(side: str, name: str, m
     assert torch.equal(param, first)
 
 
+@pytest.mark.filterwarnings("ignore:FSDP is switching:UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("original", [True, False])
+@pytest.mark.parametrize("side", SIDES)
+def test_parts_of_flat_parameters_are_stepped_or_refused_by_name(
+    side: str, original: bool, mesh: Any
+) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    home = CLASSES[side]
+    torch.manual_seed(0)
+    whole = nn.Linear(3, 2)
+    model = FullyShardedDataParallel(
+        copy.deepcopy(whole), device_id=torch.device("cpu"), use_orig_params=original
+    )
+    for name in ("FusedLamb", "FusedLAMB", *WRAPPED):
+        options = {}
+        if name[0] in "BZ":
+            options = {"param_names": {p: key for key, p in model.named_parameters()}}
+        params: Any = model.parameters()
+        given = home["FusedAdam"](params) if name in WRAPPED else params
+        with pytest.raises(ValueError, match=f"parameter is a part that .*Parallel.*{name}"):
+            home[name](given, **options)
+    for one in (whole, model):
+        optimizer = home["FusedAdam"](one.parameters(), 0.1)
+        one(torch.ones(2, 3)).pow(2).sum().backward()
+        optimizer.step()
+    with FullyShardedDataParallel.summon_full_params(model):
+        assert all(map(torch.equal, whole.parameters(), model.parameters()))
+
+
 @pytest.mark.parametrize("name", WRAPPED)
 @pytest.mark.parametrize("side", SIDES)
 def test_wrappers_have_no_state_by_name(side: str, name: str, mesh: Any) -> None:

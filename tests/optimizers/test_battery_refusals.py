@@ -161,7 +161,7 @@ def test_a_closure_and_a_later_group_are_refused_with_the_reason(subject: Subjec
     optimizer = subject(params, hyper=HYPER)
     fill(params, 1)
     before = observed(optimizer, params)
-    what = f"closure was given, .* without the loss scale.*{subject.name}.step"
+    what = f"closure was given, .* backward is this .*pl_optimizer=False.*{subject.name}.step"
     with pytest.raises(RuntimeError, match=what):
         optimizer.step(lambda: 1.0)
     with pytest.raises(RuntimeError, match=f"a group was added.* construction.*{subject.name}"):
