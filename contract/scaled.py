@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Protocol, cast
 
@@ -40,7 +41,7 @@ class Scaled(Wrapper):
     scales: bool
     verbose: bool
     external_loss_scale: float | None
-    _asked = False
+    _asked = _own = False
 
     @property
     def cur_scale(self) -> float:
@@ -72,17 +73,40 @@ class Scaled(Wrapper):
     def _refuse(self, closure: object) -> None:
         super()._refuse(closure)
         if self._looks() and self._mark.differs(self._trained()):
-            self._asked = True
-            LOG.warning(
-                "gradients are not as optimizer.backward(loss) left them, and are divided by the "
-                "loss scale: loss.backward() does not multiply by it, and clipping by hand has to "
-                "reckon with it, as clip_grad does [%s.step, said once]",
-                type(self).__name__,
-            )
+            self._say_foreign()
+
+    @contextmanager
+    def _taking_its_own(self) -> Iterator[None]:
+        """While the optimizer's `backward` runs, and takes what it has made."""
+        self._own = True
+        try:
+            yield
+        finally:
+            self._own = False
+
+    def _note_taken(self) -> None:
+        """Look at gradients that are about to be taken; `backward` leaves none behind."""
+        if self._own or not self._divides():
+            return
+        if any(param.grad is not None for param in self._trained()):
+            self._say_foreign()
+
+    def _say_foreign(self) -> None:
+        self._asked = True
+        LOG.warning(
+            "gradients are not as optimizer.backward(loss) left them, and are divided by the "
+            "loss scale: loss.backward() does not multiply by it, and clipping by hand has to "
+            "reckon with it, as clip_grad does [%s.step, said once]",
+            type(self).__name__,
+        )
 
     def _looks(self) -> bool:
+        """Whether gradients wait for the step where backward has left them, and may be scaled."""
+        return self._model == "fp16_groups" and self._divides()
+
+    def _divides(self) -> bool:
         """Whether the scale can be another than 1, as far as the host knows, and was not said."""
-        if self._asked or not self.scales or not self.verbose or self._model != "fp16_groups":
+        if self._asked or not self.scales or not self.verbose:
             return False
         given = self._built_with()
         return bool(

@@ -93,6 +93,12 @@ def from_config(
     inner = optimizer
     if inner is None:
         inner = _inner(given, list(model.parameters()) if params is None else params, compat)
+    if stage and isinstance(inner, FusedLamb) and not given.get("zero_allow_untested_optimizer"):
+        raise ValueError(
+            f"the config asks for Lamb with ZeRO stage {stage}, but should not, as in DeepSpeed, "
+            "unless zero_allow_untested_optimizer is true: a trust ratio is then one for the flat "
+            "partition of a rank, not one for each parameter"
+        )
     clip = float(given.get("gradient_clipping", 1.0))
     names = {param: name for name, param in model.named_parameters()}
     accumulates = DTYPES[_part(given, "data_types").get("grad_accum_dtype")]

@@ -233,6 +233,10 @@ class ZeroOptimizer(ZeroSteps):
             Exception: that of the graph; with other ranks, `step` raises it once more.
             RuntimeError: as `reduce_gradients` does; buckets before that gradient are reduced.
         """
+        with self._taking_its_own():
+            self._backward(loss, create_graph=create_graph, retain_graph=retain_graph)
+
+    def _backward(self, loss: Tensor, *, create_graph: bool, retain_graph: bool) -> None:
         if not self.partition_gradients:
             super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
             try:
@@ -260,6 +264,7 @@ class ZeroOptimizer(ZeroSteps):
         Raises:
             RuntimeError: a gradient is sparse. Nothing has changed.
         """
+        self._note_taken()
         self._buckets.take()
         self._reduced = False
 
@@ -277,6 +282,7 @@ class ZeroOptimizer(ZeroSteps):
         del pipeline_parallel
         if not self._everyone():
             check_dense_gradients(self._params(), "ZeroOptimizer")
+        self._note_taken()
         self._finish_round()
 
     def _finish_round(self) -> None:

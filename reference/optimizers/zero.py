@@ -251,11 +251,12 @@ class ZeroOptimizer(ZeroMasters):
 
         Stage 2 reduces them, which all ranks must do.
         """
-        super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
-        if self.options.partition_grads:
-            self.reduce_gradients()
-        else:
-            self.fill_grad_accum_attribute()
+        with self._taking_its_own():
+            super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
+            if self.options.partition_grads:
+                self.reduce_gradients()
+            else:
+                self.fill_grad_accum_attribute()
 
     @torch.no_grad()
     def fill_grad_accum_attribute(self) -> None:
@@ -268,6 +269,7 @@ class ZeroOptimizer(ZeroMasters):
         self._take()
 
     def _take(self) -> None:
+        self._note_taken()
         for group in self.groups:
             self._taken |= take_gradients(group)
 

@@ -22,6 +22,7 @@ CYCLE: dict[str, Any] = {
     "cycle_first_step_size": 3,
     "cycle_second_step_size": 2,
 }
+UNTESTED = {"zero_allow_untested_optimizer": True}
 BACK = {"cycle_second_step_size": -1}
 
 
@@ -45,6 +46,7 @@ def stage(number: int, **keys: Any) -> dict[str, Any]:
         ({**adam(), **BF16, **stage(1)}, "ZeroOptimizer", "FusedAdam"),
         ({**adam(), **FP16, **stage(1, reduce_bucket_size=64)}, "ZeroOptimizer", "FusedAdam"),
         ({**adam(), **FP16, **stage(2)}, "ZeroOptimizer", "FusedAdam"),
+        ({**adam("Lamb"), **FP16, **stage(2), **UNTESTED}, "ZeroOptimizer", "FusedLamb"),
         (adam(), "FusedAdam", ""),
     ],
     ids=str,
@@ -92,6 +94,8 @@ def test_scale_clip_and_decay_come_from_the_config() -> None:
         ({**adam(), **FP16, **BF16}, "fp16 and bf16 at once"),
         (FP16, "no optimizer.type"),
         ({**adam("OneBitAdam"), **FP16}, "optimizer.type='OneBitAdam', but should be Adam"),
+        ({**adam("Lamb"), **FP16, **stage(1)}, "asks for Lamb with ZeRO stage 1, but should not"),
+        ({**adam("Lamb"), **BF16, **stage(1), **FP32}, "unless zero_allow_untested_optimizer"),
         ({**adam(max_grad_norm=1.0), **FP16}, "gradient_clipping is the key"),
         ({**adam(), **FP16, "scheduler": {"type": "TwoCycle"}}, "scheduler.type='TwoCycle'"),
         (

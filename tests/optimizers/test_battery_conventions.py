@@ -245,6 +245,50 @@ def test_fp16_says_once_that_gradients_are_not_those_of_its_backward(
 
 
 @pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("taken", ["step", "reduce_gradients", "fill_grad_accum_attribute"])
+@pytest.mark.parametrize("own", [True, False])
+def test_zero_says_once_that_gradients_are_not_those_of_its_backward(
+    side: str, stage: int, taken: str, own: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scale = {"static_loss_scale": 8.0, "partition_grads": stage == 2}
+    model, optimizer = half_zero(side, scale)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            for _ in range(2):
+                loss = model(torch.ones(1, 3, dtype=torch.float16)).float().sum()
+                optimizer.backward(loss) if own else loss.backward()
+                if taken != "step":
+                    getattr(optimizer, taken)()
+            optimizer.step()
+            optimizer.zero_grad()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (not own)
+    assert all("not as optimizer.backward(loss) left them" in line for line in said)
+    assert all("[ZeroOptimizer.step, said once]" in line for line in said)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("options", [{}, {"static_loss_scale": 8.0, "verbose": False}])
+def test_zero_says_nothing_of_gradients_where_the_scale_is_1_or_it_is_not_to(
+    side: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = half_zero(side, options)
+    with caplog.at_level(logging.WARNING):
+        model(torch.ones(1, 3, dtype=torch.float16)).float().sum().backward()
+        optimizer.step()
+    assert not caplog.records
+
+
+def half_zero(side: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """An fp16 model and its ZeroOptimizer on one rank."""
+    model = nn.Linear(3, 2).half()
+    names = {param: name for name, param in model.named_parameters()}
+    inside = CLASSES[side]["FusedAdam"](model.parameters())
+    return model, CLASSES[side]["ZeroOptimizer"](inside, param_names=names, **options)
+
+
+@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", FP16)
 def test_arguments_of_a_loss_scale_that_do_nothing_are_named(
     side: str, name: str, caplog: pytest.LogCaptureFixture

@@ -9,6 +9,7 @@ import torch
 
 import twinstep.fast
 import twinstep.reference.optimizers.fused_adam
+import twinstep.reference.optimizers.fused_lamb
 import twinstep.reference.optimizers.zero
 from twinstep.parity.ranks.world import Rank, World
 
@@ -19,6 +20,42 @@ SIDES = {
     ),
     "fast": (twinstep.fast.FusedAdam, twinstep.fast.ZeroOptimizer),
 }
+
+LAMBS: dict[str, Any] = {
+    "reference": twinstep.reference.optimizers.fused_lamb.FusedLamb,
+    "fast": twinstep.fast.FusedLamb,
+}
+
+
+@pytest.mark.usefixtures("replay")
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("size", [1, 2])
+def test_lamb_has_one_trust_ratio_for_the_partition_of_a_rank(side: str, size: int) -> None:
+    lamb: Any = LAMBS[side]
+    zero: Any = SIDES[side][1]
+    starts = (torch.full((2,), 1.0), torch.full((6,), 8.0))  # a cut through the second
+    flat = torch.cat(starts)
+    parts = [torch.nn.Parameter(part.clone()) for part in flat.chunk(size)]
+    for part in parts:
+        part.grad = torch.ones_like(part)
+    lamb([{"params": [part]} for part in parts], lr=0.5).step()
+    wanted = torch.cat([part.detach() for part in parts])
+
+    def one(rank: Rank) -> torch.Tensor:
+        params = [torch.nn.Parameter(start.clone()) for start in starts]
+        optimizer = zero(
+            lamb([{"params": params}], lr=0.5),
+            param_names={param: f"p{slot}" for slot, param in enumerate(params)},
+            dp_process_group=rank.group("data"),
+        )
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.reduce_gradients()
+        optimizer.step()
+        return torch.cat([param.detach() for param in params])
+
+    for found in World(size).run(one):
+        assert torch.equal(found, wanted)
 
 
 @pytest.mark.usefixtures("replay")

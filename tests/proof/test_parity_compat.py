@@ -18,6 +18,12 @@ from twinstep.parity.proof.compat.page import PAGE, page
 
 pytestmark = pytest.mark.usefixtures("replay")
 EACH_SIDE = pytest.mark.parametrize("side", list(BY_NAME.values()), ids=lambda side: side.name)
+LAMB_DEFAULTS = {
+    "use_nvlamb": False,
+    "grad_averaging": True,
+    "bias_correction": True,
+    "max_grad_norm": 1.0,
+}
 # Of each test the first case with few elements.
 SAMPLE = [
     *(
@@ -31,7 +37,7 @@ SAMPLE = [
         "loss scale validation (main)",
         "lr schedulers",
     ),
-    *("checkpoint", "zero_grad", "signature", "step", "state_dict"),
+    *("checkpoint", "zero_grad", "signature", "step", "state_dict", "fused_lamb"),
 ]
 
 
@@ -87,6 +93,22 @@ def test_a_wrong_class_is_noticed() -> None:
     late = partial(BY_NAME["reference"].adam, eps=1e-3)
     with changed(cases["adam as torch's, 127, float32, AdamW"], adam=late) as found:
         assert "from torch's" in found.why
+
+
+@pytest.mark.parametrize(
+    "option", ["use_nvlamb", "grad_averaging", "bias_correction", "max_grad_norm"]
+)
+def test_a_lamb_that_is_deaf_to_an_option_is_noticed(option: str) -> None:
+    def deaf(*given: Any, **options: Any) -> Any:
+        """The default, whatever is asked for."""
+        return BY_NAME["reference"].apex_lamb(*given, **{**options, option: LAMB_DEFAULTS[option]})
+
+    lambs = [case for case in of_apex.cases() if case.test.startswith("fused_lamb")]
+    found = []
+    for case in lambs:
+        with changed(case, apex_lamb=deaf) as one:
+            found.append(one.why)
+    assert any("from torch's" in why for why in found)
 
 
 def test_only_the_known_failure_has_the_known_reason() -> None:

@@ -83,7 +83,14 @@ def test_deepspeed_ends_as_its_test_says(case: Case, monkeypatch: pytest.MonkeyP
     deepspeed_version()
     flat, unfused = (wrapper(path, monkeypatch) for path in (FLAT, UNFUSED))
     side = Side(
-        name="deepspeed", adam=adam, lamb=adam, flat=flat, unfused=unfused, bf16=bf16, dynamic=adam
+        name="deepspeed",
+        adam=adam,
+        lamb=adam,
+        apex_lamb=adam,
+        flat=flat,
+        unfused=unfused,
+        bf16=bf16,
+        dynamic=adam,
     )
     found = outcome(case, side)
     assert (found.why, found.known) == ("", True)

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import twinstep.fast.optimizers.apex_lamb
 import twinstep.fast.optimizers.bf16
 import twinstep.fast.optimizers.fp16
 import twinstep.fast.optimizers.fp16_unfused
 import twinstep.fast.optimizers.fused_adam
 import twinstep.fast.optimizers.fused_lamb
 import twinstep.fast.optimizers.scalers
+import twinstep.reference.optimizers.apex_lamb
 import twinstep.reference.optimizers.bf16
 import twinstep.reference.optimizers.fp16
 import twinstep.reference.optimizers.fp16_unfused
@@ -30,6 +32,7 @@ class Side:
     name: str
     adam: Callable[..., Any]
     lamb: Callable[..., Any]
+    apex_lamb: Callable[..., Any]
     flat: Callable[..., Any]
     unfused: Callable[..., Any]
     bf16: Callable[..., Any]
@@ -42,6 +45,7 @@ SIDES = (
         name="reference",
         adam=REFERENCE.fused_adam.FusedAdam,
         lamb=REFERENCE.fused_lamb.FusedLamb,
+        apex_lamb=REFERENCE.apex_lamb.FusedLAMB,
         flat=REFERENCE.fp16.FP16Optimizer,
         unfused=REFERENCE.fp16_unfused.FP16UnfusedOptimizer,
         bf16=REFERENCE.bf16.BF16Optimizer,
@@ -51,6 +55,7 @@ SIDES = (
         name="fast",
         adam=FAST.fused_adam.FusedAdam,
         lamb=FAST.fused_lamb.FusedLamb,
+        apex_lamb=FAST.apex_lamb.FusedLAMB,
         flat=FAST.fp16.FP16Optimizer,
         unfused=FAST.fp16_unfused.FP16UnfusedOptimizer,
         bf16=FAST.bf16.BF16Optimizer,
