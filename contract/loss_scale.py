@@ -88,6 +88,29 @@ def _checked_counter(name: str, value: object, where: str) -> int:
     return value
 
 
+def name_idle(
+    scales: bool, static: float, dynamic: bool, given: Mapping[str, float] | None
+) -> None:
+    """Log which arguments of a loss scale change nothing.
+
+    Args:
+        scales: False where the loss is never scaled.
+        static: `static_loss_scale`.
+        dynamic: `dynamic_loss_scale`.
+        given: `dynamic_loss_args`.
+    """
+    if not scales:
+        idle = {"static_loss_scale": static != 1.0, "dynamic_loss_scale": dynamic}
+        idle["dynamic_loss_args"] = given is not None
+        for name in (name for name, is_given in idle.items() if is_given):
+            LOG.warning("%s changes nothing: only the loss of fp16 is scaled", name)
+        return
+    if dynamic and static != 1.0:
+        LOG.warning("static_loss_scale=%s changes nothing with dynamic_loss_scale=True", static)
+    if not dynamic and given is not None:
+        LOG.warning("dynamic_loss_args changes nothing without dynamic_loss_scale=True")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScaleArguments:
     """The arguments of an FP16 optimizer that choose its loss scale.
@@ -111,15 +134,10 @@ class ScaleArguments:
 
     def static_scale(self) -> float | None:
         """The scale that never moves; None where it does."""
+        dynamic, given = self.dynamic_loss_scale, self.dynamic_loss_args
+        name_idle(self.scales, self.static_loss_scale, dynamic, given)
         if not self.scales:
             return 1.0
-        if self.dynamic_loss_scale and self.static_loss_scale != 1.0:
-            LOG.warning(
-                "static_loss_scale=%s changes nothing with dynamic_loss_scale=True",
-                self.static_loss_scale,
-            )
-        if not self.dynamic_loss_scale and self.dynamic_loss_args is not None:
-            LOG.warning("dynamic_loss_args changes nothing without dynamic_loss_scale=True")
         return None if self.dynamic_loss_scale else self.static_loss_scale
 
     def constants(self) -> tuple[float, int, float]:

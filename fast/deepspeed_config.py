@@ -201,6 +201,10 @@ def _inner(
     return made
 
 
+def _static_scale(half: Config, dtype: torch.dtype) -> float:
+    return float(half.get("loss_scale") or 1.0) if dtype is torch.float16 else 1.0
+
+
 def _half_optimizer(
     config: Config,
     inner: torch.optim.Optimizer,
@@ -219,7 +223,7 @@ def _half_optimizer(
     }
     options: Config = {
         "low_precision_dtype": dtype,
-        "static_loss_scale": float(half.get("loss_scale") or 1.0),
+        "static_loss_scale": _static_scale(half, dtype),
         "dynamic_loss_scale": dynamic,
         "dynamic_loss_args": constants if dynamic else None,
         "mpu": mpu,
@@ -250,7 +254,7 @@ def _zero_optimizer(
         **_zero(config),
         "check_grad_overflow": dtype is not torch.float32 and bool(overflow),
         "gradient_accumulation_dtype": DTYPES[types.get("grad_accum_dtype")] or dtype,
-        "static_loss_scale": float(half.get("loss_scale") or 1.0),
+        "static_loss_scale": _static_scale(half, dtype),
         "dynamic_loss_scale": dtype is torch.float16 and not half.get("loss_scale"),
         "partition_grads": int(zero["stage"]) == 2,
         "clip_grad": clip,

@@ -26,6 +26,7 @@ from twinstep.contract.agreement import (
 )
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import check_numbers
+from twinstep.contract.loss_scale import name_idle
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
 from twinstep.contract.timers import Timers
@@ -169,6 +170,7 @@ class ZeroOptimizer(ZeroSteps):
                 "check_grad_overflow=False, but should be True for an fp16 model, whose loss scale "
                 "follows overflows [ZeroOptimizer]"
             )
+        name_idle(scales, static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         super().__init__(
             init_optimizer,
             loss_scaler=zero_loss_scale(

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from twinstep.contract.agreement import agree_on_layouts, constructed_by_all, on_all_ranks
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import check_numbers
+from twinstep.contract.loss_scale import name_idle
 from twinstep.contract.moe import check_has_experts, expert_of_group
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit, tensor_parallel_rank
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
@@ -94,8 +95,7 @@ class ZeroOptimizer(ZeroMasters):
             gathers; even.
         elastic_checkpoint: load states of any number of ranks; False for as many as there are.
         contiguous_gradients, reduce_bucket_size, use_multi_rank_bucket_allreduce, overlap_comm,
-            offload_optimizer_config, gradient_accumulation_steps, optimizer_params: accepted; they
-            have no effect on results, and none here.
+            offload_optimizer_config, gradient_accumulation_steps, optimizer_params: without effect.
         ignore_unused_parameters, fp16_master_weights_and_gradients,
             bf16_master_weights_and_gradients, bf16_optimizer_states, zenflow_config: refused but
             for their defaults.
@@ -182,6 +182,7 @@ class ZeroOptimizer(ZeroMasters):
                 "check_grad_overflow=False, but should be True for an fp16 model, whose loss scale "
                 "follows overflows [ZeroOptimizer]"
             )
+        name_idle(scales, static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         super().__init__(
             init_optimizer,
             loss_scaler=zero_loss_scale(

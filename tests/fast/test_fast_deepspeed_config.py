@@ -208,3 +208,12 @@ def test_one_cycle_moves_the_first_beta_against_the_rate(caplog: pytest.LogCaptu
     assert not caplog.messages
     from_config({**config, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}, nn.Linear(2, 2))
     assert "OneCycle moves no momentum: FP16UnfusedOptimizer has no betas" in caplog.messages
+
+
+@pytest.mark.parametrize("more", [{}, stage(1)], ids=str)
+def test_a_scale_of_fp16_that_is_off_is_no_warning(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    off = {"fp16": {"enabled": False, "loss_scale": 128}}
+    from_config({**adam(), **BF16, **off, **more}, nn.Linear(2, 2))
+    assert not caplog.records

@@ -312,3 +312,39 @@ def test_arguments_of_a_loss_scale_that_do_nothing_are_named(
         "static_loss_scale=8.0 changes nothing with dynamic_loss_scale=True",
         "dynamic_loss_args changes nothing without dynamic_loss_scale=True",
     ]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", [*FP16, "ZeroOptimizer"])
+def test_arguments_of_a_loss_scale_are_named_where_no_loss_is_scaled(
+    side: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made(**options: Any) -> list[str]:
+        caplog.clear()
+        weight = Parameter(torch.ones(2, dtype=torch.bfloat16))
+        low = {"low_precision_dtype": torch.bfloat16}
+        own = {"param_names": {weight: "weight"}} if name == "ZeroOptimizer" else low
+        CLASSES[side][name](CLASSES[side]["FusedAdam"]([weight]), **own, **options)
+        return [message.split()[0] for message in caplog.messages]
+
+    with caplog.at_level(logging.WARNING):
+        assert made() == []
+        assert made(static_loss_scale=8.0) == ["static_loss_scale"]
+        both = made(dynamic_loss_scale=True, dynamic_loss_args=ARGUMENTS)
+        assert both == ["dynamic_loss_scale", "dynamic_loss_args"]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_zero_names_arguments_of_a_loss_scale_that_do_nothing(
+    side: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        half_zero(side, {"dynamic_loss_scale": True, "dynamic_loss_args": ARGUMENTS})
+        half_zero(side, {"static_loss_scale": 8.0})
+        assert not caplog.records
+        half_zero(side, {"dynamic_loss_scale": True, "static_loss_scale": 8.0})
+        half_zero(side, {"dynamic_loss_args": ARGUMENTS})
+    assert caplog.messages == [
+        "static_loss_scale=8.0 changes nothing with dynamic_loss_scale=True",
+        "dynamic_loss_args changes nothing without dynamic_loss_scale=True",
+    ]
