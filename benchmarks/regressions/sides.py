@@ -19,9 +19,9 @@ from twinstep.benchmarks.regressions import side
 from twinstep.parity.records.errors import UsageError
 
 HERE = Path(str(twinstep.__file__)).parents[1]
-# OpenMP's idle threads wait for some 0.3 ms, then sleep: long enough for peers that start their
+# OpenMP's idle threads wait for some 10 µs, then sleep: long enough for peers that start their
 # threads for every tensor, and over before another row's turn. Sets of Python keep their order.
-QUIET = {"GOMP_SPINCOUNT": "30000", "PYTHONHASHSEED": "0"}
+QUIET = {"GOMP_SPINCOUNT": "1000", "PYTHONHASHSEED": "0"}
 
 
 Answer = dict[str, Any]
