@@ -21,6 +21,8 @@ P = TypeVar("P")
 GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
 SIGN = {1: 0x8000, 2: 0x8000_0000, 4: 0x8000_0000_0000_0000}
 WIDEST = {2: "f32", 4: "f64"}
+WHOLE = 1 << 41
+"""Below it a constant exponent of a power is read as that many factors."""
 ROUNDED = frozenset(("rni", "rzi", "rmi", "rpi", "sat", "relu"))
 """Modifiers that change a real number."""
 
@@ -141,8 +143,25 @@ class Walk(Generic[V, P]):
             return self.value(row.args[0], last) if inside else own.leaf(number, kind)
         if last != kind:
             return own.leaf(number, kind)
+        if name == "pow" and (exponent := self._whole(row.args[1])) is not None:
+            return self._power(self.value(row.args[0], kind), exponent)
         args = [self.value(n, kind) for n in row.args]
         return self._operation(name, args)
+
+    def _whole(self, number: int) -> int | None:
+        """A constant float64 that is a whole number."""
+        bits = self.table.constant_bits(number)
+        if bits is None or self.table.rows[number].granules != GRANULES["f64"]:
+            return None
+        value = rational(bits, "f64")
+        return int(value) if value.denominator == 1 and abs(value) < WHOLE else None
+
+    def _power(self, value: V, exponent: int) -> V:
+        own, found = self.algebra, self.algebra.constant(Fraction(1))
+        for bit in f"{abs(exponent):b}":
+            found = own.multiply(found, found)
+            found = own.multiply(found, value) if bit == "1" else found
+        return found if exponent >= 0 else own.divide(own.constant(Fraction(1)), found)
 
     def _masked(self, row: Row, kind: str) -> V | None:
         """Absolute value and negation, which have the form of masks."""

@@ -113,7 +113,7 @@ class Beyond:
                 return Opinion(
                     True,
                     "equal over the real numbers, where nothing is rounded (an error is missed "
-                    f"with a probability below 2^-{real.bits})",
+                    f"with a probability below 2^-{real.bits // 10 * 10})",
                 )
             if real.equal is False:
                 apart = tuple(far_apart(self.table, *pair, kind, path, keep, ranges()))
@@ -173,8 +173,7 @@ def control_values(
         values = [*control.values, *(drawn.at(share) for share in rng.random(PLACES))]
         for bits in thresholds(table, needed(table, numbers), size // 2):
             value = float(np.array(bits, f"u{size}").view(kind))
-            place = 1.0 - value if drawn.below_one else value
-            if drawn.low <= place <= drawn.high:
+            if control.bounded(value):
                 values.append(value)
         found[number] = np.array(values, kind).view(f"u{size}")
     return found

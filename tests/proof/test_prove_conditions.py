@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.conditional_kernels import REORDERED, WRONG, step
+from tests.helpers.conditional_kernels import OUTSIDE, REORDERED, WRONG, step
 from tests.helpers.proved_kernels import row
 from twinstep.parity.prove import prove
 from twinstep.parity.prove.rows import prove_situation
@@ -21,6 +21,11 @@ def verdict_on(kernel: Kernel) -> Verdict:
 
 def test_the_kernel_without_a_fault_is_proved() -> None:
     assert verdict_on(row(step(), "cpu")).word == PROVED
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_controls_have_only_the_values_of_the_contract(name: str) -> None:
+    assert verdict_on(row(OUTSIDE[name], "cpu")).word == PROVED
 
 
 def test_a_kernel_that_is_wrong_on_a_condition_is_never_proved() -> None:
