@@ -16,7 +16,7 @@ import numpy as np
 from twinstep.parity.cases.case import Case
 from twinstep.parity.prove import reals, solver
 from twinstep.parity.prove.doubles import far_apart
-from twinstep.parity.prove.search import thresholds
+from twinstep.parity.prove.search import satisfying, thresholds
 from twinstep.parity.prove.terms import FORMATS
 from twinstep.parity.prove.trace import Leaf
 from twinstep.replay.dtypes import Array
@@ -116,13 +116,22 @@ class Beyond:
                     f"with a probability below 2^-{real.bits // 10 * 10})",
                 )
             if real.equal is False:
-                apart = tuple(far_apart(self.table, *pair, kind, path, keep, ranges()))
-                return Opinion(False, "the two differ over the real numbers", apart)
+                apart = [*far_apart(self.table, *pair, kind, path, keep, ranges())]
+                found = satisfying(self.table, (*path, *real.side), dict(keep)) if real.side else {}
+                return Opinion(
+                    False, self._differ(real.side), (*([found] if found else []), *apart)
+                )
         asked = self._asked(pair, kind, path)
         if asked.equal or asked.witnesses or not real.equal:
             return asked
         words = "over the real numbers the two are equal: another order of operations"
         return Opinion(False, f"{asked.words}\n{words}".strip())
+
+    def _differ(self, side: Path) -> str:
+        """Where two formulas differ."""
+        tests = [f"{text(self.table, n, 3)} is {str(o).lower()}" for n, o in side]
+        where = f", where {' and '.join(tests)}" if tests else ""
+        return f"the two differ over the real numbers{where}"
 
     def _asked(self, pair: tuple[int, int], kind: str, path: Path) -> Opinion:
         """The solver's answer."""

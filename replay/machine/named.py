@@ -22,7 +22,7 @@ class HostNumber:
 
 
 class NamedFloat(float):
-    """What a launcher of floats is given for a `HostNumber`."""
+    """The float that a launcher is given for a `HostNumber`."""
 
     number: int
 

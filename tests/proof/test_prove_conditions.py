@@ -40,6 +40,11 @@ def test_a_kernel_that_is_wrong_on_a_condition_is_never_proved() -> None:
     print(f"{len(WRONG)} kernels wrong on a condition: {dict(words)}")
 
 
+def test_a_number_in_the_place_of_a_nan_is_no_rounding() -> None:
+    kernel = replace(row(WRONG["NaN is zero"], "cpu"), arithmetic="bounded")
+    assert verdict_on(kernel).word == REFUTED
+
+
 def test_a_kernel_in_another_order_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     # Fewer runs with drawn values before the proof.
     monkeypatch.setattr(prove, "LOOKED_AT", 1)
