@@ -21,7 +21,7 @@ def named_arguments() -> Iterator[None]:
     """Let launches inside the context take a `HostNumber` for a float."""
     before = JITFunction.run
 
-    def run(self: Any, *args: Any, grid: Any, **words: Any) -> Any:
+    def _run(self: Any, *args: Any, grid: Any, **words: Any) -> Any:
         given = {**dict(zip(self.arg_names, args, strict=False)), **words}
         for param in self.params:
             value = given.get(param.name)
@@ -32,7 +32,7 @@ def named_arguments() -> Iterator[None]:
         plain = {name: _plain(value) for name, value in words.items()}
         return before(self, *map(_plain, args), grid=own, **plain)
 
-    JITFunction.run = run
+    JITFunction.run = _run
     try:
         yield
     finally:
