@@ -214,20 +214,21 @@ class Prover:
 
     def _compared(self, case: Case, trace: Trace, path: Path) -> _Found | None:
         """The word for one path, if it is not a proof."""
-        pairs = list(self._different(trace, path))
+        here = assume.Path(self.tracer.table, path)
+        pairs = list(self._different(trace, here))
         for output, at in pairs[:LOOKED_AT]:
             found = self._witness(case, output, at, path)
             if found is not None:
                 return found
-        found = self._beyond(case, trace, path) if pairs else None
+        found = self._beyond(case, trace, path, here) if pairs else None
         if found is not None:
             return found
         self.elements += sum(len(output.kernel) for output in trace.outputs)
         return None
 
-    def _beyond(self, case: Case, trace: Trace, path: Path) -> _Found | None:
+    def _beyond(self, case: Case, trace: Trace, path: Path, here: assume.Path) -> _Found | None:
         """The word for expressions of different names, if they are not proved equal after all."""
-        table, here = self.tracer.table, assume.Path(self.tracer.table, path)
+        table = self.tracer.table
         beyond = self.beyond = self.beyond or Beyond(table, self.arithmetic)
         bits, doubt, tried = self._bits(case), None, 0
         for output in trace.outputs:
@@ -250,10 +251,9 @@ class Prover:
                 doubt = doubt or _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
         return doubt
 
-    def _different(self, trace: Trace, path: Path) -> Iterator[tuple[Output, int]]:
+    def _different(self, trace: Trace, here: assume.Path) -> Iterator[tuple[Output, int]]:
         """Elements whose expressions differ: of each output the first and the last first."""
         rest: list[tuple[Output, int]] = []
-        here = assume.Path(self.tracer.table, path)
         for output in trace.outputs:
             places = [
                 at
