@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from twinstep.parity.proof.mutate.pool import prepare
 from twinstep.parity.proof.mutate.same_code import compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.prove.rows import prove_situation
-from twinstep.parity.prove.situations import Situation, choices
+from twinstep.parity.prove.situations import LARGE, Situation, choices
 from twinstep.parity.records.proof import PROVED, UNSUPPORTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
@@ -95,14 +95,15 @@ def outcome_of(name: str) -> Outcome:
 
 
 def _situations(mutant: Mutant) -> Iterator[Situation]:
-    """Every choice of options and dtypes of every operation that a fault reaches."""
+    """Every choice of options and dtypes of every operation that a fault reaches; a whole chunk."""
     for operation in mutant.operations:
         if operation not in UNPROVED:
             kernel: Kernel = kernel_of(operation)
             for dtype in kernel.dtypes:
                 for layout in kernel.layouts or ("",):
                     for one in choices(kernel.operation):
-                        yield Situation(kernel, dtype, layout, SIZES[layout], True, one)
+                        large = LARGE.get(layout, ())
+                        yield Situation(kernel, dtype, layout, large, True, one)
 
 
 def _meetings(mutant: Mutant) -> list[Situation]:
@@ -120,7 +121,7 @@ def _meetings(mutant: Mutant) -> list[Situation]:
             if not _pairs(best) - met:
                 break
             met |= _pairs(best)
-            found.append(best)
+            found.append(replace(best, sizes=SIZES[best.layout]))
             left.remove(best)
     return found
 
