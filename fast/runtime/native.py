@@ -48,9 +48,15 @@ def library() -> ctypes.CDLL:
     """The kernels for this machine, built if they have not been.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails, or nothing can be written.
+        RuntimeError: there is no compiler, or it fails, or nothing can be written, or loaded.
     """
-    return ctypes.CDLL(str(built(INSTRUCTION_SETS[instruction_set()])))
+    path = built(INSTRUCTION_SETS[instruction_set()])
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # where no file may be executed
+        raise RuntimeError(
+            f"the CPU kernels cannot be loaded: {error} [fast.kernels.cpu]"
+        ) from error
 
 
 def instruction_set() -> str:
