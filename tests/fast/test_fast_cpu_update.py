@@ -28,7 +28,7 @@ def numbers(**given: float) -> dict[str, Tensor]:
 
 
 def directions(means: Tensor, divisor: float) -> Tensor:
-    """means / divisor, as the kernel has it: a step of length 1 from zero along them."""
+    """Quotients by one divisor, as the kernel has it: a step of length 1 from zero along them."""
     header = {"lr": 0, "factor": 2, "beta1": 4, "beta2": 5}  # b1 = b2 = 1, c1 = c2 = 0
     coefficients = torch.zeros(18)
     coefficients[list(header.values())] = 1.0
