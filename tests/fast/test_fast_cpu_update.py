@@ -77,10 +77,12 @@ def test_far_more_than_caches_hold_is_updated_as_its_parts_are(
         return [*made, torch.zeros(size + key, dtype=low)[key:]]
 
     whole, parts = lists(shift), lists(0)
-    given: dict[str, Any] = {**numbers(), "bias_correction": True}
-    adamw_step_(*([one] for one in whole), [torch.tensor(3)], **given)
+    given: Any = {**numbers(), "bias_correction": True}
+    every: Any = [[one] for one in (*whole, torch.tensor(3))]
+    adamw_step_(*every, **given)
     for begin in range(0, size, FAR // 2):
-        cut = [[one[begin : begin + FAR // 2]] for one in parts]
-        adamw_step_(*cut, [torch.tensor(3)], **given)
+        cut: Any = [[one[begin : begin + FAR // 2]] for one in parts]
+        cut.append([torch.tensor(3)])
+        adamw_step_(*cut, **given)
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)
