@@ -28,7 +28,7 @@ def keep(path: Path, data: bytes) -> None:
 
 
 def kept(path: Path) -> bytes | None:
-    """What was written to a file; None if there is none, or if it holds anything else."""
+    """The bytes that were written to a file; None if there is none, or it holds anything else."""
     if not path.exists():
         return None
     found = path.read_bytes()
