@@ -1,8 +1,9 @@
 """Everything about kernels that can be counted, the same on any machine.
 
 On replay, per call: launches, bytes, accesses, instructions, barriers. Of kernels in C++, per call:
-instructions (`stepping`). Of the machine code for one GPU: registers, spills, instructions of the main loop, widths of accesses. On the host: bytecodes,
-operators, reads, fresh memory (`host_counts`). Kernels of users are counted as ours are.
+instructions (`stepping`). Of the machine code for one GPU: registers, spills, instructions of the
+main loop, widths of accesses. On the host: bytecodes, operators, reads, fresh memory
+(`host_counts`). Kernels of users are counted as ours are.
 """
 
 from __future__ import annotations

@@ -92,12 +92,12 @@ def library() -> ctypes.PyDLL:
 
 def libraries() -> Iterator[tuple[int, int]]:
     """Executable memory of libraries that are neither Python's nor the system's nor the counter."""
-    foreign = (sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1]))
+    prefixes = (sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1]))
+    foreign = (*(f"{folder}/" for folder in prefixes), "/usr/", "/lib")
     for line in MAPS.read_text().splitlines():
         words = line.split(maxsplit=5)
         path = words[5] if len(words) == 6 else ""
-        if "x" not in words[1] or not path.startswith("/") or Path(path).name.startswith("stepping-"):
-            continue
-        if not path.startswith((*(f"{folder}/" for folder in foreign), "/usr/", "/lib")):
+        own = path.startswith("/") and not path.startswith(foreign)
+        if own and "x" in words[1] and not Path(path).name.startswith("stepping-"):
             begin, end = words[0].split("-")
             yield int(begin, 16), int(end, 16)

@@ -21,14 +21,15 @@ CODE = (
     '#include <atomic>\n#include <vector>\nextern "C" void add('
     "float* __restrict sums, const float* __restrict grads, long n) {\n  BODY\n}\n"
 )
-KERNEL = '''
+KERNEL = """
 import ctypes, subprocess
 from pathlib import Path
 
 from twinstep.parity import register
 
 HERE = Path(__file__).parent
-subprocess.run(["g++", "-O3", "-shared", "-fPIC", str(HERE / "add.cpp"), "-o", str(HERE / "add.so")], check=True)
+files = [str(HERE / "add.cpp"), "-o", str(HERE / "add.so")]
+subprocess.run(["g++", "-O3", "-shared", "-fPIC", *files], check=True)
 library = ctypes.CDLL(str(HERE / "add.so"))
 library.add.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
 
@@ -37,7 +38,7 @@ library.add.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]
 def added(accumulators, grads):
     for total, grad in zip(accumulators, grads, strict=True):
         library.add(total.data_ptr(), grad.data_ptr(), total.numel())
-'''
+"""
 PLANTED = {
     "an extra pass": "float most = 0; for (long i = 0; i < n; ++i) most += grads[i] * grads[i];\n"
     "  if (most < 0) return;\n  " + ADD,
