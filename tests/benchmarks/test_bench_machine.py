@@ -41,7 +41,7 @@ def test_a_build_that_was_cut_off_is_not_waited_for(
     lock = tmp_path / "deepspeed" / builds.NAME / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
-    loaded = []
+    loaded: list[bool] = []
 
     class Builder:
         """DeepSpeed's, which waits while there is a lock."""

@@ -11,7 +11,7 @@ import pytest
 
 from twinstep.benchmarks.regressions import counts, stepping
 from twinstep.benchmarks.regressions.counts import Counted
-from twinstep.benchmarks.regressions.growth import growths
+from twinstep.benchmarks.regressions.growth import Growth, growths
 from twinstep.parity.runner.load_file import load_file
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="kernels in C++ need g++")
@@ -60,6 +60,11 @@ def counted(folder: Path, body: str) -> dict[str, Counted]:
     return found
 
 
+def grown(before: dict[str, Counted], after: dict[str, Counted]) -> list[Growth]:
+    """Costs that grew."""
+    return growths({k: vars(v) for k, v in before.items()}, {k: vars(v) for k, v in after.items()})
+
+
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
     """Counts of the kernel as it was."""
@@ -71,14 +76,14 @@ def test_a_slowdown_planted_in_cpp_is_named(
     planted: str, before: dict[str, Counted], tmp_path: Path
 ) -> None:
     after = counted(tmp_path, PLANTED[planted])
-    found = growths(*({k: vars(v) for k, v in side.items()} for side in (before, after)))
+    found = grown(before, after)
     sentence = r"^added fp32 flat: machine instructions executed grew from [\d,]+ to [\d,]+ \(\+"
     assert any(re.search(sentence, str(one)) for one in found), (list(map(str, found)), after)
 
 
 def test_the_same_kernel_again_grows_nothing(before: dict[str, Counted], tmp_path: Path) -> None:
     after = counted(tmp_path, ADD)
-    assert growths(*({k: vars(v) for k, v in side.items()} for side in (before, after))) == []
+    assert grown(before, after) == []
 
 
 def test_the_count_is_that_of_the_loop(before: dict[str, Counted]) -> None:
