@@ -6,12 +6,11 @@ import contextlib
 import fcntl
 import os
 from functools import cache
-from typing import Any
 
 import torch
 from torch.nn import Parameter
 
-from twinstep.benchmarks.beside.peers import Absent, version_of
+from twinstep.benchmarks.beside.peers import Absent, Stepping, version_of
 from twinstep.fast.runtime import native
 from twinstep.fast.runtime.cache_folder import cache_folder
 from twinstep.parity.proof.peers.installed import deepspeed, quiet, without_compiler
@@ -31,7 +30,7 @@ def prepare() -> None:
         build()
 
 
-def cpu_adam(params: list[Parameter], **given: Any) -> Any:
+def cpu_adam(params: list[Parameter], **given: object) -> Stepping:
     """DeepSpeed's C++ Adam over some parameters.
 
     Raises:
@@ -41,7 +40,8 @@ def cpu_adam(params: list[Parameter], **given: Any) -> Any:
     if lacking:
         raise Absent(lacking)
     build()
-    return deepspeed("deepspeed.ops.adam").DeepSpeedCPUAdam(params, **given)
+    found: Stepping = deepspeed("deepspeed.ops.adam").DeepSpeedCPUAdam(params, **given)
+    return found
 
 
 @cache

@@ -72,7 +72,7 @@ def instructions(call: Callable[[], object]) -> int:
 
 @cache
 def library() -> ctypes.PyDLL:
-    """What counts, built at first use; Python keeps its lock, so no other thread runs.
+    """The counter, built at first use; Python keeps its lock, so no other thread runs.
 
     Raises:
         RuntimeError: see `of_kernel`.

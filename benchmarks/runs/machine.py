@@ -1,4 +1,4 @@
-"""What a run may have of the machine: memory that is free, and processor time that others took."""
+"""Resources of the machine: memory that is free, and processor time that others took."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def versions(document: Document) -> str:
 
 
 def quietness(document: Document) -> str:
-    """How busy the machine was: before, and with the work of others during the run."""
+    """Load of the machine: before, and by the work of others during the run."""
     others = document.get("others")
     during = "" if others is None else f"; others took {others:.1%} of all cores meanwhile"
     return f"load before it began {document['load']}{during}"
