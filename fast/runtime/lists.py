@@ -105,7 +105,7 @@ def facts_of(tensors: Sequence[Tensor]) -> Facts:
 
 
 def address_at(tensors: Sequence[Tensor], slot: int) -> int:
-    """Where one tensor of a list lies."""
+    """Address of one tensor of a list."""
     if isinstance(tensors, MovingTensors):
         return tensors.addresses[slot]
     return tensors[slot].data_ptr()
