@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import cast
 
 from twinstep.benchmarks.gpu_check import PREDICTED
+from twinstep.benchmarks.part import Figures
 from twinstep.parity.proof.gates.compile import model
 from twinstep.parity.proof.gates.compile.ceilings import load
 
@@ -47,12 +48,13 @@ def fractions() -> dict[str, float]:
     return found
 
 
-def renewed(document: dict[str, Any]) -> dict[str, Any]:
+def renewed(document: Figures) -> Figures:
     """The file of predictions with those of the model as they should be."""
-    for part in document["parts"]:
+    for part in cast("list[Figures]", document["parts"]):
         if part["name"] == "timing":
+            predicted = cast("dict[str, dict[str, dict[str, float]]]", part["predicted"])
             for name, fraction in fractions().items():
-                part["predicted"]["figures"][name]["of_the_copy_rate"] = fraction
+                predicted["figures"][name]["of_the_copy_rate"] = fraction
     return document
 
 

@@ -46,7 +46,8 @@ def exact(x: Tensor) -> int:
 def total(limbs: list[int]) -> int:
     """Sum in limbs, in the same units."""
     whole = sum(limbs[j] << 32 * j for j in range(LIMBS.value))
-    units, rest = divmod(whole, 1 << int(32 * ORIGIN.value - 298))
+    unit: int = 1 << 32 * ORIGIN.value - 298
+    units, rest = divmod(whole, unit)
     assert rest == 0
     return units
 
