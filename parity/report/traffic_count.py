@@ -186,7 +186,10 @@ def large_call(operation: Operation, dtype: str, layout: str, parameters: int) -
         small = list(case.lists[argument.name])
         if argument.role is not Role.STEPS:
             wanted = (parameters,) if argument.single else sizes
-            small = [folded_tensor(_tile(small[0], numel), numel) for numel in wanted if small]
+            small = [
+                folded_tensor(_tile(small[0].to(tensor.dtype), numel), numel)
+                for tensor, numel in zip(small, wanted, strict=bool(small))
+            ]
         lists[argument.name] = small
     return Call(case, lists)
 
