@@ -43,8 +43,7 @@ CPU = torch.device("cpu")
 
 
 # Of those after ZeroOptimizer that replant no others' bug, and by hand, one in four but when LONG.
-OF_ZERO = [row for row in WRONG_CLASSES if row.reference == "ZeroOptimizer" and not row.bugs]
-FEWER = [*OF_ZERO, *WRONG_BY_HAND]
+FEWER = [r for r in WRONG_CLASSES if r.reference == "ZeroOptimizer" and not r.bugs] + WRONG_BY_HAND
 SOME = [row for row in WRONG_CLASSES if LONG or row not in FEWER or FEWER.index(row) % 4 == 0]
 
 
