@@ -1,19 +1,26 @@
-"""Overflow: one definition of a non-finite gradient, and unscaling.
+"""Overflow: gradients with which no step is taken, and unscaling.
 
     found_inf = 1 if any stored element is inf or NaN, else 0
     g = g / scale, as one multiplication by inv_scale
+
+`past_squares` is a second ground to skip, of the FP16, unfused and BF16 optimizers.
 
 Source: Micikevicius et al. (2018), section 3.2: a step with overflow is skipped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from twinstep.reference.arithmetic import fp32
+
+# Its square is past the largest fp32 number: second moments would stay infinite for good.
+LARGEST_NORM = 2.0**64
+BOUNDED = (1.0, 2.0, math.inf)
 
 
 def any_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
@@ -35,6 +42,16 @@ def worst_of(tensors: Sequence[Tensor]) -> Tensor:
     """Return 0.0 if every stored element is finite, 2.0 if one is NaN, else 1.0; fp32, shape ()."""
     nan = any(bool(torch.isnan(tensor).any()) for tensor in tensors)
     return torch.full((), 2.0) if nan else any_nonfinite(tensors)
+
+
+def past_squares(norm: float, norm_type: float) -> bool:
+    """True if squares of gradients with this norm may leave fp32, or the norm is not finite.
+
+    Args:
+        norm: of the gradients as stored.
+        norm_type: of it; others than 1, 2 and infinity bound no square, and are let through.
+    """
+    return not norm < LARGEST_NORM and norm_type in BOUNDED
 
 
 def unscale(grads: Sequence[Tensor], *, inv_scale: Tensor) -> list[Tensor]:

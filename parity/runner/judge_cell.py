@@ -22,7 +22,6 @@ from twinstep.parity.cases.covering import (
     enlarged,
 )
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.causes.evidence import Cause, Evidence
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
@@ -36,6 +35,7 @@ from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Caller
+from twinstep.parity.runner.causes.evidence import Cause, Evidence
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.rerun import rerun

@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinstep.parity.causes.evidence import Cause, Evidence, More
-from twinstep.parity.causes.known import known_cause
-from twinstep.parity.causes.marks import index_cause
 from twinstep.parity.laws.finding import Finding
+from twinstep.parity.runner.causes.evidence import Cause, Evidence, More
+from twinstep.parity.runner.causes.known import known_cause
+from twinstep.parity.runner.causes.marks import index_cause
 
 PLACE = re.compile(r"[^\s\[]+\.py:\d+")
 OF_VALUES = ("value", "formula", "dependence")

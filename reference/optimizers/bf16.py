@@ -33,7 +33,6 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import check_numbers
 from twinstep.contract.moe import check_has_experts, expert_of_group, is_moe_param
 from twinstep.contract.moments import StateDict
-from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_accumulation_dtype, check_bucket
 from twinstep.contract.tensors import check_dense_gradients, drop_gradients
@@ -51,6 +50,7 @@ from twinstep.reference.optimizers.partitioned_groups import (
     immediate_hooks,
     partitioned_group,
 )
+from twinstep.reference.unscale import past_squares
 
 
 class BF16Optimizer(Accumulated):

@@ -26,7 +26,6 @@ from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import StateDict
-from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import drop_gradients
@@ -42,6 +41,7 @@ from twinstep.reference.optimizers.flat_groups import (
 )
 from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.reference.unscale import past_squares
 
 STEP_TIMERS = [
     "compute_norm",

@@ -30,7 +30,6 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moe import is_moe_param
 from twinstep.contract.moments import StateDict
-from twinstep.contract.overflow import past_squares
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_param, drop_gradients
@@ -40,6 +39,7 @@ from twinstep.reference.clip import combined_scale
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.optimizers.scaled_wrapper import ScaledWrapper, unscaled
 from twinstep.reference.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
+from twinstep.reference.unscale import past_squares
 
 
 class FP16UnfusedOptimizer(ScaledWrapper):

@@ -11,14 +11,14 @@ import torch
 
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.causes.evidence import Evidence
-from twinstep.parity.causes.known import known_cause
-from twinstep.parity.causes.marks import index_cause
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus.corpus import corpus
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.records.ledger import Status
+from twinstep.parity.runner.causes.evidence import Evidence
+from twinstep.parity.runner.causes.known import known_cause
+from twinstep.parity.runner.causes.marks import index_cause
 from twinstep.parity.runner.judge_cell import Effort
 
 QUICK = Effort(examples=12, shrink_seconds=0.01, repros=None)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.causes.evidence import Cause, Evidence, Masks, Place
 from twinstep.parity.expected.outputs import accepted_outputs, truths
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.operations.operation import Operation, Role
+from twinstep.parity.runner.causes.evidence import Cause, Evidence, Masks, Place
 
 OUTSIDE = re.compile(r"of (\d+) bytes at .* byte offset (-?\d+) of \w+ \((\d+) bytes\)")
 NARROW = (torch.float16, torch.bfloat16)

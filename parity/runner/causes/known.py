@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from twinstep.parity.causes.arguments import argument_causes
-from twinstep.parity.causes.evidence import Cause, Evidence, More, cause_of
-from twinstep.parity.causes.formulas import formula_causes
-from twinstep.parity.causes.marks import mark_causes, repeat_causes
+from twinstep.parity.runner.causes.arguments import argument_causes
+from twinstep.parity.runner.causes.evidence import Cause, Evidence, More, cause_of
+from twinstep.parity.runner.causes.formulas import formula_causes
+from twinstep.parity.runner.causes.marks import mark_causes, repeat_causes
 
 
 def known_cause(evidence: Evidence, more: More) -> Cause | None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.causes.evidence import Cause, Evidence, Masks, Reference
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner.causes.evidence import Cause, Evidence, Masks, Reference
 from twinstep.reference.adam import AdamScalars, adam_scalars
 from twinstep.reference.arithmetic import bias_correction_of, fp32, power, sqrt_rn
 from twinstep.reference.lamb import lamb_scalars, lamb_update

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.causes.evidence import Cause, Evidence, Masks
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner.causes.evidence import Cause, Evidence, Masks
 
 CUSTOMARY = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.9}
 NEUTRAL = {"found_inf": 0.0, "factor": 1.0, "inv_scale": 1.0, "weight_decay": 0.0, "dampening": 0.0}
