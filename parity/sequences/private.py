@@ -24,7 +24,11 @@ PRIVATE = {
     ),
     "FP16Optimizer": SCALED,
     "FP16UnfusedOptimizer": SCALED,
-    "ZeroOptimizer": (*SCALED, "_buckets", "_hooks", "_offload", "_reduced", "_taken"),
+    # A step that is refused on one rank leaves each side a norm of its own.
+    "ZeroOptimizer": (
+        *SCALED,
+        *("_buckets", "_hooks", "_offload", "_reduced", "_taken", "_global_grad_norm"),
+    ),
     "DynamicLossScale": SCALERS,
     "StaticLossScale": SCALERS,
 }
