@@ -25,6 +25,8 @@ class Options:
 
     Attributes:
         check_races: Report two threads that touch the same bytes, one writing, without order.
+        shake_sums: With `check_races`, move floating sums of atomics whose bits another order of
+            threads would change by a few units of their last place (see `checks.sums`).
         check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
             `shadow64.lift.lifting`).
         unwritten: Bytes that were never written; reading one is an error, or noted there.
@@ -45,6 +47,7 @@ class Options:
     """
 
     check_races: bool = False
+    shake_sums: bool = False
     check_arithmetic: bool = False
     unwritten: Unwritten | None = None
     garbage: int = 0xCD
@@ -77,6 +80,7 @@ TUNING: ContextVar[bool] = ContextVar("replay tuning", default=False)
 def options(
     *,
     check_races: bool = False,
+    shake_sums: bool = False,
     check_arithmetic: bool = False,
     uninitialised: Iterable[torch.Tensor] | Unwritten | None = None,
     garbage: int = 0xCD,
@@ -95,6 +99,7 @@ def options(
 
     Args:
         check_races: See `Options`.
+        shake_sums: See `Options`.
         check_arithmetic: See `Options`.
         uninitialised: Tensors of which no byte has been written yet: reading a byte before a
             launch inside this context has written it is an error, in shared memory too (which an
@@ -120,6 +125,7 @@ def options(
     token = OPTIONS.set(
         Options(
             check_races=check_races,
+            shake_sums=shake_sums,
             check_arithmetic=check_arithmetic,
             unwritten=unwritten,
             garbage=garbage,

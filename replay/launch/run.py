@@ -211,7 +211,15 @@ def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
     fenced, word = _fenced(program), _word(program)
-    return History(settings.check_races, settings.unwritten, fenced, word, program.kernel)
+    return History(
+        settings.check_races,
+        settings.unwritten,
+        fenced,
+        word,
+        program.kernel,
+        settings.shake_sums,
+        program.waits_for_blocks,
+    )
 
 
 @cache

@@ -86,6 +86,7 @@ def _on_replay(
         allow(**memory.named()),
         options(
             check_races=check_races,
+            shake_sums=check_races,
             only_ends=only_ends,
             and_middle=and_middle,
             order={"backwards": "backwards", "permuted": "permuted"}.get(schedule, "natural"),
