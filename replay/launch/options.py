@@ -40,6 +40,8 @@ class Options:
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of every axis of the grid, or None for all.
         and_middle: Run as many on either side of the middle of every axis, too.
+        and_parts: Run those parts of a row of blocks, too: where each starts and stops, from 0 to
+            1. Grids of more than one axis run none of them.
         max_steps: Steps that a batch may make.
         patience: Seconds of processor time that a batch may take without getting on: without
             finishing a thread or touching other memory (see `machine.watchdog`).
@@ -58,6 +60,7 @@ class Options:
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
     and_middle: bool = False
+    and_parts: tuple[tuple[float, float], ...] = ()
     max_steps: float = math.inf
     patience: float = PATIENCE
     after_batch: Callable[[], None] | None = None
@@ -91,6 +94,7 @@ def options(
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
     and_middle: bool = False,
+    and_parts: tuple[tuple[float, float], ...] = (),
     max_steps: float = math.inf,
     patience: float = PATIENCE,
     after_batch: Callable[[], None] | None = None,
@@ -112,6 +116,7 @@ def options(
         only_blocks: See `Options`.
         only_ends: See `Options`.
         and_middle: See `Options`.
+        and_parts: See `Options`.
         max_steps: See `Options`.
         patience: See `Options`.
         after_batch: See `Options`.
@@ -136,6 +141,7 @@ def options(
             only_blocks=chosen,
             only_ends=only_ends,
             and_middle=and_middle,
+            and_parts=and_parts,
             max_steps=max_steps,
             patience=patience,
             after_batch=after_batch,

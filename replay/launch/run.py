@@ -259,6 +259,8 @@ def _batches(request: Request) -> Iterator[Array]:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
     elif settings.only_ends is not None:
         chosen = _near_ends(grid, settings.only_ends, settings.and_middle)
+        if grid[1] == grid[2] == 1:
+            chosen = np.unique(np.concatenate([chosen, *_parts(count, settings)]))
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
     elif settings.order == "backwards":
@@ -288,6 +290,14 @@ def _near_ends(grid: Place, count: int, and_middle: bool) -> Array:
             lines.append(line)
     chosen = [((z[:, None, None] * grid[1] + y[:, None]) * grid[0] + x) for x, y, z in lines]
     return np.unique(np.concatenate([linear.reshape(-1) for linear in chosen]))
+
+
+def _parts(count: int, settings: Options) -> Iterator[Array]:
+    """Indices of the blocks of every part of a row, with as many beside it as run at its ends."""
+    room = settings.only_ends or 0
+    for start, stop in settings.and_parts:
+        first, last = int(start * count) - room, int(stop * count) + room
+        yield np.arange(max(0, first), min(count, last + 1))
 
 
 def _near(length: int, count: int, and_middle: bool) -> Array:

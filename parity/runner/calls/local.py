@@ -67,7 +67,7 @@ class LocalCaller:
             ended = execute_call(call, self.function, memory, self.engine, seconds, allocated)
         if new is not None:
             memory.made += new.found()
-        keeps = left_behind(memory.made) if call.guarded else {}
+        keeps = left_behind(memory) if call.guarded else {}
         changed = tuple(state.changes()) if state is not None else ()
         return Made(
             memory=memory,

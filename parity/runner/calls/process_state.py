@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.laws.plan import GRADIENTS
+from twinstep.parity.operations.operation import Role
 from twinstep.parity.registry.engines import live_subnormals
 
 Read = Callable[[], Any]
@@ -168,17 +171,30 @@ class NewTensors:
         return found
 
 
-def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
-    """Tensors alive of some that calls have made, their bytes, threads and processes."""
+def left_behind(memory: GuardedMemory) -> dict[str, int]:
+    """Tensors alive of those that calls in this memory have made, their bytes, threads and
+    processes; and those among the tensors that lie in gradients of the last call.
+    """
+    made = memory.made
     alive = [tensor for one in made if (tensor := one()) is not None]
     storages = [x.untyped_storage() for x in alive if x.layout is torch.strided]
     sizes = {storage._cdata: storage.nbytes() for storage in storages}
     return {
         "tensors": len(alive),
         "bytes": sum(sizes.values()),
+        GRADIENTS: sum(_in_gradients(tensor, memory) for tensor in alive),
         "threads": len(threading.enumerate()),
         "processes": len(child_processes()),
     }
+
+
+def _in_gradients(tensor: Tensor, memory: GuardedMemory) -> bool:
+    """True if a tensor begins in one of the gradients that the memory holds."""
+    names = memory.case.operation.lists_of(Role.GRAD)
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    at = tensor.data_ptr() - memory.block.data_ptr()
+    return any(span.name in names and span.start <= at < span.stop for span in memory.spans)
 
 
 Function = tuple[object, object]
