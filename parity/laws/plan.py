@@ -22,10 +22,6 @@ from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.finding import Finding, element, inputs_at
 
 
-GRADIENTS = "gradients"
-"""Among what a call keeps: tensors that lie in its gradients."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One call of the kernel.
@@ -43,8 +39,7 @@ class Call:
         races: on replay, let two threads that touch the same bytes without order be an error.
         schedule: on replay, order of the blocks: `one by one`, `backwards`, `permuted`.
         garbage: content of what the kernel allocates without values, one of `GARBAGE`.
-        end: `first`, `middle`, `last`, `past 2**24` or `drawn`: where to look in tensors larger
-            than 2³¹ elements.
+        end: in tensors larger than 2³¹ elements, where to look (see `LargePlaces`).
     """
 
     case: Case
@@ -279,8 +274,7 @@ class NoHostRead:
 
 @dataclass(frozen=True, kw_only=True)
 class Leaves:
-    """Every call leaves the process as it was, the last ones leave nothing behind, and none keeps
-    the memory of its gradients: whoever drops them wants it back.
+    """Every call leaves the process as it was, and the last ones leave nothing behind.
 
     Attributes:
         settled: calls in which a cache may fill.
@@ -293,9 +287,6 @@ class Leaves:
         for call, outcome in enumerate(outcomes):
             if outcome.changed:
                 says = f"the kernel {outcome.changed[0]}"
-                return Finding(says=says, call=call, kind="process state")
-            if kept := outcome.keeps.get(GRADIENTS):
-                says = f"the kernel keeps the memory of {kept} gradients after the call"
                 return Finding(says=says, call=call, kind="process state")
         last = [outcome.keeps for outcome in outcomes[self.settled - 1 :]]
         for name in last[0] if last else ():

@@ -1,4 +1,4 @@
-"""Sums whose bits depend on the order of threads: shaken, so that a result shows what depends on them.
+"""Sums whose bits depend on the order of threads are shaken, so that what depends on them shows.
 
 Any order of floating atomic adds is one of a device's. A sum that rounds, of three terms or more,
 comes out otherwise in another order, but seldom in those that a few runs happen to try. So it is
@@ -36,10 +36,12 @@ def _rounds(one: Array, other: Array, total: Array) -> Array:
 
 
 class Sums:
-    """The terms that words of one memory have been given in one launch."""
+    """The terms that words of memory have been given in one launch, by address."""
 
     def __init__(self) -> None:
         self.terms: dict[int, int] = {}
+        self.mixed: set[int] = set()
+        """Words whose terms may have come in another order."""
 
     def shake(
         self, kind: str, words: Array, index: Array, turns: tuple[Array, Array, Array], loose: Array
@@ -54,13 +56,17 @@ class Sums:
             loose: Whether each has no order with the one before at its word.
         """
         found, term, left = (_values(kind, bits) for bits in turns)
-        rounds = _rounds(found, term, left) & loose
+        rounds = _rounds(found, term, left)
+        base = words.__array_interface__["data"][0]
+        address = (base + index * words.itemsize).tolist()
         moved = set()
-        for turn, place in enumerate(index.tolist()):
+        for turn, place in enumerate(address):
             terms = self.terms.get(place, int(found[turn] != 0)) + int(term[turn] != 0)
             self.terms[place] = terms
-            if rounds[turn] and terms >= _TERMS:
-                moved.add(place)
+            if loose[turn]:
+                self.mixed.add(place)
+            if rounds[turn] and terms >= _TERMS and place in self.mixed:
+                moved.add(int(index[turn]))
         if moved:
             chosen = np.fromiter(moved, np.int64)
             near = words[chosen] + words.dtype.type(UNITS[words.itemsize])

@@ -101,7 +101,7 @@ class LargeTensors:
         return after
 
     def _grown(self, tensors: Sequence[Tensor], engine: Engine) -> list[Tensor]:
-        """Copies of the tensors; the last one is large, and holds its old elements in each place."""
+        """Copies of the tensors; the last one is large, with its old elements in each place."""
         zeros, device = (_on_gpu, "cuda") if engine.name == "cuda" else (_virtual, "cpu")
         copies = [tensor.to(device, copy=True) for tensor in tensors]
         if not copies or is_counter(copies[-1]) or not copies[-1].numel():

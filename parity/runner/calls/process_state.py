@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.plan import GRADIENTS
 from twinstep.parity.operations.operation import Role
 from twinstep.parity.registry.engines import live_subnormals
 
@@ -171,21 +170,25 @@ class NewTensors:
         return found
 
 
-def left_behind(memory: GuardedMemory) -> dict[str, int]:
-    """Tensors alive of those that calls in this memory have made, their bytes, threads and
-    processes; and those among the tensors that lie in gradients of the last call.
-    """
-    made = memory.made
+def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
+    """Tensors alive of some that calls have made, their bytes, threads and processes."""
     alive = [tensor for one in made if (tensor := one()) is not None]
     storages = [x.untyped_storage() for x in alive if x.layout is torch.strided]
     sizes = {storage._cdata: storage.nbytes() for storage in storages}
     return {
         "tensors": len(alive),
         "bytes": sum(sizes.values()),
-        GRADIENTS: sum(_in_gradients(tensor, memory) for tensor in alive),
         "threads": len(threading.enumerate()),
         "processes": len(child_processes()),
     }
+
+
+def kept_gradients(memory: GuardedMemory) -> Iterator[str]:
+    """A sentence if tensors are alive that lie in the gradients of a call that has returned."""
+    alive = [tensor for one in memory.made if (tensor := one()) is not None]
+    kept = sum(_in_gradients(tensor, memory) for tensor in alive)
+    if kept:
+        yield f"keeps the memory of {kept} gradients, which whoever drops them wants back"
 
 
 def _in_gradients(tensor: Tensor, memory: GuardedMemory) -> bool:
