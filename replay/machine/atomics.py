@@ -186,7 +186,10 @@ class AtomicSite:
             found, term = old[k].view(self.dtype), data[k].view(self.dtype)
             left = np.asarray(self.updates[space](found, term), self.dtype)
             for half in range(many):
-                turns = tuple(v.view(unit)[half::many] for v in (found, term, left))
+                old_bits, term_bits, left_bits = (
+                    v.view(unit)[half::many] for v in (found, term, left)
+                )
+                turns = (old_bits, term_bits, left_bits)
                 place = (index + k) * many + half
                 checks.summed(self.sums, words.view(unit), place, turns, part)
 

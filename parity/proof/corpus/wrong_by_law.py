@@ -234,7 +234,7 @@ def every_gradient_kept(call: AdamCall) -> None:
     GRADIENTS.extend(grad.clone() for grad in call.grads)
 
 
-@adamw(component="process", law="process_state")
+@adamw(component="process", law="process_state", alone=False)
 def last_gradients_kept(call: AdamCall) -> None:
     """The gradients of the last call stay in a list, and `zero_grad` gives no memory back."""
     step(call)
