@@ -286,10 +286,9 @@ class BatchChecks:
 
     def _near(self, earlier: Array, now: Array) -> tuple[Array, Array]:
         """Flags of the events that are of one block, and of warps of one number."""
-        threads = self.batch.threads
-        same_block = earlier[:, 0] // threads == now[:, 0] // threads
-        warps = (earlier[:, 0] % threads // 32) == (now[:, 0] % threads // 32)
-        return same_block, warps
+        block, thread = np.divmod(earlier[:, 0], self.batch.threads)
+        own_block, own_thread = np.divmod(now[:, 0], self.batch.threads)
+        return block == own_block, thread // 32 == own_thread // 32
 
     def _loose(self, access: Access, trace: Trace, threads: int) -> Array:
         """Flags of the threads that may come before the last one at their word as well as after it.
@@ -306,9 +305,9 @@ class BatchChecks:
         loose = np.zeros(threads, np.bool_)
         for index in np.flatnonzero((earlier[:, 0] != NOBODY) & ~ordered):
             if not loose[access.lane[index]]:
-                one, two = earlier[index], now[index]
                 fixed = same_block[index] or self.memory.waits
-                loose[access.lane[index]] = not (fixed and self._ordered(one, two))
+                in_turn = fixed and self._ordered(earlier[index], now[index])
+                loose[access.lane[index]] = not in_turn
         return loose
 
     def _used(self, thread: int, read: int, load: Instruction) -> bool:

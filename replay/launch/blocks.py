@@ -1,4 +1,4 @@
-"""Which blocks of a large grid run, where not all of them do."""
+"""Blocks of a large grid that run, where not all of them do."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class LargePlaces:
         return tuple((s / self.numel, (s + ROWS + BEFORE) / self.numel) for s in starts)
 
     def pieces(self, flat: Tensor, which: str, count: int) -> Tensor:
-        """What a place holds: a view of a row for each time that the small tensor is there."""
+        """Content of a place: a view with a row for each time that the small tensor is there."""
         times = ROWS // count if which in REPEATED else 1
         return flat.narrow(0, self.start(which, count), times * count).view(times, count)
 
