@@ -114,7 +114,7 @@ def run_command(options: argparse.Namespace) -> int:
     from twinstep.benchmarks.runs.history import exported, record
     from twinstep.benchmarks.runs.picture import draw_run
     from twinstep.benchmarks.runs.results import chosen_groups, controls, run
-    from twinstep.benchmarks.runs.tables import bracketed, run_table, versions
+    from twinstep.benchmarks.runs.tables import bracketed, quietness, run_table, versions
 
     kernels, classes = registered(options.file), not options.file
     table, once, left_out = chosen_groups(kernels, options.op, options.curves, classes)
@@ -129,7 +129,7 @@ def run_command(options: argparse.Namespace) -> int:
     worst = controls(document["groups"])[0]
     screen.print(
         f"A/A: ours beside itself is furthest from 1 in {worst[0]}: {bracketed(worst[1])}\n"
-        f"{versions(document)}; load before it began {document['load']}",
+        f"{versions(document)}; {quietness(document)}",
         highlight=False,
     )
     for sentence in (*left_out, *document["cut"], *document["problems"], *document["errors"]):

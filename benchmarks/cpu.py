@@ -6,9 +6,9 @@
               AdamW, which writes none; with fp32 gradients like torch's, and with bf16 ones
     offload   a whole step against DeepSpeed's sequence: see `benchmarks.offload`
     norm      norm and overflow, as shares of the rate at which the same bytes are only read
-    train     steps of `scenarios train --side fast` in fp16 against autocast, GradScaler and fused
-              AdamW on the same model: the optimizer's part, and whole steps; and whether the curve
-              of the reference is the same to the last bit
+    train     steps of `scenarios train --side fast` against autocast, clipping and fused AdamW on
+              the same model, in fp16 with GradScaler and in bf16 without: the optimizer's part, and
+              whole steps; and whether the curve of the reference is the same to the last bit
 
 Ratios are of neighbouring rounds, with their quartiles; more than 1 is in our favour.
 """
@@ -22,6 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,11 @@ from twinstep.fast.runtime.native import NUMBERS, call, instruction_set
 from twinstep.scenarios import trace, train
 from twinstep.scenarios.model import Shape
 from twinstep.scenarios.optimizers import Wrapper
-from twinstep.scenarios.plan import STATIC_SCALE, Plan
+from twinstep.scenarios.plan import DTYPES, STATIC_SCALE, Plan
 from twinstep.scenarios.trainers import ClassTrainer, Trainer
 
 NUMEL = 192 * 2**20
 SHAPE = Shape(width=384, layers=6)
-CURVE = Plan(optimizer="adam", rule="static", steps=3, held_out=1, shape=SHAPE)
 
 
 def turns(rounds: int, *calls: Callable[[], object]) -> list[list[float]]:
@@ -137,7 +137,7 @@ class Timed:
 
 
 class TorchTrainer(Trainer):
-    """The same run in torch alone: fp32 weights, autocast, GradScaler, fused AdamW."""
+    """The same run in torch alone: fp32 weights, autocast, fused AdamW; in fp16 GradScaler."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -145,7 +145,8 @@ class TorchTrainer(Trainer):
         given: dict[str, Any] = {"lr": plan.lr, "eps": plan.eps, "weight_decay": plan.weight_decay}
         betas = (plan.beta1, plan.beta2)
         self.optimizer = torch.optim.AdamW(self._weights, betas=betas, fused=True, **given)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=STATIC_SCALE)
+        scales = plan.dtype == "fp16"
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=STATIC_SCALE, enabled=scales)
         self.seconds = self.norm = 0.0
 
     @property
@@ -172,7 +173,7 @@ class TorchTrainer(Trainer):
         last = 0.0
         self.optimizer.zero_grad()
         for windows in self.micro_batches():
-            with torch.autocast("cpu", torch.float16):
+            with torch.autocast("cpu", DTYPES[self.plan.dtype]):
                 loss = self.loss(self._weights, windows)
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             last = float(loss.detach())
@@ -186,9 +187,10 @@ class TorchTrainer(Trainer):
         return last
 
 
-def training(rounds: int) -> Figures:
+def training(dtype: str, rounds: int) -> Figures:
     """Steps of both, and the curves of both of our sides."""
-    plan = Plan(optimizer="adam", rule="static", steps=rounds + WARM_UP, shape=SHAPE)
+    curve = Plan(optimizer="adam", dtype=dtype, rule="static", steps=3, held_out=1, shape=SHAPE)
+    plan = replace(curve, steps=rounds + WARM_UP)
     ours, theirs = ClassTrainer(plan, "fast", torch.device("cpu")), TorchTrainer(plan)
     timed = Timed(ours.wrapper)
     ours.wrapper = timed  # type: ignore[assignment]
@@ -203,7 +205,7 @@ def training(rounds: int) -> Figures:
         parts[1].append(theirs.seconds)
 
     whole = turns(rounds, ours_learns, theirs_learns)
-    fast, reference = train.run("fast", CURVE), train.run("reference", CURVE)
+    fast, reference = train.run("fast", curve), train.run("reference", curve)
     return {
         "parameters": sum(weight.numel() for weight in theirs.weights),
         "optimizer": compare(*(part[WARM_UP:] for part in parts)),
@@ -218,7 +220,7 @@ PARTS: dict[str, Callable[[int, int], Figures]] = {
     "update": update,
     "offload": offload.run,
     "norm": norm,
-    "train": lambda _, rounds: training(rounds),
+    "train": lambda _, rounds: {name: training(name, rounds) for name in ("fp16", "bf16")},
 }
 
 

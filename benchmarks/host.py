@@ -4,8 +4,9 @@
 
 Tensors lie on the CPU, hold 16 elements each, and kernels are launched by a driver that does
 nothing: what is left is what the host does before a GPU could begin. Gradients are new tensors
-at every step. Classes take turns, round by round, so that a busy machine slows all of them alike;
-the quickest round counts, in time of this thread. torch's AdamW has no launches to leave out on
+at every step. Classes take turns in an order drawn anew for each round, so that a busy machine, and
+what the one before has left in the caches, slows all of them alike; the quickest round counts, in
+time of this thread. torch's AdamW has no launches to leave out on
 the CPU: its arithmetic on 16 elements is in its figures.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -139,13 +141,15 @@ def measure(count: int, rounds: int = ROUNDS) -> dict[str, float]:
     """Fewest microseconds of a step of each class, for this many tensors, turn by turn."""
     subjects = {name: Subject(name, count) for name in CASES}
     times: dict[str, list[float]] = {name: [] for name in subjects}
+    order, draw = list(subjects), random.Random(count)
     gc.collect()
     gc.disable()
     try:
         for _ in range(rounds + 3):
-            for name, subject in subjects.items():
-                subject.prepare()
-                times[name].append(subject.step())
+            draw.shuffle(order)
+            for name in order:
+                subjects[name].prepare()
+                times[name].append(subjects[name].step())
     finally:
         gc.enable()
     return {name: min(each[3:]) for name, each in times.items()}

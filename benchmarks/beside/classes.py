@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import Parameter
 
 from twinstep.benchmarks import steps
+from twinstep.benchmarks.beside.builds import cpu_adam
 from twinstep.benchmarks.beside.peers import Absent, version_of
 from twinstep.benchmarks.beside.subject import Shape, Subject
 from twinstep.benchmarks.steps import BRAIN, FULL, HALF, HYPER, Make, Step
@@ -162,8 +163,7 @@ def deepspeed(module: str, where: torch.device) -> ModuleType:
 
 def deepspeed_cpu_adam(params: list[Parameter]) -> Step:
     """DeepSpeed's C++ AdamW, which it compiles on first use."""
-    cls: Any = deepspeed("deepspeed.ops.adam", params[0].device).DeepSpeedCPUAdam
-    step: Step = cls(params, **HYPER, adamw_mode=True).step
+    step: Step = cpu_adam(params, **HYPER, adamw_mode=True).step
     return step
 
 

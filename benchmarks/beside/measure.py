@@ -1,7 +1,8 @@
 """Times of a group's rows in this process, turn by turn, as figures for a file.
 
 Rounds go on until the ratio of every row to the first is known well, or the group's time is spent.
-A round that has begun is finished, and there are never fewer than `LEAST`.
+A round that has begun is finished, and there are never fewer than `LEAST`, or one less where
+rounds are long.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Answer = dict[str, Any]
 Cells = tuple[str, str, int, int]
 SECONDS = 1.5  # of a group, after which no further round begins
 LEAST, SURE = 3, 6  # rounds: of any group, and of one whose ratios may be called known
+LONG = 6.0  # seconds of a group, after which two rounds are enough
 KNOWN = 0.02  # half the width of an interval, relative
 
 
@@ -52,6 +54,7 @@ def measured(kernels: Sequence[Kernel], group: Cells, rounds: int) -> Answer:
             {"name": name, "family": family, "version": version, "seconds": taken}
             for (name, family, version), taken in times.items()
         ],
+        "threads": {row.name: row.subject.threads for row in ready if row.subject is not None},
         "absent": {row.name: row.absent for row in found if row.subject is None},
     }
 
@@ -62,7 +65,9 @@ def turns(ready: Sequence[Timed], rounds: int) -> dict[tuple[str, str, str], lis
         (row.name, row.family, row.version): [] for row in ready
     }
     begun, number = time.perf_counter(), 0
-    while number < min(LEAST, rounds) or (number < rounds and not enough(found, begun)):
+    while number < rounds and (number < LEAST or not enough(found, begun)):
+        if number == LEAST - 1 and time.perf_counter() - begun > LONG:
+            break
         places = list(range(len(ready)))
         places = places[number % len(places) :] + places[: number % len(places)]
         for place in places if number % 2 else reversed(places):

@@ -196,8 +196,8 @@ PEERS = (
         ADAM,
         partial(
             foreign_adam,
-            module="deepspeed.ops.adam",
-            name="DeepSpeedCPUAdam",
+            module="twinstep.benchmarks.beside.builds",
+            name="cpu_adam",
             decoupled="adamw_mode",
         ),
         "cpu",

@@ -14,14 +14,14 @@ import torch
 
 from twinstep.benchmarks.beside.ceilings import ceilings
 from twinstep.benchmarks.beside.peers import Absent, Peer, peers_of
-from twinstep.benchmarks.beside.subject import Shape, Subject, arguments_of
+from twinstep.benchmarks.beside.subject import ALONE, Shape, Subject, arguments_of
 from twinstep.parity.registry.engines import claimed_engines, engine_among, uses_triton
 from twinstep.parity.registry.kernels import Kernel
 
 USUAL = ("bf16", "fp32")  # dtype combinations that are timed, the first that is claimed
 MIXED = "mixed"  # a combination of tensors of several others, each of which it takes alone, too
 AGAIN = " again"  # the same kernel once more: the A/A control
-SLOW = 1.0  # seconds of a peer's call, above which it takes no turns
+SLOW = 2.0  # seconds of a peer's call, above which it takes no turns
 OURS, PEER, CEILING, PART = "ours", "peer", "ceiling", "part"
 STEP = "step"  # the operation of whole classes
 
@@ -148,7 +148,11 @@ def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
 
     Ours, the first of them again as a control, peers, ceilings; each with tensors of its own.
     """
-    return rows_of_classes(group) if group.operation == STEP else rows_of_kernels(kernels, group)
+    both = rows_of_classes(group) if group.operation == STEP else rows_of_kernels(kernels, group)
+    for row in both[0]:
+        if row.subject is not None:
+            row.subject.small = group.shape.each < ALONE
+    return both
 
 
 def rows_of_kernels(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:

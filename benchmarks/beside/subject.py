@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ MOST = 64  # calls in a turn
 WARM_UP = 5  # calls before the first turn that counts; of a slow one two
 SLOW = 0.1  # seconds
 REST = 0.001  # seconds in which the threads of an earlier call fall asleep
+ALONE = 1 << 15  # elements of each tensor, below which one thread may be the best choice
 
 
 @dataclass(frozen=True, order=True)
@@ -155,6 +157,9 @@ class Subject:
         clock: of the host.
         close: ends what it holds.
         repeats: calls in a turn, chosen by `settle`.
+        small: its tensors are small, so `settle` tries one thread, too.
+        turned: turns taken.
+        threads: of torch in its calls, chosen by `settle`; 0 for as many as torch took at first.
         parts: seconds of the last call by phase, where it times them itself.
     """
 
@@ -165,25 +170,40 @@ class Subject:
     clock: Callable[[], float] = time.perf_counter
     close: Callable[[], object] = bool
     repeats: int = 1
+    small: bool = False
+    threads: int = 0
+    turned: int = 0
     parts: Callable[[], Mapping[str, float]] = dict
 
     def settle(self) -> None:
-        """Warm up, and choose how many calls make a turn long enough to time."""
-        self.repeats = 1
+        """Warm up, and choose threads and how many calls make a turn long enough to time."""
+        self.repeats, given = 1, usual_threads()
+        choices = (given, 1) if self.small and self.device.type == "cpu" else (given,)
+        taken: dict[int, float] = {}
+        for self.threads in dict.fromkeys(choices):
+            taken[self.threads] = self._warmed()
+        self.threads = min(taken, key=taken.__getitem__)
+        self.repeats = max(1, min(MOST, round(TURN / max(taken[self.threads], 1e-7))))
+
+    def _warmed(self) -> float:
+        """Seconds of a call, once it has settled."""
         taken = [self.turn()]
-        while len(taken) < WARM_UP and (len(taken) < 2 or taken[-1] < SLOW):
+        while len(taken) < WARM_UP and (self.turned < 2 or taken[-1] < SLOW):
             taken.append(self.turn())
-        seconds = max(min(taken[-2:]), 1e-7)
-        self.repeats = max(1, min(MOST, round(TURN / seconds)))
+        return min(taken[-2:])
 
     def turn(self) -> float:
         """Seconds of one call, the mean of a turn."""
         self._make_ready()
+        self.turned += 1
         return self._on_gpu() if self.device.type == "cuda" else self._on_cpu()
 
     def _make_ready(self) -> None:
+        on_cpu, threads = self.device.type == "cpu", self.threads or usual_threads()
+        if on_cpu and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         self.restore()
-        if self.device.type == "cpu":
+        if on_cpu:
             time.sleep(REST)
 
     def _on_cpu(self) -> float:
@@ -206,3 +226,9 @@ class Subject:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3 / self.repeats
+
+
+@cache
+def usual_threads() -> int:
+    """Threads that torch had in this process before any row chose its own."""
+    return torch.get_num_threads()

@@ -1,8 +1,9 @@
 """Everything about kernels that can be counted, the same on any machine.
 
-On replay, per call: launches, bytes, accesses, instructions, barriers. Of the machine code for one
-GPU: registers, spills, instructions of the main loop, widths of accesses. On the host: bytecodes,
-operators, reads, fresh memory (`host_counts`). Kernels of users are counted as ours are.
+On replay, per call: launches, bytes, accesses, instructions, barriers. Of kernels in C++, per call:
+instructions (`stepping`). Of the machine code for one GPU: registers, spills, instructions of the
+main loop, widths of accesses. On the host: bytecodes, operators, reads, fresh memory
+(`host_counts`). Kernels of users are counted as ours are.
 """
 
 from __future__ import annotations
@@ -81,12 +82,29 @@ def of_kernel(kernel: Kernel) -> Iterator[tuple[str, Counted]]:
                 yield label, Counted(kernel.place, replayed(kernel, dtype, layout))
             except Exception as error:  # whatever a compiler or a kernel raises
                 yield label, Counted(kernel.place, {}, sentence(error))
+    elif "cpu" in engines:
+        yield from stepped(kernel, dtype)
     label = f"{kernel.name} {dtype} host"
     try:
         facts = host_counts.of_kernel(kernel, dtype, on_cpu="replay" not in engines)
         yield label, Counted(kernel.place, facts)
     except Exception as error:
         yield label, Counted(kernel.place, {}, sentence(error))
+
+
+def stepped(kernel: Kernel, dtype: str) -> Iterator[tuple[str, Counted]]:
+    """Instructions of its calls in C++ of its own, where it has any."""
+    # The gate measures older checkouts with this file; they may lack what builds it.
+    from twinstep.benchmarks.regressions import stepping
+
+    for layout in kernel.layouts:
+        found = Counted(kernel.place)
+        try:
+            found.facts = stepping.of_kernel(kernel, dtype, layout)
+        except Exception as error:
+            found.missing = sentence(error)
+        if found.facts or found.missing:
+            yield f"{kernel.name} {dtype} {layout}", found
 
 
 def replayed(kernel: Kernel, dtype: str, layout: str) -> Facts:

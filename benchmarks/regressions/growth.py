@@ -11,8 +11,13 @@ from twinstep.parity.proof.gates.compile.artefacts import FLOORS
 
 Counts = Mapping[str, Mapping[str, Any]]  # label -> place, facts, missing
 FALLS = tuple(f"machine code, {name}" for name in FLOORS)
-# A line more in a launcher is no news; a line more for every tensor is.
-SLACK = {"host bytecodes": (20, 0.02), "host bytecodes per tensor": (0.5, 0.0)}
+# A line more in a launcher is no news; a line more for every tensor is. Where memory lies decides
+# over a hundred instructions of a call in C++.
+SLACK = {
+    "host bytecodes": (20, 0.02),
+    "host bytecodes per tensor": (0.5, 0.0),
+    "machine instructions executed": (200, 0.02),
+}
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,13 @@ class Side:
         chosen = [k for k in self.kernels if not operations or k.operation.name in operations]
         return chosen, not (self.file or operations)
 
+    def prepare(self) -> Answer:
+        """Build what rows need, so that no row's time has it."""
+        from twinstep.benchmarks.beside.builds import prepare
+
+        prepare()
+        return {}
+
     def beside(self, group: tuple[str, str, int, int], rounds: int) -> Answer:
         """Times of all rows of a group, turn by turn."""
         from twinstep.benchmarks.beside.measure import measured

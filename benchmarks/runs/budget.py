@@ -109,6 +109,10 @@ def spend(
             break
         with Process(Checkout("this checkout", HERE, file)) as side:
             said = partial(_told, told, number)
+            if not number:
+                said("builds")
+                side.ask("prepare")
+                spent.begun = time.perf_counter()
             one_process(side, chosen, plan, spent, plan.budget, said)
             if number == min(1, plan.processes - 1):
                 # The next process has to find time for the table again.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twinstep.benchmarks.beside.statistics import rate_at_most
 from twinstep.benchmarks.runs.results import Document, controls
-from twinstep.benchmarks.runs.tables import COLUMNS, bracketed, lines, versions
+from twinstep.benchmarks.runs.tables import COLUMNS, bracketed, lines, quietness, versions
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "bench-2-cores.json"
@@ -55,8 +55,8 @@ def _measured(document: Document, name: str) -> Iterator[str]:
     worst, control = controls(document["groups"])[0]
     yield (
         f"Measured on {made['time'][:10]} at {made['commit']}: {key['device']}, Python "
-        f"{key['python']}, torch {key['torch']}, Triton {key['triton']}; load before it began "
-        f"{document['load']}; {document['seconds']} s. Figures and curves are in `{name}`."
+        f"{key['python']}, torch {key['torch']}, Triton {key['triton']}; "
+        f"{quietness(document)}; {document['seconds']} s. Figures and curves are in `{name}`."
     )
     yield ""
     yield f"Peers: {versions(document)}. A/A furthest from 1: {bracketed(control)} in `{worst}`."

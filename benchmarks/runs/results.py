@@ -15,6 +15,7 @@ from twinstep.benchmarks.beside.statistics import Ratio, of_process, over_proces
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs.budget import Answers, Plan, effort, spend
 from twinstep.benchmarks.runs.key import key_of
+from twinstep.benchmarks.runs.machine import Others, available, needed
 from twinstep.benchmarks.stamp import stamp
 from twinstep.parity.registry.kernels import Kernel
 
@@ -22,13 +23,11 @@ Document = dict[str, Any]
 SCHEMA = 1
 SHAPES = (Shape(1, 2**24), Shape(200, 2**16), Shape(1000, 64))
 CURVES = ("adamw_step", "global_norm")
-SIZES = tuple(Shape(1, 10**power) for power in (4, 5, 6, 7, 8, 9))
+SIZES = tuple(Shape(1, 10**power) for power in range(4, 10)) + (Shape(1, 3 * 10**7),)
 TENSORS = tuple(Shape(count, 64) for count in (1, 10, 100, 10_000, 100_000))
 STEPS = (Shape(200, 2**16), Shape(1000, 64))  # of whole classes
 MANY = (Shape(21_000, 64), Shape(65_000, 64))  # one group of so many small parameters
 MANY_DTYPES = ("fp32", "fp16")
-HELD = 40  # bytes of an element in all tensors of one row, and what restores them
-ROWS = 8  # that are held at once
 BIG = 2**26  # bytes of a call from which on memory decides, not the host
 TOLERANCE = 1.05  # above it a kernel is faster than memory allows, so something is wrong
 WIDE = 1.1  # an interval whose ends are further apart is worth another process
@@ -57,16 +56,13 @@ def chosen_groups(
         once += [g for g in also if g.dtype == first[g.operation] and g not in table]
     once.sort(key=effort)  # the cheap first
     room = available() / 2
+    needs = {group: needed(kept, group) for group in (*table, *once)}
     left_out = [
-        f"{group}: needs {group.shape.numel * HELD * ROWS / 2**30:.0f} GiB, "
-        f"but {room / 2**30:.0f} GiB are free for it"
-        for group in (*table, *once)
-        if group.shape.numel * HELD * ROWS > room
+        f"{group}: needs {need / 2**30:.0f} GiB, but {room / 2**30:.0f} GiB are free for it"
+        for group, need in needs.items()
+        if need > room
     ]
-    table, once = (
-        [group for group in groups if group.shape.numel * HELD * ROWS <= room]
-        for groups in (table, once)
-    )
+    table, once = ([g for g in groups if needs[g] <= room] for groups in (table, once))
     return table, once, left_out
 
 
@@ -74,15 +70,6 @@ def groups_of_classes() -> list[Group]:
     """Whole steps; of DTensors one shape, since making a thousand takes minutes."""
     shapes = {dtype: STEPS[:1] if dtype == SHARDED else STEPS for dtype in BYTES}
     return [Group(STEP, dtype, shape) for dtype in BYTES for shape in shapes[dtype]]
-
-
-def available() -> int:
-    """Bytes of memory that are free where kernels are timed."""
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def run(
@@ -102,7 +89,7 @@ def run(
         told: is called with what is being timed.
     """
     source = str(Path(file).resolve()) if file else ""
-    begun = os.getloadavg()[0]
+    begun, others = os.getloadavg()[0], Others()
     answers = spend(table, once, source, plan, told, wide)
     found = [entry(group, given) for group, given in answers.of.items() if given]
     return {
@@ -111,6 +98,7 @@ def run(
         "key": key_of(),
         "file": Path(file).name if file else "",
         "load": round(begun, 1),
+        "others": others.share(),
         "processes": max((group["processes"] for group in found), default=0),
         "rounds": plan.rounds,
         "budget": plan.budget,
@@ -151,6 +139,7 @@ def entry(group: Group, given: Sequence[Document]) -> Document:
                 "gb_s": rounded(given[0]["bytes"] / seconds / 1e9),
                 "times_ours": interval(ratio),
                 "of_ceiling": interval(share),
+                "threads": sorted({answer["threads"].get(name, 0) for answer in given} - {0}),
             }
         )
     return {

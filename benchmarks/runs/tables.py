@@ -63,6 +63,13 @@ def versions(document: Document) -> str:
     return ", ".join(sorted(known))
 
 
+def quietness(document: Document) -> str:
+    """Load of the machine: before, and by the work of others during the run."""
+    others = document.get("others")
+    during = "" if others is None else f"; others took {others:.1%} of all cores meanwhile"
+    return f"load before it began {document['load']}{during}"
+
+
 def told(group: Document) -> list[Document]:
     """Rows of a group that mean something: of small calls no ceiling, since the host decides."""
     rows = [row for row in group["rows"] if row["family"] != CEILING or group["bytes"] >= BIG]

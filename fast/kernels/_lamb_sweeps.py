@@ -13,6 +13,17 @@ from torch import Tensor
 from twinstep.fast.kernels._lamb import lamb_direction, lamb_moments
 from twinstep.fast.kernels._layout import TILE, address_of, facts_of, pointer
 from twinstep.fast.kernels._limbs import PADDED, add_tile
+from twinstep.fast.kernels._squares import (
+    FULL,
+    SUMS,
+    add_squares,
+    bits_of,
+    constants_of,
+    into_limbs,
+    misfits,
+    no_squares,
+    window_above,
+)
 from twinstep.fast.kernels.reduce import store_limbs
 from twinstep.fast.runtime.compiled import Jitted
 from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
@@ -40,6 +51,111 @@ def span_of(table, tensors, DEPTH: tl.constexpr):
 
 
 @triton.jit
+def moments_at(
+    rows,
+    at,
+    numel,
+    coefficients,
+    P: tl.constexpr,
+    G: tl.constexpr,
+    M: tl.constexpr,
+    FORM: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Write the moments of one tile; return its weights and its direction, 0 behind the end."""
+    p, g, m, v = rows
+    inside = None if WHOLE else at < numel
+    w, u = lamb_moments(
+        pointer(p, P, WHOLE),
+        pointer(g, G, WHOLE),
+        pointer(m, M, WHOLE),
+        pointer(v, M, WHOLE),
+        at,
+        inside,
+        coefficients,
+        FORM,
+    )
+    if not WHOLE:
+        # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
+        w = tl.where(inside, w, 0.0)
+        u = tl.where(inside, u, 0.0)
+    return w, u
+
+
+@triton.jit
+def add_both(sums, w, u, windows):
+    """Add a tile's squares of weights and direction to every lane's sums."""
+    w0, w1, w2, u0, u1, u2, above, below = sums
+    of_w, of_u = windows
+    w0, w1, w2, above, below = add_squares(w0, w1, w2, above, below, w, of_w, FULL)
+    u0, u1, u2, above, below = add_squares(u0, u1, u2, above, below, u, of_u, FULL)
+    return w0, w1, w2, u0, u1, u2, above, below
+
+
+@triton.jit
+def window_of_tile(x):
+    """Return the exponent of the window that a tile of fp32 numbers shows."""
+    return window_above(tl.max(bits_of(tl.abs(x))), FULL)
+
+
+@triton.jit
+def sum_again(
+    start,
+    stop,
+    numel,
+    rows,
+    coefficients,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    FORM: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Return limbs of both sums of a span whose moments have been written."""
+    # Other threads of this program have written what is read here.
+    tl.debug_barrier()
+    p, _, m, v = rows
+    weights = tl.zeros([PADDED], tl.int64)
+    directions = tl.zeros([PADDED], tl.int64)
+    while start < stop:
+        at = start + tl.arange(0, WIDE)
+        inside = at < numel
+        w = tl.load(pointer(p, P, False) + at, mask=inside, other=0.0).to(tl.float32)
+        first = tl.load(pointer(m, M, False) + at, mask=inside)
+        second = tl.load(pointer(v, M, False) + at, mask=inside)
+        u = tl.where(inside, lamb_direction(w, first, second, coefficients, FORM), 0.0)
+        weights = add_tile(weights, w, True)
+        directions = add_tile(directions, u, True)
+        start += WIDE
+    return weights, directions
+
+
+@triton.jit
+def both_limbs(
+    sums,
+    windows,
+    start,
+    stop,
+    numel,
+    rows,
+    coefficients,
+    P: tl.constexpr,
+    M: tl.constexpr,
+    FORM: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Return limbs of both sums, from those of the lanes if every number did fit."""
+    w0, w1, w2, u0, u1, u2, above, below = sums
+    of_w, of_u = windows
+    if misfits(above, below, FULL):
+        weights, directions = sum_again(start, stop, numel, rows, coefficients, P, M, FORM, WIDE)
+    else:
+        nothing = tl.zeros([PADDED], tl.int64)
+        weights = into_limbs(nothing, (w0, w1, w2), 0, of_w, FULL)
+        directions = into_limbs(nothing, (u0, u1, u2), 0, of_u, FULL)
+    return weights, directions
+
+
+@triton.jit
 def sweep_moments(
     limbs,
     span,
@@ -51,45 +167,42 @@ def sweep_moments(
     FORM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Moments of one span, and its squares of weights and direction added to the two sums."""
+    """Moments of one span, and its squares of weights and direction added to the two sums.
+
+    The first tile shows the windows of both sums (`fast.kernels._squares`). Where a number does
+    not fit, the span is read again: its direction follows from the moments that are there now.
+    """
     start, stop, numel, aligned, slot = span
-    p, g, m, v = rows
-    weights = tl.zeros([PADDED], tl.int64)
-    directions = tl.zeros([PADDED], tl.int64)
-    while start < stop:
-        at = start + tl.arange(0, WIDE)
-        if (aligned != 0) & (start + WIDE <= numel):
-            w, u = lamb_moments(
-                pointer(p, P, True),
-                pointer(g, G, True),
-                pointer(m, M, True),
-                pointer(v, M, True),
-                at,
-                None,
-                coefficients,
-                FORM,
-            )
-        else:
-            inside = at < numel
-            w, u = lamb_moments(
-                pointer(p, P, False),
-                pointer(g, G, False),
-                pointer(m, M, False),
-                pointer(v, M, False),
-                at,
-                inside,
-                coefficients,
-                FORM,
-            )
-            # Behind the end m / d is 0 / 0 where eps is 0, and one NaN would be the norm.
-            w = tl.where(inside, w, 0.0)
-            u = tl.where(inside, u, 0.0)
-        weights = add_tile(weights, w, True)
-        directions = add_tile(directions, u, True)
-        start += WIDE
-    sums = limbs + 2 * PADDED * slot
-    store_limbs(sums, weights)
-    store_limbs(sums + PADDED, directions)
+    at = start + tl.arange(0, WIDE)
+    if (aligned != 0) & (start + WIDE <= numel):
+        w, u = moments_at(rows, at, numel, coefficients, P, G, M, FORM, True)
+    else:
+        w, u = moments_at(rows, at, numel, coefficients, P, G, M, FORM, False)
+    of_w = window_of_tile(w)
+    of_u = window_of_tile(u)
+    windows = (constants_of(of_w, FULL), constants_of(of_u, FULL))
+    nothing = tl.zeros([SUMS], tl.int32)
+    w0, w1, w2 = no_squares()
+    u0, u1, u2 = no_squares()
+    sums = add_both((w0, w1, w2, u0, u1, u2, nothing, nothing), w, u, windows)
+    here = start + WIDE
+    whole = tl.where(aligned != 0, stop - (stop - start) % WIDE, here)
+    while here < whole:
+        at = here + tl.arange(0, WIDE)
+        w, u = moments_at(rows, at, numel, coefficients, P, G, M, FORM, True)
+        sums = add_both(sums, w, u, windows)
+        here += WIDE
+    while here < stop:
+        at = here + tl.arange(0, WIDE)
+        w, u = moments_at(rows, at, numel, coefficients, P, G, M, FORM, False)
+        sums = add_both(sums, w, u, windows)
+        here += WIDE
+    weights, directions = both_limbs(
+        sums, (of_w, of_u), start, stop, numel, rows, coefficients, P, M, FORM, WIDE
+    )
+    total = limbs + 2 * PADDED * slot
+    store_limbs(total, weights)
+    store_limbs(total + PADDED, directions)
 
 
 @triton.jit

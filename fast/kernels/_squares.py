@@ -1,4 +1,4 @@
-"""Sums of squares of numbers within a window, as integers: what most tiles of the exact norm take.
+"""Sums of squares of numbers within a window, as integers: what most tiles of exact norms take.
 
 A window is given by its exponent E: numbers of magnitude below 2**E fit, down to where a number
 is no multiple of the window's smallest unit. Every lane has its own sums, so that a loop over tiles

@@ -15,8 +15,9 @@ Four launches over tensors found through a pointer table:
 4. weights: forms u again from what the second launch left, and writes p and the copy. Reads
    4 + 4 + 4, writes 4 + 2: 18.
 
-Forming u twice costs 4 bytes per parameter less than keeping it. The sums are exact, so that
-neither the grid nor the order of chunks can matter; joining or cutting tensors does.
+Forming u twice costs 4 bytes per parameter less than keeping it. The sums are exact, by integers in
+a window of each span's own (`fast.kernels._squares`), so that neither the grid nor the order of
+chunks can matter; joining or cutting tensors does.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ CONTROLS = (
     "factor",
     "found_inf",
 )
-WIDE = tl.constexpr(2048)  # elements that are summed at once
+WIDE = tl.constexpr(1024)  # elements that are summed at once
 
 
 @triton.jit(

@@ -17,6 +17,7 @@ from torch import Tensor
 from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
@@ -186,6 +187,8 @@ class FP16Optimizer(ScaledWrapper):
             gradients, given = self._read(self.fp16_groups)
             self.sync_hyperparameters()
             inside = self._fused()
+            if inside is None:
+                check_numbers(self.param_groups, f"{type(self).__name__}.step")
             groups = [] if inside is None else self._group_tensors(given())
         except Exception as error:
             self._step.refuse(self._parallelism, error)

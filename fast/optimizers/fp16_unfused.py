@@ -20,6 +20,7 @@ from torch import Tensor
 from twinstep.contract.agreement import constructed_by_all
 from twinstep.contract.checkpoint import fp16
 from twinstep.contract.compat import CORRECT, Compat
+from twinstep.contract.hyper import check_numbers
 from twinstep.contract.loss_scale import ScaleArguments
 from twinstep.contract.moments import MOMENTS, StateDict
 from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
@@ -209,6 +210,7 @@ class FP16UnfusedOptimizer(ScaledWrapper):
                 self.sync_hyperparameters()
                 inside = self._fused()
                 if inside is None:
+                    check_numbers(self.param_groups, f"{type(self).__name__}.step")
                     self._sync_state()
                 groups = [] if inside is None else self._group_tensors(given())
                 for index, group in enumerate(groups):

@@ -131,9 +131,9 @@ def _key(
         if known is None:
             return None
     runtime = triton.knobs.runtime
-    if kernel.pre_run_hooks:
-        return None
-    if _listens(runtime.launch_enter_hook) or _listens(runtime.launch_exit_hook):
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    # A profiler that wants to hear of launches.
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or kernel.pre_run_hooks:
         return None
     # Somebody who asks to be told what is compiled may also keep it from being compiled.
     if runtime.add_stages_inspection_hook is not None or runtime.jit_cache_hook is not None:
@@ -192,8 +192,3 @@ def _look_at(kernel: Any) -> _Known | None:
         values=[names.get(name) for (name, _), (_, names) in kernel.used_global_vals.items()],
     )
     return known
-
-
-def _listens(hook: object) -> bool:
-    """Whether a profiler wants to hear of launches."""
-    return hook is not None and bool(getattr(hook, "calls", True))

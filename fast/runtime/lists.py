@@ -104,6 +104,13 @@ def facts_of(tensors: Sequence[Tensor]) -> Facts:
     return tensors.facts if isinstance(tensors, FixedTensors) else _read(tensors)
 
 
+def address_at(tensors: Sequence[Tensor], slot: int) -> int:
+    """Address of one tensor of a list."""
+    if isinstance(tensors, MovingTensors):
+        return tensors.addresses[slot]
+    return tensors[slot].data_ptr()
+
+
 def _read(tensors: Sequence[Tensor]) -> Facts:
     return Facts(
         addresses=tuple(tensor.data_ptr() for tensor in tensors),

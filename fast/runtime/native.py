@@ -28,7 +28,7 @@ FLAGS = (
     # Every rounding that is written, and no other.
     *("-ffp-contract=off", "-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"),
 )
-AVX2 = ("-mavx2", "-mfma")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 INSTRUCTION_SETS = {"DEFAULT": (), "AVX2": AVX2, "AVX512": AVX512}
 SOURCES, MAIN = "twinstep.fast.kernels.cpu", "kernels.cpp"
@@ -48,9 +48,15 @@ def library() -> ctypes.CDLL:
     """The kernels for this machine, built if they have not been.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails, or nothing can be written.
+        RuntimeError: there is no compiler, or it fails, or nothing can be written, or loaded.
     """
-    return ctypes.CDLL(str(built(INSTRUCTION_SETS[instruction_set()])))
+    path = built(INSTRUCTION_SETS[instruction_set()])
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # where no file may be executed
+        raise RuntimeError(
+            f"the CPU kernels cannot be loaded: {error} [fast.kernels.cpu]"
+        ) from error
 
 
 def instruction_set() -> str:

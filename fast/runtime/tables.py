@@ -23,6 +23,7 @@ from twinstep.fast.runtime.lists import (
     FixedTensors,
     Key,
     MovingTensors,
+    address_at,
     facts_of,
     filled_slots,
 )
@@ -334,9 +335,13 @@ def only_slot(lists: TensorLists) -> int | None:
     values from one to the other through shared memory; a table's element path does not.
     """
     filled = filled_slots(lists[0])
-    if len(filled) != 1 or any(role[filled[0]].data_ptr() % 16 for role in lists):
+    if len(filled) != 1:
         return None
-    return filled[0]
+    slot = filled[0]
+    for role in lists:
+        if address_at(role, slot) % 16:
+            return None
+    return slot
 
 
 class reachable:  # noqa: N801  # a context; a generator costs more than a launch

@@ -72,7 +72,7 @@ FADING, FADED = Range(low=2.0, high=17.0), Range(low=10.05, high=11.5)
 EARLY = 4
 STEPS = (
     *(4, 0, 1, 2, FADED, USUAL, 9, 300, 1_002, FADING),
-    *(2**24 + 1, LATE, 2**31 - 1, 2**32 - 1),
+    *(2**24 + 1, LATE, 2**31 - 1, 2**53),
 )
 TOO_SMALL = ("flat:tiny",)
 CANDIDATES = 16

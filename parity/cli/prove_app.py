@@ -8,6 +8,7 @@ import typer
 
 from twinstep.parity.cli.app import DtypeFlag, JobsFlag, KernelFlag, OpFlag, VerboseFlag
 from twinstep.parity.cli.command_line import check_input, check_outputs
+from twinstep.parity.records.errors import UsageError
 
 prover = typer.Typer()
 
@@ -49,6 +50,8 @@ def prove_(
     if file is not None:
         check_input(file)
     check_outputs(json, None)
+    if configurations and json is not None:
+        raise UsageError("--configurations writes no JSON, but --json names a file for it")
     from twinstep.parity.cli.judge_command import selection
     from twinstep.parity.prove.command import prove
 
@@ -60,5 +63,5 @@ def prove_(
     if sizes:
         from twinstep.parity.prove.sizes_command import sizes_in
 
-        raise typer.Exit(sizes_in(file, chosen, seconds))
+        raise typer.Exit(sizes_in(file, chosen, seconds, json))
     raise typer.Exit(prove(file, chosen, json, seconds, verbose, jobs))

@@ -62,6 +62,12 @@ def _calls(chosen: Selection) -> Iterator[tuple[Kernel, str, str]]:
             chosen.names or kernel.name.startswith(("triton.", "cuda."))
         ):
             continue
+        if "replay" not in kernel.engines:
+            # On replay their launchers would start the kernels in Triton.
+            raise UsageError(
+                f"{kernel.name} runs on {' and '.join(kernel.engines)}, but replay counts bytes of "
+                "kernels for a GPU [--kernel]"
+            )
         for dtype in kernel.dtypes:
             if not chosen.dtypes or dtype in chosen.dtypes:
                 yield from ((kernel, dtype, layout) for layout in kernel.layouts)

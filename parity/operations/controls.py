@@ -58,7 +58,7 @@ MOMENTUM = Control(name="momentum", dtype=FP64, values=(0.85, 0.9, 0.97, 0.5, 0.
 DAMPENING = Control(
     name="dampening",
     dtype=FP64,
-    values=(0.1, 0.003, 0.75, 0.0),
+    values=(0.1, 0.003, 0.75, 0.0, 1.0),
     range=Range(low=1e-4, high=1.0),
 )
 FACTOR = Control(

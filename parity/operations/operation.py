@@ -103,6 +103,29 @@ class Control:
     range: Range | None = None
     output: bool = False
 
+    @property
+    def decision(self) -> bool:
+        """True if it is a flag: it has the value 0 or 1, whatever its dtype."""
+        return self.range is None and not self.output
+
+    @property
+    def finite(self) -> bool:
+        """True if it is never infinite and no NaN."""
+        return all(map(math.isfinite, self.values))
+
+    def within(self, value: float) -> bool:
+        """True for a value that the contract allows: flags are 0 or 1, most numbers are finite."""
+        if self.decision:
+            return value in (0.0, 1.0)
+        return math.isfinite(value) or not self.finite
+
+    def bounded(self, value: float) -> bool:
+        """True for a value that bounds are derived for: a listed one, or one of its range."""
+        drawn = self.range
+        if drawn is None or value in self.values:
+            return self.within(value)
+        return drawn.low <= (1.0 - value if drawn.below_one else value) <= drawn.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:

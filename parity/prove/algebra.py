@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from twinstep.parity.prove.terms import FORMATS
+from twinstep.replay.names.evaluate import needed
 from twinstep.replay.names.table import Row, Table
 
 V = TypeVar("V")
@@ -21,6 +22,8 @@ P = TypeVar("P")
 GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
 SIGN = {1: 0x8000, 2: 0x8000_0000, 4: 0x8000_0000_0000_0000}
 WIDEST = {2: "f32", 4: "f64"}
+WHOLE = 1 << 41
+"""Below it a constant exponent of a power is read as that many factors."""
 ROUNDED = frozenset(("rni", "rzi", "rmi", "rpi", "sat", "relu"))
 """Modifiers that change a real number."""
 
@@ -99,10 +102,13 @@ class Walk(Generic[V, P]):
     Args:
         table: that holds the expressions.
         algebra: of the values.
+        followed: tests for NaN or infinities that are conditions like others; the rest fail.
     """
 
-    def __init__(self, table: Table, algebra: Algebra[V, P]) -> None:
-        self.table, self.algebra = table, algebra
+    def __init__(
+        self, table: Table, algebra: Algebra[V, P], followed: frozenset[int] = frozenset()
+    ) -> None:
+        self.table, self.algebra, self.followed = table, algebra, followed
         self._values: dict[tuple[int, str], V] = {}
         self._truths: dict[int, P] = {}
 
@@ -141,8 +147,25 @@ class Walk(Generic[V, P]):
             return self.value(row.args[0], last) if inside else own.leaf(number, kind)
         if last != kind:
             return own.leaf(number, kind)
+        if name == "pow" and (exponent := self._whole(row.args[1])) is not None:
+            return self._power(self.value(row.args[0], kind), exponent)
         args = [self.value(n, kind) for n in row.args]
         return self._operation(name, args)
+
+    def _whole(self, number: int) -> int | None:
+        """A constant float64 that is a whole number."""
+        bits = self.table.constant_bits(number)
+        if bits is None or self.table.rows[number].granules != GRANULES["f64"]:
+            return None
+        value = rational(bits, "f64")
+        return int(value) if value.denominator == 1 and abs(value) < WHOLE else None
+
+    def _power(self, value: V, exponent: int) -> V:
+        own, found = self.algebra, self.algebra.constant(Fraction(1))
+        for bit in f"{abs(exponent):b}":
+            found = own.multiply(found, found)
+            found = own.multiply(found, value) if bit == "1" else found
+        return found if exponent >= 0 else own.divide(own.constant(Fraction(1)), found)
 
     def _masked(self, row: Row, kind: str) -> V | None:
         """Absolute value and negation, which have the form of masks."""
@@ -198,6 +221,8 @@ class Walk(Generic[V, P]):
 
     def _truth(self, number: int, row: Row) -> P:
         own = self.algebra
+        if number in self.followed:
+            return own.truth(number)
         if row.op == "const":
             return own.known(bool(row.args[0]))
         if row.op == "not":
@@ -214,7 +239,7 @@ class Walk(Generic[V, P]):
             return own.truth(number)
         if row.args[0] == row.args[1]:
             return own.known(name != "lt")
-        infinite = [self._infinite(n, kind) for n in row.args]
+        infinite = [infinite_sign(self.table, n, kind) for n in row.args]
         if any(infinite):
             return own.known(name != "eq" and infinite[1] - infinite[0] > 0)
         a, b = (self.value(n, kind) for n in row.args)
@@ -222,13 +247,29 @@ class Walk(Generic[V, P]):
             return own.equal(a, b, (row.args[0], row.args[1]))
         return own.less(a, b)
 
-    def _infinite(self, number: int, kind: str) -> int:
-        """1 or -1 for an infinite constant, else 0."""
-        bits = self.table.constant_bits(number)
-        if bits is None:
-            return 0
-        exponent, mantissa = FORMATS[kind]
-        size = bits & (SIGN[GRANULES[kind]] - 1)
-        if size != ((1 << exponent) - 1) << (mantissa - 1):
-            return 0
-        return -1 if bits != size else 1
+
+def infinite_sign(table: Table, number: int, kind: str) -> int:
+    """1 or -1 for an infinite constant, else 0."""
+    bits = table.constant_bits(number)
+    if bits is None:
+        return 0
+    exponent, mantissa = FORMATS[kind]
+    size = bits & (SIGN[GRANULES[kind]] - 1)
+    if size != ((1 << exponent) - 1) << (mantissa - 1):
+        return 0
+    return -1 if bits != size else 1
+
+
+def rare_tests(table: Table, a: int, b: int) -> frozenset[int]:
+    """Tests for NaN and infinities that only one of two expressions makes."""
+    one, two = (set(needed(table, [number])) for number in (a, b))
+    return frozenset(number for number in one ^ two if _is_rare(table, table.rows[number]))
+
+
+def _is_rare(table: Table, row: Row) -> bool:
+    name, _, kind = row.op.partition(".")
+    kind = kind.split(".")[-1]
+    if row.granules or kind not in FORMATS or name not in ("lt", "le", "eq"):
+        return False
+    same = name == "eq" and row.args[0] == row.args[1]
+    return same or any(infinite_sign(table, n, kind) for n in row.args)

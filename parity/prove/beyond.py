@@ -16,7 +16,7 @@ import numpy as np
 from twinstep.parity.cases.case import Case
 from twinstep.parity.prove import reals, solver
 from twinstep.parity.prove.doubles import far_apart
-from twinstep.parity.prove.search import thresholds
+from twinstep.parity.prove.search import satisfying, thresholds
 from twinstep.parity.prove.terms import FORMATS
 from twinstep.parity.prove.trace import Leaf
 from twinstep.replay.dtypes import Array
@@ -113,16 +113,25 @@ class Beyond:
                 return Opinion(
                     True,
                     "equal over the real numbers, where nothing is rounded (an error is missed "
-                    f"with a probability below 2^-{real.bits})",
+                    f"with a probability below 2^-{real.bits // 10 * 10})",
                 )
             if real.equal is False:
-                apart = tuple(far_apart(self.table, *pair, kind, path, keep, ranges()))
-                return Opinion(False, "the two differ over the real numbers", apart)
+                apart = [*far_apart(self.table, *pair, kind, path, keep, ranges())]
+                found = satisfying(self.table, (*path, *real.side), dict(keep)) if real.side else {}
+                return Opinion(
+                    False, self._differ(real.side), (*([found] if found else []), *apart)
+                )
         asked = self._asked(pair, kind, path)
         if asked.equal or asked.witnesses or not real.equal:
             return asked
         words = "over the real numbers the two are equal: another order of operations"
         return Opinion(False, f"{asked.words}\n{words}".strip())
+
+    def _differ(self, side: Path) -> str:
+        """Where two formulas differ."""
+        tests = [f"{text(self.table, n, 3)} is {str(o).lower()}" for n, o in side]
+        where = f", where {' and '.join(tests)}" if tests else ""
+        return f"the two differ over the real numbers{where}"
 
     def _asked(self, pair: tuple[int, int], kind: str, path: Path) -> Opinion:
         """The solver's answer."""
@@ -173,8 +182,7 @@ def control_values(
         values = [*control.values, *(drawn.at(share) for share in rng.random(PLACES))]
         for bits in thresholds(table, needed(table, numbers), size // 2):
             value = float(np.array(bits, f"u{size}").view(kind))
-            place = 1.0 - value if drawn.below_one else value
-            if drawn.low <= place <= drawn.high:
+            if control.bounded(value):
                 values.append(value)
         found[number] = np.array(values, kind).view(f"u{size}")
     return found

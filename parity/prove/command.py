@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -45,11 +45,16 @@ def prove(
         f"{time.perf_counter() - started:.0f} s)"
     )
     if json is not None:
-        text = json_module.dumps([proof.record() for proof in found], indent=1)
-        print(text) if json == "-" else Path(json).write_text(text + "\n")
+        write([proof.record() for proof in found], json)
     if word_of(found) == REFUTED:
         return EXIT_BROKEN
     return EXIT_KEPT if found else EXIT_TOO_LITTLE
+
+
+def write(records: Sequence[Mapping[str, object]], file: str) -> None:
+    """Write records as JSON to a file; `-` is standard output."""
+    text = json_module.dumps(records, indent=1)
+    print(text) if file == "-" else Path(file).write_text(text + "\n")
 
 
 def print_row(console: Console, row: Sequence[Proof], verbose: bool) -> None:

@@ -24,6 +24,8 @@ SUMS_ARE_EXACT = (
     "sums of squares by integers are exact and rounded once (tests/fast/test_fast_limbs)"
 )
 MODULES = ("_limbs", "_squares", "reduce")
+# Of LAMB's sweep only the choice between lanes' sums and another reading belongs to a sum.
+FUNCTIONS = {"_lamb_sweeps": ("both_limbs",)}
 PACKAGE = "twinstep.fast.kernels."
 OUTSIDE = ("norm_kernel",)
 ROUNDING = ("norm_of", "sum_of", "leading_digits", "round_limbs")
@@ -31,9 +33,12 @@ ROUNDING = ("norm_of", "sum_of", "leading_digits", "round_limbs")
 
 def places(file: str, line: int) -> str:
     """`INSIDE` the code of our sums, where it `ROUNDS`, or neither."""
-    if Path(file).stem not in MODULES or not _ours(file):
+    module = Path(file).stem
+    if module not in (*MODULES, *FUNCTIONS) or not _ours(file):
         return ""
     function = next((name for name, first, last in _functions(file) if first <= line <= last), "")
+    if module in FUNCTIONS:
+        return INSIDE if function in FUNCTIONS[module] else ""
     if function in ROUNDING:
         return ROUNDS
     return "" if function in OUTSIDE or not function else INSIDE

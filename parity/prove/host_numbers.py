@@ -1,8 +1,8 @@
 """Numbers that the host reads from tensors with names: Python floats with a name of their own.
 
 `tensor.item()` gives a float that carries its expression in float64. Arithmetic of such floats is
-arithmetic of float64; a comparison is a branch. What would lose the name (`float(tensor)`,
-`tolist`, `numpy`) is refused.
+arithmetic of float64; a comparison is a branch. A launch on replay takes them as arguments. What
+would lose the name (`float(tensor)`, `tolist`, `numpy`) is refused.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from twinstep.parity.prove.exact_sums import root
 from twinstep.parity.prove.torch_forms import SCALARS
 from twinstep.parity.prove.torch_names import KIND, TorchNames
 from twinstep.parity.runner.calls.places import place_in
+from twinstep.replay.machine.named import HostNumber
 from twinstep.replay.names.naming import set_names
 from twinstep.replay.names.session import NotNamed
 from twinstep.replay.names.values import comparison
 
-MATH: dict[str, Callable[..., Any]] = {"isfinite": math.isfinite, "sqrt": math.sqrt}
+MATH: dict[str, Callable[..., Any]] = {
+    "isfinite": math.isfinite,
+    "sqrt": math.sqrt,
+    "pow": math.pow,
+}
 LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__")
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 
 
-class NamedFloat:
+class NamedFloat(HostNumber):
     """A Python float with a name.
 
     Args:
@@ -42,6 +47,11 @@ class NamedFloat:
 
     def __init__(self, value: float, number: int, mode: TorchNames) -> None:
         self.value, self.number, self.mode = value, number, mode
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Float: code that asks goes the way that it goes with a plain one."""
+        return float
 
     def _number(self, other: object) -> int:
         if isinstance(other, NamedFloat):
@@ -127,6 +137,14 @@ class NamedFloat:
     def __bool__(self) -> bool:
         return self != 0.0
 
+    def __format__(self, _: str) -> str:
+        raise NotNamed(f"a number that has a name becomes text{_here()}", "text", _here())
+
+    def __str__(self) -> str:
+        return format(self)
+
+    __repr__ = __str__
+
     def __float__(self) -> float:
         raise NotNamed(f"a number that has a name becomes a plain float{_here()}", "float", _here())
 
@@ -145,13 +163,17 @@ class NamedFloat:
         """Result of `math.sqrt`."""
         return self._alone("sqrt.rn.f64", MATH["sqrt"](self.value))
 
+    pow = __pow__
+
 
 def _plain(x: Any) -> float:
     return x.value if isinstance(x, NamedFloat) else float(x)
 
 
 def _taking_names(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x: getattr(x, name)() if isinstance(x, NamedFloat) else function(x)
+    return lambda x, *rest: (
+        getattr(x, name)(*rest) if isinstance(x, NamedFloat) else function(x, *rest)
+    )
 
 
 class HostReads(TorchFunctionMode):

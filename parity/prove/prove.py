@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from twinstep.parity.cases.case import Case
+from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import accepted_outputs
+from twinstep.parity.laws.plan import Call
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
@@ -29,9 +31,11 @@ from twinstep.parity.records.proof import (
     UNSUPPORTED,
     Verdict,
 )
+from twinstep.parity.runner.calls.local import LocalCaller
 from twinstep.replay.dtypes import Array
 from twinstep.replay.errors import CannotReplay
 from twinstep.replay.names import assume
+from twinstep.replay.names.evaluate import evaluate, leaves_of
 from twinstep.replay.names.formula import side_by_side, text
 from twinstep.replay.names.session import NotNamed
 
@@ -45,6 +49,9 @@ FORMAT = {
     torch.float32: "f32",
     torch.float64: "f64",
 }
+FLAGS = (0, 0x3F80_0000)
+"""Bits of the values of a flag."""
+INFINITY = {"f32": 0x7F80_0000, "f64": 0x7FF0_0000_0000_0000}
 Path = tuple[tuple[int, bool], ...]
 
 
@@ -76,6 +83,7 @@ class Prover:
     done: list[Path] = field(default_factory=list)
     assumed: dict[str, None] = field(default_factory=dict)
     beyond: Beyond | None = None
+    measured: tuple[Case, InstructionError] | None = None
 
     def prove(self) -> Verdict:
         """Follow every path and compare every written element on it."""
@@ -117,7 +125,8 @@ class Prover:
             found = self._run(case, trace)
             if found is None and trace.foreign:
                 return _Found(UNSUPPORTED, f"numbers that the host has computed: {trace.foreign}")
-            found = found or self._compared(case, trace, path)
+            contract = self._contract()
+            found = found or self._compared(case, trace, (*contract, *path))
             if found is not None and found.word == REFUTED:
                 return found
             doubt = doubt or found
@@ -126,9 +135,12 @@ class Prover:
                 if side in sides or any(p[: at + 1] == side for p in self.done):
                     continue
                 sides.add(side)
-                bits = satisfying(self.tracer.table, side, self._bits(case), self._bits(self.case))
+                table, held = self.tracer.table, (*contract, *side)
+                if self._impossible(held):
+                    continue
+                bits = satisfying(table, held, self._bits(case), self._bits(self.case))
                 if bits is None:
-                    condition = text(self.tracer.table, number, 5)
+                    condition = text(table, number, 5)
                     word = "false" if outcome else "true"
                     doubt = doubt or _Found(
                         NOT_PROVED, f"a branch was not followed: {condition} {word}, at {place}"
@@ -136,6 +148,40 @@ class Prover:
                 else:
                     queue.append(with_values(case, self._by_leaf(bits)))
         return doubt or _Found(PROVED, "")
+
+    def _contract(self) -> Path:
+        """What holds on every path: a flag is 0 or 1, and most numbers are finite."""
+        table, found = self.tracer.table, []
+        for control in self.case.operation.controls:
+            number = self.tracer.leaves.get((control.name, 0, 0))
+            kind = FORMAT.get(control.dtype)
+            if number is None or kind is None or control.output:
+                continue
+            if control.decision:
+                equal = [table.row("eq.f32", (number, table.const(b, 2)), 0) for b in FLAGS]
+                found.append((table.row("or", equal, 0), True))
+            elif control.finite:
+                g = table.rows[number].granules
+                pair = table.row(f"abs.{kind}", (number,), g), table.const(INFINITY[kind], g)
+                found.append((table.row(f"lt.{kind}", pair, 0), True))
+        return tuple(found)
+
+    def _impossible(self, conditions: Path) -> bool:
+        """True if the last condition contradicts another, or holds at no value of the flags."""
+        table, (last, outcome) = self.tracer.table, conditions[-1]
+        if (last, not outcome) in conditions:
+            return True
+        controls = self.case.operation.controls
+        names = [(control.name, 0, 0) for control in controls if control.decision]
+        flags = [self.tracer.leaves[name] for name in names if name in self.tracer.leaves]
+        inside = [(n, o) for n, o in conditions if set(flags).issuperset(leaves_of(table, [n]))]
+        if not flags or conditions[-1] not in inside:
+            return False
+        columns = np.meshgrid(*[np.array(FLAGS, np.uint32)] * len(flags))
+        bits = {leaf: c.reshape(1, -1) for leaf, c in zip(flags, columns, strict=True)}
+        values = evaluate(table, [number for number, _ in inside], bits)
+        held = np.broadcast_arrays(*(values[n] == o for n, o in inside))
+        return not np.logical_and.reduce(held).any()
 
     # --- one path --------------------------------------------------------------------------
 
@@ -150,30 +196,39 @@ class Prover:
     def _wrong(self, case: Case, output: Output) -> Array:
         """Mask of the elements whose values in a run break the claim of the kernel."""
         wrong = ~same(output.got, output.expected)
+        if wrong.any() and not _allowed(case, self.arithmetic):
+            return np.zeros_like(wrong)
         if self.arithmetic == "exact" or not wrong.any():
             return wrong
-        if not _declared(case):
-            return np.zeros_like(wrong)
-        accepted = accepted_outputs(case, self.arithmetic)[output.name][output.index]
+        error = self._instruction_error(case)
+        accepted = accepted_outputs(case, self.arithmetic, error)[output.name][output.index]
         right = accepted.accepts(output.got.detach().reshape(accepted.value.shape))
         return np.asarray(wrong & ~right.reshape(-1).numpy())
 
+    def _instruction_error(self, case: Case) -> InstructionError:
+        """What the instructions of a call add to its bounds, measured as the laws measure it."""
+        if self.measured is None or self.measured[0] is not case:
+            caller = LocalCaller(self.tracer.function, self.tracer.engine)
+            self.measured = case, caller.make(Call(case=case), None).error
+        return self.measured[1]
+
     def _compared(self, case: Case, trace: Trace, path: Path) -> _Found | None:
         """The word for one path, if it is not a proof."""
-        pairs = list(self._different(trace, path))
+        here = assume.Path(self.tracer.table, path)
+        pairs = list(self._different(trace, here))
         for output, at in pairs[:LOOKED_AT]:
             found = self._witness(case, output, at, path)
             if found is not None:
                 return found
-        found = self._beyond(case, trace, path) if pairs else None
+        found = self._beyond(case, trace, path, here) if pairs else None
         if found is not None:
             return found
         self.elements += sum(len(output.kernel) for output in trace.outputs)
         return None
 
-    def _beyond(self, case: Case, trace: Trace, path: Path) -> _Found | None:
+    def _beyond(self, case: Case, trace: Trace, path: Path, here: assume.Path) -> _Found | None:
         """The word for expressions of different names, if they are not proved equal after all."""
-        table, here = self.tracer.table, assume.Path(self.tracer.table, path)
+        table = self.tracer.table
         beyond = self.beyond = self.beyond or Beyond(table, self.arithmetic)
         bits, doubt, tried = self._bits(case), None, 0
         for output in trace.outputs:
@@ -196,10 +251,9 @@ class Prover:
                 doubt = doubt or _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
         return doubt
 
-    def _different(self, trace: Trace, path: Path) -> Iterator[tuple[Output, int]]:
+    def _different(self, trace: Trace, here: assume.Path) -> Iterator[tuple[Output, int]]:
         """Elements whose expressions differ: of each output the first and the last first."""
         rest: list[tuple[Output, int]] = []
-        here = assume.Path(self.tracer.table, path)
         for output in trace.outputs:
             places = [
                 at
@@ -242,6 +296,8 @@ class Prover:
     ) -> _Found | None:
         """A refutation by other bits of leaves, if a run with them confirms it."""
         moved = with_values(case, self._by_leaf(bits))
+        if not _allowed(moved, self.arithmetic):
+            return None
         again = self.tracer.trace(moved)
         for one in again.outputs:
             if one.label == output.label and self._wrong(moved, one)[at]:
@@ -253,8 +309,6 @@ class Prover:
     ) -> str:
         """A witness as text."""
         if leaves is None:
-            from twinstep.replay.names.evaluate import leaves_of
-
             leaves = leaves_of(self.tracer.table, self._pair(output, at))
         by_number = {number: leaf for leaf, number in self.tracer.leaves.items()}
         words = []
@@ -289,16 +343,14 @@ class Prover:
         return {by_number[number]: own for number, own in bits.items() if number in by_number}
 
 
-def _declared(case: Case) -> bool:
-    """True if every control is inside the range that its bounds are derived for."""
-    for control in case.operation.controls:
-        value = case.controls[control.name].item()
-        drawn = control.range
-        if drawn is not None and value not in control.values:
-            place = 1.0 - value if drawn.below_one else value
-            if not drawn.low <= place <= drawn.high:
-                return False
-    return True
+def _allowed(case: Case, arithmetic: str) -> bool:
+    """True if every control has a value that the claim is about: of a bound, its range."""
+    return all(
+        (control.within if arithmetic == "exact" else control.bounded)(
+            case.controls[control.name].item()
+        )
+        for control in case.operation.controls
+    )
 
 
 def assumptions(case: Case) -> tuple[str, ...]:

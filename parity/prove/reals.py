@@ -8,7 +8,8 @@ Other functions are functions of the values of their operands at all points, and
 
 Conditions are followed on both sides. Where one holds, points are kept at which the difference of
 its sides is a square, or a leaf has the value that it is compared with. Nothing is rounded, and
-there are no infinities and no NaN.
+there are no infinities and no NaN; but a test for them that one expression alone makes is a
+condition too, so that a kernel that puts a number in the place of a NaN is told apart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from twinstep.parity.prove.algebra import NotReal, Walk, rational
+from twinstep.parity.prove.algebra import NotReal, Walk, rare_tests, rational
 from twinstep.replay.names.table import Table
 
 PRIMES = (
@@ -48,11 +49,13 @@ class Answer:
         equal: None where it could not be told.
         bits: the chance that a difference was missed is below 2 to the power of minus this.
         why: what could not be followed.
+        side: outcomes of tests of bits, NaN and infinities with which the two differ.
     """
 
     equal: bool | None
     bits: int = 0
     why: str = ""
+    side: tuple[tuple[int, bool], ...] = ()
 
 
 class _Fork(Exception):
@@ -217,12 +220,12 @@ def equal(table: Table, a: int, b: int, kind: str, path: Sequence[tuple[int, boo
             _pin(table, (row.args[0], row.args[1]), pinned)
     worst = math.inf
     sides: list[tuple[dict[object, bool], dict[int, Fraction]]] = [({}, pinned)]
-    done = 0
+    done, followed = 0, rare_tests(table, a, b)
     with _deep():
         while sides:
             chosen, fixed = sides.pop()
             try:
-                same, bits, new = _on_side(table, (a, b), kind, chosen, fixed)
+                same, bits, new = _on_side(table, (a, b), kind, chosen, fixed, followed)
             except NotReal as error:
                 return Answer(None, why=str(error))
             if new is not None:
@@ -236,7 +239,8 @@ def equal(table: Table, a: int, b: int, kind: str, path: Sequence[tuple[int, boo
             elif same is None:
                 return Answer(None, why="too few points under the conditions")
             elif not same:
-                return Answer(False)
+                known = ((key, o) for key, o in chosen.items() if isinstance(key, tuple))
+                return Answer(False, side=tuple((k[1], o) for k, o in known if k[0] == "truth"))
             else:
                 worst, done = min(worst, bits), done + 1
     return Answer(True, int(worst) - max(done - 1, 0).bit_length())
@@ -248,13 +252,14 @@ def _on_side(
     kind: str,
     chosen: dict[object, bool],
     fixed: dict[int, Fraction],
+    followed: frozenset[int],
 ) -> tuple[bool | None, float, object]:
     """Whether both agree on one side of each condition, how surely, and a condition to choose."""
     count = POINTS
     while True:
         # Conditions are known by values at the first points: those are among any larger number.
         own = Field(count, chosen, fixed)
-        walk: Walk[_Value, bool] = Walk(table, own)
+        walk: Walk[_Value, bool] = Walk(table, own, followed)
         try:
             a, b = (walk.value(n, kind) for n in pair)
         except _Fork:

@@ -14,7 +14,9 @@ from twinstep.parity.registry.kernels import Kernel
 LARGE: Mapping[str, tuple[int, ...]] = {"flat": (4300,), "list": (4200, 37)}
 """A whole chunk of our kernels and a tail."""
 SMALL: Mapping[str, tuple[int, ...]] = {"flat": (150,), "list": (150, 37)}
-"""Sizes of tensors that start anywhere."""
+"""Sizes of tensors that start anywhere, and of choices of options that dtypes share."""
+FEW = 2
+"""Most choices of options that each dtype combination has at every size."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +70,28 @@ class Situation:
 
 
 def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation]:
-    """Every situation of a kernel; unaligned tensors with the first choice of each option."""
-    operation = kernel.operation
-    options = list(_options(operation))
-    for dtype in kernel.dtypes:
+    """The situations of a kernel; unaligned tensors with the first choice of each option.
+
+    Where options have more than a few choices, each dtype combination has the first, and its share
+    of the others in small tensors: together they have all.
+    """
+    first, *rest = choices(kernel.operation)
+    for turn, dtype in enumerate(kernel.dtypes):
         if dtypes and dtype not in dtypes:
             continue
+        shared = len(rest) >= FEW
+        own = rest[turn :: len(kernel.dtypes)] if shared else rest
         for layout in kernel.layouts or ("",):
-            sizes = LARGE.get(layout, ())
-            for one in options:
-                yield Situation(kernel, dtype, layout, sizes, True, one)
+            large, small = LARGE.get(layout, ()), SMALL.get(layout, ())
+            yield Situation(kernel, dtype, layout, large, True, first)
+            for one in own:
+                yield Situation(kernel, dtype, layout, small if shared else large, True, one)
             if layout:
-                yield Situation(kernel, dtype, layout, SMALL[layout], False, options[0])
+                yield Situation(kernel, dtype, layout, small, False, first)
 
 
-def _options(operation: Operation) -> Iterator[dict[str, OptionValue]]:
+def choices(operation: Operation) -> list[dict[str, OptionValue]]:
+    """Every choice of the options of an operation."""
     names = [option.name for option in operation.options]
-    for values in itertools.product(*(option.choices for option in operation.options)):
-        yield dict(zip(names, values, strict=True))
+    every = itertools.product(*(option.choices for option in operation.options))
+    return [dict(zip(names, values, strict=True)) for values in every]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from twinstep.parity.prove.affine import NotAffine
+from twinstep.parity.prove.command import write
 from twinstep.parity.prove.configurations_command import chosen_from
 from twinstep.parity.prove.rows import prove_situation
 from twinstep.parity.prove.situations import Situation, situations
@@ -22,17 +23,22 @@ RUN = 1 << 16
 """Most elements with which a fault is confirmed by a run."""
 
 
-def sizes_in(file: str | None, chosen: Selection, seconds: float) -> int:
+def sizes_in(file: str | None, chosen: Selection, seconds: float, json: str | None = None) -> int:
     """Prove the addresses of a file's kernels, or of ours, for every size; the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
-    return every_size(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
+    console = Console(stderr=json == "-", highlight=False, soft_wrap=True)
+    found = every_size(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
+    if json is not None:
+        write(found, json)
+    if any(row["word"] == REFUTED for row in found):
+        return EXIT_BROKEN
+    return EXIT_KEPT if found else EXIT_TOO_LITTLE
 
 
 def every_size(
     console: Console, given: Sequence[Kernel], dtypes: Sequence[str], seconds: float
-) -> int:
-    """Print a line for each flat kernel and dtype; the exit code is 1 if one is refuted."""
-    counts: Counter[str] = Counter()
+) -> list[dict[str, str]]:
+    """Print a line for each flat kernel and dtype; the same as data."""
+    found: list[dict[str, str]] = []
     for kernel in given:
         seen: set[str] = set()
         for situation in situations(kernel, dtypes):
@@ -40,15 +46,15 @@ def every_size(
                 continue
             seen.add(situation.dtype)
             word, detail = size_verdict(replace(situation, sizes=(SMALL,), aligned=True), seconds)
-            counts[word] += 1
+            names = {"kernel": kernel.name, "dtype": situation.dtype}
+            found.append({**names, "word": word, "detail": detail})
             console.print(f"{kernel.name:28} {situation.dtype:14} {word}", markup=False)
             for line in detail.splitlines():
                 console.print(f"    {line}", markup=False)
+    counts = Counter(row["word"] for row in found)
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
     console.print(words or "no flat kernel was chosen", markup=False)
-    if counts[REFUTED]:
-        return EXIT_BROKEN
-    return EXIT_KEPT if counts else EXIT_TOO_LITTLE
+    return found
 
 
 def size_verdict(situation: Situation, seconds: float) -> tuple[str, str]:

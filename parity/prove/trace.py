@@ -142,8 +142,9 @@ class Tracer:
             yield
             return
         from twinstep.replay import allow
+        from twinstep.replay.names.triton_arguments import named_arguments
 
-        with allow(**memory.named()):
+        with allow(**memory.named()), named_arguments():
             yield
 
     def _outputs(
@@ -166,10 +167,7 @@ def is_named(case: Case, name: str, tensor: Tensor) -> bool:
 
     Counters and whole numbers keep the values of the case, and so does a flag that is written.
     """
-    decision = any(
-        control.name == name and control.range is None and not control.output
-        for control in case.operation.controls
-    )
+    decision = any(control.name == name and control.decision for control in case.operation.controls)
     if decision and name in case.operation.writes:
         return False
     return tensor.is_floating_point() or tensor.dtype in (torch.int16, torch.int32)

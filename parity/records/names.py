@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 from twinstep.parity.records.errors import UsageError
@@ -26,3 +26,16 @@ def unknown(what: str, value: str, known: Collection[str], listed_by: str = "") 
     near = get_close_matches(value, sorted(known), 1) or within
     hint = f"; did you mean {near[0]}?" if value and near else ""
     return UsageError(f'{what} "{value}" is unknown, but should be {names}{hint}')
+
+
+def check_among(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
+    """Refuse names that a registration gives and that are not known.
+
+    Raises:
+        UsageError: with the known ones.
+    """
+    for value in given:
+        if value not in known:
+            raise UsageError(
+                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
+            )

@@ -106,7 +106,8 @@ def held_for(proofs: Sequence[Proof]) -> list[str]:
         whole = word_of(own) == PROVED
         for proof in own:
             if proof.verdict.word == PROVED:
-                words = place if whole else proof.words
+                choices = f" with {len(own)} choices of options" if len(own) > 1 else ""
+                words = place + choices if whole else proof.words
                 found.setdefault(proof.verdict.assumes, {})[words or "scalars"] = None
     return [
         f"proved for {', '.join(words)}" + (f"; {'; '.join(assumes)}" if assumes else "")

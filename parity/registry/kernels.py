@@ -17,7 +17,7 @@ from twinstep.parity.operations.operation import LAYOUTS, Operation
 from twinstep.parity.operations.signature import check_combinations, check_shapes, check_signature
 from twinstep.parity.operations.table import add_operation, borrowed_operations, operation_named
 from twinstep.parity.records.errors import UsageError
-from twinstep.parity.records.names import ENGINES
+from twinstep.parity.records.names import ENGINES, check_among
 
 ARITHMETICS = ("bounded", "exact")
 CLAIMS = ("strided", "capturable")
@@ -160,11 +160,11 @@ def add_kernel(kernel: Kernel) -> None:
             f'kernel "{kernel.name}" is registered already at {other}, '
             f"but names should be unique [{where}]"
         )
-    _one_of("arithmetic", [kernel.arithmetic], ARITHMETICS, where)
-    _one_of("dtypes", kernel.dtypes, tuple(kernel.operation.combinations), where)
-    _one_of("layouts", kernel.layouts, LAYOUTS, where)
-    _one_of("engines", kernel.engines, ENGINES, where)
-    _one_of("claims", kernel.claims, CLAIMS, where)
+    check_among("arithmetic", [kernel.arithmetic], ARITHMETICS, where)
+    check_among("dtypes", kernel.dtypes, tuple(kernel.operation.combinations), where)
+    check_among("layouts", kernel.layouts, LAYOUTS, where)
+    check_among("engines", kernel.engines, ENGINES, where)
+    check_among("claims", kernel.claims, CLAIMS, where)
     for argument, values in (("dtypes", kernel.dtypes), ("layouts", kernel.layouts)):
         if not values and (argument == "dtypes" or kernel.operation.lists):
             raise UsageError(f"{argument} is empty, but should name at least one [{where}]")
@@ -186,9 +186,9 @@ def register_operation(operation: Operation) -> Operation:
     add_matrix_rules()
     add_block_rules()
     where = f"register_operation {operation.name}"
-    _one_of("laws", operation.laws, tuple(LAWS), where)
+    check_among("laws", operation.laws, tuple(LAWS), where)
     arguments = tuple(argument.name for argument in operation.lists) + operation.keywords
-    _one_of("writes", operation.writes, arguments, where)
+    check_among("writes", operation.writes, arguments, where)
     if not operation.writes or not operation.laws:
         raise UsageError(f"writes and laws should name at least one each [{where}]")
     if not callable(operation.reference):
@@ -227,11 +227,3 @@ def _place(function: Function) -> str:
     if code is None:
         return f"{getattr(function, '__module__', '?')}:0"
     return f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
-    for value in given:
-        if value not in known:
-            raise UsageError(
-                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
-            )

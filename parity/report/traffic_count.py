@@ -187,7 +187,7 @@ def large_call(operation: Operation, dtype: str, layout: str, parameters: int) -
         if argument.role is not Role.STEPS:
             wanted = (parameters,) if argument.single else sizes
             small = [
-                folded_tensor(_tile(tensor, numel), numel)
+                folded_tensor(_tile(small[0].to(tensor.dtype), numel), numel)
                 for tensor, numel in zip(small, wanted, strict=bool(small))
             ]
         lists[argument.name] = small
@@ -205,8 +205,12 @@ def piece_sizes(parameters: int, pieces: int) -> tuple[int, ...]:
 
 
 def _tile(values: Tensor, numel: int) -> Tensor:
-    """The drawn values repeated to a tile; no larger than the tensor needs."""
+    """Ordinary values repeated to a tile; no larger than the tensor needs.
+
+    Half of the first tensor's, and those of no other: the rest is of all regimes, and LAMB reads
+    again what fits into no window.
+    """
     size = 4 * PATTERN
     while size < min(numel, TILE):
         size *= 2
-    return values.reshape(-1)[:PATTERN].repeat(size // PATTERN)
+    return values.reshape(-1)[: PATTERN // 2].repeat(2 * size // PATTERN)

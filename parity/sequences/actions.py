@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
+import torch
+
 from twinstep.parity.sequences.world import Act, Value, World
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -169,6 +171,18 @@ def public_methods(cls: type) -> set[str]:
     """Names of a class's public methods, inherited ones too; properties are no methods."""
     names = (name for name in dir(cls) if not name.startswith("_"))
     return {name for name in names if inspect.isroutine(getattr(cls, name, None))}
+
+
+def read_properties(reference: type, subject: type) -> tuple[str, ...]:
+    """Names of properties that are read after every action.
+
+    Those with an underscore that both classes have are names of other projects, which engines read.
+    """
+    known = set(dir(torch.optim.Optimizer))
+    names = (name for name in dir(reference) if name.startswith("_") and name not in known)
+    both = [name for name in names if isinstance(getattr(reference, name), property)]
+    shared = (name for name in both if isinstance(getattr(subject, name, None), property))
+    return (*public_properties(reference), *shared)
 
 
 def public_properties(cls: type) -> tuple[str, ...]:

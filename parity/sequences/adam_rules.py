@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.by_hand import ByHand
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
 REFUSED: Mapping[str, Sequence[object]] = {
@@ -28,7 +29,7 @@ class _Initializing(Protocol):
         """Make all state."""
 
 
-class AdamRules(OptimizerRules):
+class AdamRules(ByHand):
     """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
 
     hyper = {
@@ -43,7 +44,7 @@ class AdamRules(OptimizerRules):
     tensor_hyper = True
     refused = REFUSED
     exempt = {
-        **OptimizerRules.exempt,
+        **ByHand.exempt,
         "compat": "upstream behaviour of our own classes; others are judged by the default",
     }
 
@@ -66,12 +67,19 @@ class AdamRules(OptimizerRules):
 
 
 class LenientAdamRules(AdamRules):
-    """Adam that need not refuse anything: sound arguments and states, dense gradients, floats."""
+    """Adam that need not refuse anything: sound arguments and states, dense gradients, floats.
+
+    Nor need it read the files of other classes, or take a rate by position.
+    """
 
     sparse = False
     tensor_hyper = False
 
     def actions(self) -> dict[str, Action]:
         """Every action but those that should be refused."""
-        left = {"construct_wrongly", "load_damaged"}
-        return {name: row for name, row in super().actions().items() if name not in left}
+        left = {"construct_wrongly", "construct_in_every_wrong_way", "load_damaged"}
+        left |= {"load_elsewhere", "add_refused_group", "step_wrongly"}
+        found = {name: row for name, row in super().actions().items() if name not in left}
+        again = found["start_again"]
+        choices = {**again.choices, "how": ("generator", "names")}
+        return {**found, "start_again": replace(again, choices=choices)}

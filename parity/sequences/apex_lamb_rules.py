@@ -7,13 +7,13 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import action
 from twinstep.parity.sequences.adam_rules import REFUSED, AdamRules
+from twinstep.parity.sequences.by_hand import ByHand
 from twinstep.parity.sequences.fills import INF, NAN
 from twinstep.parity.sequences.parts import SEEDS
-from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
 
-class ApexLambRules(OptimizerRules):
+class ApexLambRules(ByHand):
     """apex's LAMB: one norm over all groups, a counter for each group, NVLAMB."""
 
     tensor_hyper = True

@@ -17,6 +17,9 @@ MOTIFS: Mapping[str, Motif] = {
     ),
     "gradients that live": ("backward", "zero_grad", "backward", "step"),
     "accumulated gradients": ("backward", "backward", "reduce", "step"),
+    "gradients clipped by hand": (
+        *("backward", ("grads_for_norm", {"clipping": True, "half": True}), "step"),
+    ),
     "weights loaded between steps": ("train", "load_weights", "train"),
     "a state by name": (
         "train",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.bf16_motifs import MOTIFS
@@ -258,10 +259,13 @@ class BF16Rules(OptimizerRules):
             flat.mul_(0.5)
         return shared, experts
 
-    @action(drives=("get_grads_for_norm",), clipping=(False, True))
-    def grads_for_norm(self, world: World, clipping: bool) -> object:
-        """Look at what enters the norm, or what is clipped."""
-        return optimizer_of(world).get_grads_for_norm(for_clipping=clipping)
+    @action(drives=("get_grads_for_norm",), clipping=(False, True), half=(False, True))
+    def grads_for_norm(self, world: World, clipping: bool, half: bool) -> object:
+        """Look at what enters the norm, or what is clipped, and clip it by hand."""
+        grads = optimizer_of(world).get_grads_for_norm(for_clipping=clipping)
+        for flat in tree_leaves(grads) if half else []:
+            flat.mul_(0.5)
+        return grads
 
     @action(drives=("set_lr", "get_lr"), lr=(0.03, 1e-4))
     def set_lr(self, world: World, lr: float) -> object:

@@ -65,5 +65,16 @@ MOTIFS: Mapping[str, Motif] = {
         ("override", {"scale": 0.0}),
         CLEAN,
     ),
+    "twenty overflows in a row": (
+        ("build", {"recipe": "adamw, dynamic"}),
+        *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 20, CLEAN),
+    ),
+    "a state that is kept, offloaded": (CLEAN, "keep_offloaded", CLEAN, CLEAN, "load_kept"),
+    "a copy under a scale from outside": (
+        *(("override", {"scale": 64.0}), ("look_at_copy", {"how": "deepcopy"})),
+        ("look_at_copy", {"how": "pickle"}),
+    ),
+    "an older file": (*(CLEAN, "load_older", CLEAN),),
+    "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
 }

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+from twinstep.parity.sequences.fills import INF, NAN
+
+REFUSED: Mapping[str, Sequence[object]] = {
+    "norm_type": (0.0, -1.0, NAN, "largest"),
+    "static_loss_scale": (0.0, -1.0, NAN, INF),
+    "clip_grad": ("small", None),
+    # One entry alone, one that is missing, and one whose name is misspelt.
+    "dynamic_loss_args": (
+        {"init_scale": 8.0},
+        {"init_scale": 8.0, "scale_window": 3},
+        {"init_scale": 8.0, "scale_windw": 3, "min_scale": 1.0},
+    ),
+}
 
 
 class _Scaler(Protocol):

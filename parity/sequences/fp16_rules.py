@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
+from twinstep.parity.sequences.fp16_by_hand import ScaledByHand
 from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
-from twinstep.parity.sequences.fp16_parts import Scaled, Timers
+from twinstep.parity.sequences.fp16_parts import REFUSED, Scaled, Timers
 from twinstep.parity.sequences.fp16_recipes import ANY, RECIPES, Recipe, recipe_named
 from twinstep.parity.sequences.motifs import STEPS
 from twinstep.parity.sequences.parts import (
@@ -33,16 +34,9 @@ from twinstep.parity.sequences.parts import (
     side_of,
     train,
 )
-from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import Act, Value, World
 
 Group = dict[str, object]
-REFUSED: Mapping[str, Sequence[object]] = {
-    "norm_type": (0.0, -1.0, NAN, "largest"),
-    "static_loss_scale": (0.0, -1.0, NAN, INF),
-    "clip_grad": ("small", None),
-    "dynamic_loss_args": ({"init_scale": 8.0},),
-}
 ADAM = {
     "lr": (3.7e-3, 0.25, 2.3e-5),
     "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.0, 0.99995)),
@@ -64,7 +58,7 @@ def scaled(world: World) -> Scaled:
     return cast(Scaled, world.optimizer)
 
 
-class FP16Rules(OptimizerRules):
+class FP16Rules(ScaledByHand):
     """Loss scaling, masters and everything around them, over several optimizers inside.
 
     After every action the scalars of the last step are read and compared with everything else.
@@ -82,7 +76,7 @@ class FP16Rules(OptimizerRules):
         *("dynamic_loss_scale", "dynamic_loss_args", "verbose", "clip_grad", "norm_type", "compat"),
     )
     exempt = {
-        **OptimizerRules.exempt,
+        **ScaledByHand.exempt,
         **dict.fromkeys(("mpu", "deepspeed", "expert_groups", "expert_data_groups"), RANKS),
     }
     own: Mapping[str, Sequence[object]] = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from twinstep.parity.sequences.fp16_parts import REFUSED
 from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
-from twinstep.parity.sequences.fp16_rules import REFUSED, FP16Rules, Group
+from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
 from twinstep.parity.sequences.world import World
 
 

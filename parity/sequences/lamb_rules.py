@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from twinstep.parity.sequences.actions import action
+from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.adam_rules import REFUSED, AdamRules
+from twinstep.parity.sequences.by_hand import OLD_STEP, ByHand
 from twinstep.parity.sequences.fills import INF, NAN, Dice, filled
 from twinstep.parity.sequences.parts import SEEDS
-from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
 
@@ -27,7 +27,7 @@ class _Lamb(Protocol):
         """Trust ratios."""
 
 
-class LambRules(OptimizerRules):
+class LambRules(ByHand):
     """LAMB: trust ratios, clipping of each gradient, and gradients handed to `step`."""
 
     tensor_hyper = True
@@ -51,9 +51,17 @@ class LambRules(OptimizerRules):
     }
     exempt = AdamRules.exempt
     motifs = {
-        **OptimizerRules.motifs,
+        **{name: row for name, row in ByHand.motifs.items() if name != OLD_STEP},
         "ratios of a step with clipping": ("train", "coefficients", "step_with_gradients"),
+        "ratios of a step without gradients": (
+            *(("train", {"missing": 0}), "coefficients"),
+            *(("train", {"missing": 7}), "coefficients"),
+        ),
     }
+
+    def actions(self) -> dict[str, Action]:
+        """Every action; here `step` takes gradients and a scale."""
+        return {name: row for name, row in super().actions().items() if name != "step_wrongly"}
 
     @action(drives=("add_param_group",))
     def add_impossible_group(self, world: World) -> None:

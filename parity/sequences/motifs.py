@@ -67,5 +67,5 @@ COMMON: Mapping[str, Motif] = {
     "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
     "a copy": ("train", "copy", "train"),
     "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),
-    "a refused construction": ("construct_wrongly",) * 4,
+    "a refused construction": ("construct_in_every_wrong_way",),
 }

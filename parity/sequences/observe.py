@@ -164,6 +164,9 @@ class Walk:
             moved = path in self.before and self.before[path][0] != address
             self.places[path] = address, storage
         self.leaves[path] = Leaf(says, value.detach().cpu().contiguous(), moved)
+        if path.startswith("optimizer.") and value.is_leaf and value.grad is not None:
+            # Those of the parameters have come before, with the parameters.
+            self.leaves[f"{path}.grad"] = Leaf("a gradient that stays")
 
     def _shared(self, value: Tensor, storage: int, path: str) -> str:
         if not self.overlap:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.names import check_among
 from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.apex_lamb_rules import ApexLambRules
@@ -207,9 +208,9 @@ def _check(twin: Twin) -> None:
             f'optimizer "{twin.name}" is registered already at {_twins[twin.name].place}, '
             f"but names should be unique [{where}]"
         )
-    _one_of("arithmetic", [twin.arithmetic], ARITHMETICS, where)
-    _one_of("dtypes", twin.dtypes, DTYPES, where)
-    _one_of("engines", twin.engines, ENGINES, where)
+    check_among("arithmetic", [twin.arithmetic], ARITHMETICS, where)
+    check_among("dtypes", twin.dtypes, DTYPES, where)
+    check_among("engines", twin.engines, ENGINES, where)
     if not twin.dtypes:
         raise UsageError(f"dtypes is empty, but should name at least one [{where}]")
     lacking = sorted(
@@ -264,14 +265,6 @@ def undriven(cls: type, rules: Rules) -> list[str]:
     """
     assigned = {name for name in public_properties(cls) if getattr(cls, name).fset is not None}
     return sorted((public_methods(cls) | assigned) - rules.driven() - rules.exempt.keys())
-
-
-def _one_of(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
-    for value in given:
-        if value not in known:
-            raise UsageError(
-                f'{what} has "{value}", but should be among {", ".join(known)} [{where}]'
-            )
 
 
 def _place(cls: object) -> str:

@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import lr_scheduler
 
-from twinstep.parity.sequences.actions import Motif, Rules, action
+from twinstep.parity.sequences.actions import Motif, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
 from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
+from twinstep.parity.sequences.hyper_rules import HyperRules
 from twinstep.parity.sequences.motifs import COMMON, LASTING
 from twinstep.parity.sequences.parts import (
     COUNTS,
@@ -25,13 +25,14 @@ from twinstep.parity.sequences.parts import (
     GROUPS,
     SEEDS,
     WINDOWS,
-    Group,
     left_out,
     like,
     parameters,
 )
 from twinstep.parity.sequences.world import Value, World
 
+# What a closure gives back: a number, a tensor that holds it, nothing, or more than the loss.
+LOSSES = ("number", "tensor", "nothing", "pair")
 HOOKS = tuple(
     f"register_{what}_{when}_hook"
     for what in ("step", "state_dict", "load_state_dict")
@@ -39,15 +40,13 @@ HOOKS = tuple(
 )
 
 
-class OptimizerRules(Rules):
+class OptimizerRules(HyperRules):
     """Actions of every optimizer with torch's interface.
 
     Attributes:
-        hyper: hyper-parameters of a group and the values they take, the ordinary one first.
         options: further arguments of the constructor, for the whole instance.
         refused: values that the constructor should refuse, by argument.
         sparse: whether sparse gradients should be refused; otherwise there are none.
-        tensor_hyper: whether numbers may also be given as 0-dim float64 tensors.
     """
 
     exempt: Mapping[str, str] = {
@@ -55,11 +54,9 @@ class OptimizerRules(Rules):
         "param_groups": "assigned by torch's base class, which `load` has it do",
         "state": "assigned by torch's base class, which `load` has it do",
     }
-    hyper: Mapping[str, Sequence[object]] = {"lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 0.0)}
     options: Mapping[str, Sequence[object]] = {}
     refused: Mapping[str, Sequence[object]] = {"lr": (-1.0, "fast")}
     sparse: bool = False
-    tensor_hyper: bool = False
     lasting = LASTING
     motifs: Mapping[str, Motif] = COMMON
 
@@ -102,10 +99,6 @@ class OptimizerRules(Rules):
             more={"dtype": dtype},
         )
 
-    def drawn_hyper(self, dice: Dice) -> Group:
-        """A value for each hyper-parameter."""
-        return {name: dice.pick(row) for name, row in self.hyper.items()}
-
     def arguments(self) -> set[str]:
         """Arguments of the reference's constructor that some action passes."""
         return super().arguments() | {"params", *self.hyper, *self.options, *self.refused}
@@ -116,6 +109,18 @@ class OptimizerRules(Rules):
         dice = Dice(seed)
         name = dice.pick(tuple(self.refused))
         self.construct(world, {name: dice.pick(self.refused[name])})
+
+    @action(often=0)
+    def construct_in_every_wrong_way(self, world: World) -> dict[str, str]:
+        """Try each argument that should be refused; what it raises."""
+        found = {}
+        for name, values in self.refused.items():
+            for at, value in enumerate(values):
+                try:
+                    self.construct(world, {name: value})
+                except Exception as error:
+                    found[f"{name}[{at}]"] = type(error).__name__
+        return found
 
     def construct(self, world: World, wrong: Mapping[str, object]) -> None:
         """Construct another one over copies of the parameters."""
@@ -191,21 +196,22 @@ class OptimizerRules(Rules):
         world.updating()
         return world.torch_optimizer.step()  # type: ignore[call-overload, unused-ignore]
 
-    @action(drives=("step",), seed=SEEDS, fails=(False, False, True))
-    def step_with_closure(self, world: World, seed: int, fails: bool) -> object:
+    @action(drives=("step",), seed=SEEDS, fails=(False, False, True), gives=LOSSES)
+    def step_with_closure(self, world: World, seed: int, fails: bool, gives: str) -> object:
         """Update once, with gradients that the closure makes, unless it raises an error."""
+        loss = {"number": 0.5, "tensor": torch.full((1, 1), 0.5), "pair": (0.5, "x")}.get(gives)
 
-        def closure() -> float:
+        def closure() -> object:
             self.fill(world, seed, "ordinary", 0)
             world.events.append(f"closure, gradients {torch.is_grad_enabled()}")
             if fails:
                 raise RuntimeError("no more data")
             world.updating()
-            return 0.5
+            return loss
 
         with torch.enable_grad():
             try:
-                return world.torch_optimizer.step(closure)
+                return world.torch_optimizer.step(cast(Callable[[], float], closure))
             finally:
                 world.events.append(f"gradients {torch.is_grad_enabled()} behind a step")
 
@@ -218,73 +224,6 @@ class OptimizerRules(Rules):
         else:
             world.torch_optimizer.zero_grad(set_to_none=how == "drop")
         return held
-
-    @action(often=3, seed=SEEDS, group=range(4), as_tensor=(False, False, True))
-    def set_hyper(self, world: World, seed: int, group: int, as_tensor: bool) -> None:
-        """Assign a hyper-parameter of one group."""
-        groups = world.torch_optimizer.param_groups
-        dice = Dice(seed)
-        name = dice.pick(tuple(self.hyper))
-        value = dice.pick(self.hyper[name][::-1])
-        if as_tensor and self.tensor_hyper and isinstance(value, float):
-            value = torch.tensor(value, dtype=torch.float64, device=world.device)
-        groups[group % len(groups)][name] = value
-
-    @action(often=2, group=range(4), bits=(4, 8, 10, 12, 14))
-    def lower_rate(self, world: World, group: int, bits: int) -> None:
-        """Lower the learning rate of one group by little, as a schedule does."""
-        groups = world.torch_optimizer.param_groups
-        if "lr" in self.hyper:
-            groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
-
-    @action(often=0)
-    def hold_rates(self, world: World) -> None:
-        """Give every group a rate in a 0-dim tensor, not 0, where numbers may be tensors."""
-        for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
-            if "lr" in group:
-                group["lr"] = torch.tensor(float(group["lr"]) or 0.25, dtype=torch.float64)
-
-    @action(often=0)
-    def raise_rates(self, world: World) -> None:
-        """Give every group a rate so large that weights show the last bits of an update."""
-        for group in world.torch_optimizer.param_groups:
-            if "lr" in group:
-                group["lr"] = 64.0
-
-    @action(kind=("lambda", "cyclic", "onecycle"))
-    def start_scheduler(self, world: World, kind: str) -> None:
-        """Put a learning-rate scheduler on; the last two cycle momentum or beta1 as well."""
-        optimizer = world.torch_optimizer
-        momentum = bool({"momentum", "betas"} & optimizer.defaults.keys())
-        if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
-            # torch's schedulers fill such a tensor in place, in float64: nothing of ours to see.
-            return
-        # Every group keeps a rate of its own.
-        rates = [1.0 + at for at in range(len(optimizer.param_groups))]
-        if kind == "lambda":
-            world.scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
-        elif kind == "cyclic":
-            low, high = [1e-4 * one for one in rates], [0.1 * one for one in rates]
-            world.scheduler = lr_scheduler.CyclicLR(
-                optimizer, low, high, step_size_up=2, cycle_momentum=momentum
-            )
-        else:
-            world.scheduler = lr_scheduler.OneCycleLR(
-                optimizer,
-                [0.1 * one for one in rates],
-                total_steps=40,
-                cycle_momentum=momentum,
-            )
-
-    @action(often=3)
-    def scheduler_step(self, world: World) -> None:
-        """Let the scheduler change the learning rate."""
-        if world.scheduler is None:
-            return
-        with warnings.catch_warnings():
-            # A scheduler that steps before the optimizer does is one of the sequences.
-            warnings.simplefilter("ignore", UserWarning)
-            world.scheduler.step()
 
     @action(drives=("add_param_group",), seed=SEEDS)
     def add_group(self, world: World, seed: int) -> None:
@@ -328,12 +267,9 @@ class OptimizerRules(Rules):
         self.save(world)
         dice = Dice(seed)
         groups = world.torch_optimizer.param_groups
-        counts = [len(group["params"]) for group in groups]
         copies = [like(param) for param in world.params]
-        parts, at = [], 0
-        for count in counts:
-            parts.append({"params": copies[at : at + count]})
-            at += count
+        copy_of = dict(zip(world.params, copies, strict=True))
+        parts = [{"params": [copy_of[param] for param in group["params"]]} for group in groups]
         world.optimizer = world.cls(parts, **self.drawn_hyper(dice), **world.options)
         world.params, world.scheduler = copies, None
         world.torch_optimizer.load_state_dict(self._read(world))

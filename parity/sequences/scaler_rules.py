@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, cast
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +40,12 @@ CONSTANTS = (
     *("rule", "init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift"),
     *("backoff_factor", "consecutive_hysteresis", "raise_error_at_min_scale"),
 )
+FLAGS: Mapping[str, Callable[[bool], object]] = {
+    "bool": bool,
+    "int": int,
+    "tensor": torch.tensor,
+    "numpy": numpy.bool_,
+}
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -105,6 +112,15 @@ class ScalerRules(Rules):
             ("look", HIT),
         ),
         "the floor": (("assign", {"scale": 1.0}), *(OVERFLOW,) * 4, "backward", "update"),
+        "twenty overflows in a row": (
+            ("build", {"rule": "dynamic", "omitted": False, "raises": False}),
+            *(("assign", {"scale": 2.0**24}), *(OVERFLOW,) * 20, CLEAN),
+        ),
+        "flags of every kind": tuple(
+            ("update", {"overflow": overflow, "kind": kind})
+            for kind in FLAGS
+            for overflow in (True, False)
+        ),
         "scales that are none": (
             *(("assign", {"scale": scale}) for scale in (NAN, INF, -1.0, 0.0)),
             "backward",
@@ -158,10 +174,10 @@ class ScalerRules(Rules):
         finally:
             world.more["readings"] = _of(world).state_dict()
 
-    @action(often=9, drives=("update_scale",), overflow=(False, False, True))
-    def update(self, world: World, overflow: bool) -> None:
-        """A step that overflowed or did not."""
-        _of(world).update_scale(overflow)
+    @action(often=9, drives=("update_scale",), overflow=(False, False, True), kind=(*FLAGS, "bool"))
+    def update(self, world: World, overflow: bool, kind: str) -> None:
+        """A step that overflowed or did not; flags that ranks agree on are no plain bools."""
+        _of(world).update_scale(cast(bool, FLAGS[kind](overflow)))
 
     @action(seed=SEEDS)
     def construct_wrongly(self, world: World, seed: int) -> None:

@@ -306,8 +306,9 @@ class BatchChecks:
         for index in np.flatnonzero((earlier[:, 0] != NOBODY) & ~ordered):
             if not loose[access.lane[index]]:
                 fixed = same_block[index] or self.memory.waits
-                in_turn = fixed and self._ordered(earlier[index], now[index])
-                loose[access.lane[index]] = not in_turn
+                loose[access.lane[index]] = not (
+                    fixed and self._ordered(earlier[index], now[index])
+                )
         return loose
 
     def _used(self, thread: int, read: int, load: Instruction) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from time import perf_counter
@@ -31,6 +31,7 @@ from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
 from twinstep.replay.machine.memory import Regions
+from twinstep.replay.machine.named import HostNumber, NamedBytes, NamedFloat
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.windows import Windows, address_loads, moved_parameters
 from twinstep.replay.ptx.flow import family
@@ -78,8 +79,10 @@ def require_subnormals() -> None:
         )
 
 
-def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
-    """Parameter bytes from values in order of declaration.
+def pack(
+    program: Program, values: Sequence[int | float | bytes]
+) -> tuple[bytes, dict[int, NamedBytes]]:
+    """Parameter bytes from values in order of declaration, and those with names by their start.
 
     Raises:
         ReplayError: a value is not of its parameter's kind, or does not fit; nothing is converted.
@@ -89,16 +92,19 @@ def pack(program: Program, values: Sequence[int | float | bytes]) -> bytes:
         raise ReplayError(
             f"Kernel {program.kernel.name} has {len(params)} parameters, got {len(values)}."
         )
-    data = bytearray(program.layout.param_size)
+    data, named = bytearray(program.layout.param_size), {}
     for (variable, kind), value in zip(params, values, strict=True):
         start = program.layout.params[variable.name]
         try:
-            data[start : start + variable.size] = _encoded(variable, kind, value)
+            own = _encoded(variable, kind, value)
         except ValueError as error:
             raise ReplayError(
                 f"Parameter {variable.name} of kernel {program.kernel.name} {error}."
             ) from None
-    return bytes(data)
+        data[start : start + variable.size] = own
+        if isinstance(own, NamedBytes):
+            named[start] = own
+    return bytes(data), named
 
 
 def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes:
@@ -113,7 +119,9 @@ def _encoded(variable: Variable, kind: str, value: int | float | bytes) -> bytes
     if isinstance(value, float):
         if kind not in ("f32", "f64", "b32", "b64"):
             raise ValueError(f"is of type .{kind}, got {value!r}: pass an int, or bytes")
-        return np.array(value, f"f{size}").tobytes()
+        with np.errstate(over="ignore"):
+            data = np.array(value, f"f{size}").tobytes()
+        return NamedBytes.of(data, f"f{8 * size}", value)
     if kind[0] == "f":
         raise ValueError(f"is of type .{kind}, got the integer {value}: pass {float(value)}")
     if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):
@@ -134,6 +142,7 @@ class Request:
     shared: int = 0
     settings: Options = field(default_factory=Options)
     counted: bool = True
+    named: Mapping[int, NamedBytes] = field(default_factory=dict)
 
 
 def run(request: Request) -> Launch:
@@ -299,7 +308,7 @@ def _run_batch(
         np.full((len(blocks) * threads if local else 0, local), request.settings.garbage, np.uint8),
         program.kernel.name,
     )
-    batch.counted = request.counted
+    batch.counted, batch.named = request.counted, request.named
     batch.pointers = partial(_pointers, program, request.params)
     if isinstance(regions, Windows):
         batch.windows, batch.address_loads = regions, address_loads(program)
@@ -334,7 +343,7 @@ def run_ptx(
     kernel_name: str,
     grid: tuple[int, ...],
     block: tuple[int, ...],
-    args: Sequence[torch.Tensor | int | float | bytes],
+    args: Sequence[torch.Tensor | int | float | bytes | HostNumber],
     *,
     shared: int = 0,
 ) -> Launch:
@@ -360,10 +369,10 @@ def run_ptx(
             tensors.append((f"argument {index}", arg))
             values.append(arg.data_ptr())
         else:
-            values.append(arg)
-    request = Request(
-        program, digest, place(grid), place(block), pack(program, values), tensors, shared
-    )
+            values.append(NamedFloat.of(arg) if isinstance(arg, HostNumber) else arg)
+    params, named = pack(program, values)
+    request = Request(program, digest, place(grid), place(block), params, tensors, shared)
+    request.named = named
     return run(request)
 
 

@@ -25,6 +25,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -88,6 +89,17 @@ def ends_of(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     """Copies of the first and of the last `count` elements."""
     flat = tensor.reshape(-1)
     return flat[:count].clone(), flat[flat.numel() - count :].clone()
+
+
+def touched(tensor: torch.Tensor) -> torch.Tensor:
+    """Flags of the pages of a virtual tensor: true for those that anything has touched."""
+    size = tensor.numel() * tensor.element_size()
+    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    pages = -(-(tensor.data_ptr() + size - start) // mmap.PAGESIZE)
+    found = torch.zeros(pages, dtype=torch.uint8)
+    if _LIBC.mincore(start, pages * mmap.PAGESIZE, found.data_ptr()):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return (found & 1).bool()
 
 
 def folded_tensor(tile: torch.Tensor, numel: int) -> torch.Tensor:

@@ -20,7 +20,6 @@ from twinstep.replay.ptx.syntax import Instruction
 
 SHARED_WINDOW = 0x7E00 << 48
 LOCAL_WINDOW = 0x7F00 << 48
-_WINDOW = np.uint64(0xFF00 << 48)
 SMALL, REMEMBERED = 1024, 4
 """Most threads whose accesses of shared memory are remembered across launches, and how many are."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from twinstep.replay.dtypes import Array, stretched
 from twinstep.replay.machine.memory import Region, Regions
+from twinstep.replay.machine.named import NamedBytes
 from twinstep.replay.machine.windows import Windows
 from twinstep.replay.ptx.syntax import Instruction
 
@@ -106,6 +107,7 @@ class Batch:
         address_loads: There, the `id` of each load that an address may be computed from.
         checks: Checks of races and of unwritten memory, where asked for.
         counted: Whether accesses are counted; they are where the launch is recorded.
+        named: The parameters that have names, by the byte where each starts.
     """
 
     blocks: Array
@@ -124,6 +126,7 @@ class Batch:
     windows: Windows | None = None
     address_loads: frozenset[int] = frozenset()
     counted: bool = True
+    named: Mapping[int, NamedBytes] = field(default_factory=dict)
 
     def block_place(self, row: int) -> Place:
         """Block coordinates of a row."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from twinstep.replay.names.evaluate import needed
 from twinstep.replay.names.table import Table
 
 
@@ -36,10 +35,19 @@ class Path:
         """The number of an expression under the path."""
         if number < 0 or not self.facts:
             return number
-        for part in needed(self.table, [number]):
-            if part not in self._known:
-                self._known[part] = self._row(part)
-        return self._known[number]
+        known, stack = self._known, [number]
+        while stack:
+            part = stack[-1]
+            if part not in known:
+                row = self.table.rows[part]
+                whole = part in self.facts or row.op in ("leaf", "const")
+                missing = [] if whole else [n for n in row.args if n not in known]
+                if missing:
+                    stack += missing
+                    continue
+                known[part] = self._row(part)
+            stack.pop()
+        return known[number]
 
     def _row(self, number: int) -> int:
         row = self.table.rows[number]

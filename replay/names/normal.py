@@ -14,6 +14,8 @@ float16: a product of bfloat16 may be subnormal in float32. It does not hold for
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from twinstep.replay.names.evaluate import evaluate_row
@@ -53,6 +55,7 @@ def canonical_opcode(opcode: str) -> str:
     return ".".join(parts)
 
 
+@cache
 def _sorts(op: str) -> int:
     """How many leading operands may change places."""
     parts = op.split(".")
@@ -63,6 +66,13 @@ def _sorts(op: str) -> int:
     return 2 if parts[0] == "eq" else 0
 
 
+@cache
+def _floating(op: str) -> bool:
+    """True for arithmetic of floats, which no equation about bits or predicates is about."""
+    name, kind = op.partition(".")[0], op.rpartition(".")[2]
+    return name in ("add", "sub", "mul", "div", "fma", "sqrt") and kind in FLOAT_GRANULES
+
+
 def simplified(
     table: Table, op: str, args: tuple[int, ...], granules: int, site: str
 ) -> int | None:
@@ -71,8 +81,14 @@ def simplified(
         return None
     if op == "union":
         return union(table, args)
-    if any(table.rows[number].op == "mix" for number in args):
-        return mix(table, args, granules)
+    rows = table.rows
+    for number in args:
+        if rows[number].op == "mix":
+            return mix(table, args, granules)
+    if _floating(op):
+        if _sorts(op) and args[0] > args[1]:
+            return table.row(op, (args[1], args[0], *args[2:]), granules, site)
+        return _by_one(table, op, args) if op.startswith(("mul.rn.", "div.rn.")) else None
     if op == "part":
         return part_of(table, args[0], table.rows[args[1]].args[0], site)
     if op == "join":
@@ -94,18 +110,13 @@ def simplified(
     found = whole_number(table, op, args, granules, site)
     if found is not None:
         return found
-    count = _sorts(op)
-    if count and args[0] > args[1]:
+    if _sorts(op) and args[0] > args[1]:
         return table.row(op, (args[1], args[0], *args[2:]), granules, site)
     if op.startswith(("and.b", "or.b", "xor.b")):
         return _bitwise(table, op, args, granules, site)
     if op.startswith(("abs.", "neg.")):
         return _sign(table, op, args, granules, site)
-    if op.startswith("cvt."):
-        return _converted(table, op, args, site)
-    if op.startswith(("mul.rn.", "div.rn.")):
-        return _by_one(table, op, args)
-    return None
+    return _converted(table, op, args, site) if op.startswith("cvt.") else None
 
 
 def _by_one(table: Table, op: str, args: tuple[int, ...]) -> int | None:

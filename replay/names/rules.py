@@ -9,7 +9,7 @@ from twinstep.replay.isa.forms import resolve
 from twinstep.replay.names.emit import IGNORED, NamingEmitter, computed, nothing
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.ptx.flow import family, used
-from twinstep.replay.ptx.syntax import Instruction, Operand, Reg, Vec
+from twinstep.replay.ptx.syntax import Instruction, Operand, Reg, Symbol, Vec
 from twinstep.replay.shadow64 import emit_moves
 from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.shadow64.values import granules
@@ -217,8 +217,11 @@ def _load(emitter: LiftedEmitter, instruction: Instruction) -> None:
     naming = _naming(emitter)
     space, kind, _ = shape(instruction)
     items = emitter.targets(instruction.operands[0])
-    if space == "param" or "const" in instruction.parts:
+    if "const" in instruction.parts:
         naming.unname(instruction)
+        return
+    if space == "param":
+        _parameter(naming, instruction)
         return
     word, guard = width(kind), emitter.guard(instruction)
     at, memory = _places(naming, instruction, instruction.operands[1], space)
@@ -249,6 +252,24 @@ def _load(emitter: LiftedEmitter, instruction: Instruction) -> None:
             emitter.line(f"{name} = {new}")
 
         emitter.after.append(finish)
+
+
+def _parameter(naming: NamingEmitter, instruction: Instruction) -> None:
+    """A load of parameters, some of which are numbers of the host that have names."""
+    place, kind = instruction.operands[1], instruction.parts[-1]
+    base, site = getattr(place, "base", None), naming.place(instruction)
+    start = naming.layout.params.get(base.name) if isinstance(base, Symbol) else None
+    if start is None:
+        if not isinstance(base, Symbol):
+            naming.line(f"s_unnamed_parameters(L, {site})")
+        naming.unname(instruction)
+        return
+    start += getattr(place, "offset", 0)
+    for index, item in enumerate(naming.targets(instruction.operands[0])):
+        if isinstance(item, Reg) and item.name != "_" and naming.has_shadow(item.name):
+            at, size = start + index * width(kind), naming.size(item.name)
+            names = f"s_parameter(L, {at}, {width(kind)}, {size}, {kind[0] == 's'}, {site})"
+            naming.give(item, names, instruction)
 
 
 def _store(emitter: LiftedEmitter, instruction: Instruction) -> None:

@@ -8,6 +8,7 @@ from twinstep.replay.dtypes import Array
 from twinstep.replay.machine.access import SHARED_WINDOW
 from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.machine.matrices import places_of_items
+from twinstep.replay.machine.named import NamedBytes
 from twinstep.replay.names.memory import NamedMemory
 from twinstep.replay.names.session import NotNamed, session
 from twinstep.replay.names.sums import mix
@@ -125,6 +126,48 @@ def load(
     result = np.full((lanes.size, g), PLAIN, np.int64)
     result[flat] = codes.reshape(-1, g)
     return wrapped(result.reshape(*lanes.shape, g))
+
+
+def parameter(lanes: Lanes, start: int, word: int, g: int, signed: bool, site: str) -> Names:
+    """Names of a word of the parameters, in a register of `g` granules.
+
+    Raises:
+        NotNamed: a byte of one with a name is read, or its sign is extended.
+    """
+    found = np.full((1, 1, g), PLAIN, np.int64)
+    for begin, own in lanes.batch.named.items():
+        if begin < start + word and start < begin + len(own):
+            if word < 2 or (signed and word < 2 * g):
+                raise NotNamed(f"names are not followed through {site}", "names", site)
+            codes = _rounded(own)
+            for at in range(word // 2):
+                inside = start // 2 + at - begin // 2
+                if 0 <= inside < len(codes):
+                    found[..., at] = codes[inside]
+    return wrapped(found) if (found >= 0).any() else None
+
+
+def _rounded(own: NamedBytes) -> Array:
+    """The granules of a parameter that a float64 was rounded to."""
+    table = session().table
+    if own.kind == "f64":
+        return np.asarray(table.codes(np.array(own.number), 4))
+    kind = "f32" if own.kind == "bf16" else own.kind
+    g = 1 if kind == "f16" else 2
+    number = table.row(f"cvt.rn.{kind}.f64", (own.number,), g)
+    codes = np.asarray(table.codes(np.array(number), g))
+    # Triton's launcher cuts the low half off.
+    return codes[1:] if own.kind == "bf16" else codes
+
+
+def unnamed_parameters(lanes: Lanes, site: str) -> None:
+    """Refuse parameters with names where their address is computed.
+
+    Raises:
+        NotNamed: some have names.
+    """
+    if lanes.batch.named:
+        raise NotNamed(f"names are not followed through {site}", "names", site)
 
 
 def matrix(

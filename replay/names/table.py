@@ -149,8 +149,8 @@ class Table:
         """The granules of values, along a new last axis; plain where the number is -1."""
         whole = 4 * numbers[..., None] + np.arange(g)
         result = np.where(numbers[..., None] < 0, PLAIN, whole)
-        for at in np.argwhere(numbers >= 0).tolist():
-            row = self.rows[int(numbers[tuple(at)])]
-            if row.op == JOIN:
-                result[tuple(at)] = [4 * part for part in row.args]
+        rows, flat = self.rows, result.reshape(-1, g)
+        for at, number in enumerate(numbers.reshape(-1).tolist()):
+            if number >= 0 and rows[number].op == JOIN:
+                flat[at] = [4 * part for part in rows[number].args]
         return result

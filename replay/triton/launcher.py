@@ -17,6 +17,7 @@ from twinstep.replay.errors import CannotReplay, ReplayError, UnsupportedArgumen
 from twinstep.replay.launch.options import Labelled
 from twinstep.replay.launch.record import recording
 from twinstep.replay.launch.run import Request, pack, program_of, run
+from twinstep.replay.machine.named import NamedBytes
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.relocate import relocate
 from twinstep.replay.triton.torch_cuda import refuse_host
@@ -103,16 +104,18 @@ class Launcher:
             values.append(-(-memory.data_ptr() // 128) * 128)
         # Triton appends pointers to scratch memory, which are null where none is needed.
         values += [0] * (len(program.kernel.params) - len(values))
+        params, named = pack(program, values)
         run(
             Request(
                 program,
                 self.digest,
                 grid,
                 (self.metadata.num_warps * WARP, 1, 1),
-                pack(program, values),
+                params,
                 tensors,
                 self.metadata.shared,
                 counted=recording(),
+                named=named,
             )
         )
 
@@ -146,7 +149,9 @@ def _flatten(
     elif kind.startswith("*"):
         values.append(_pointer(name, value, tensors))
     elif kind in ("fp16", "bf16", "fp32", "f32", "fp64"):
-        values.append(_float(name, kind, float(cast(float, value))))
+        kind = kind.replace("fp", "f")
+        data = _float(name, kind, float(cast(float, value)))
+        values.append(NamedBytes.of(data, kind, value))
     elif integer := re.fullmatch(r"([iu])(\d+)", kind):
         values.append(_integer(name, integer[1] == "i", int(integer[2]), int(cast(int, value))))
     elif kind != "constexpr":
@@ -157,14 +162,15 @@ def _flatten(
 
 def _float(name: str, kind: str, value: float) -> bytes:
     """The bytes of a float, as Triton's launcher makes them: to bf16 it cuts the low bits off."""
-    if kind == "fp64":
+    if kind == "f64":
         return struct.pack("<d", value)
-    if kind == "fp16":
+    if kind == "f16":
         try:
             return struct.pack("<e", value)
         except OverflowError:
             raise ReplayError(f"Argument {name} is {value}, which is too large for fp16.") from None
-    single = np.array(value, np.float32).tobytes()
+    with np.errstate(over="ignore"):
+        single = np.array(value, np.float32).tobytes()
     return single[2:] if kind == "bf16" else single
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from twinstep.benchmarks import gpu_check, judged, sanitizer, timing
+from twinstep.benchmarks import gpu_check, judged, predicted, sanitizer, timing
 from twinstep.benchmarks import part as benchmark_part
 from twinstep.benchmarks.gpu_check import ROWS, TOTAL_SECONDS, Row
 from twinstep.benchmarks.part import (
@@ -65,13 +65,18 @@ def test_all_parts_together_fit_into_eight_minutes() -> None:
 
 
 def test_every_part_has_a_prediction_that_fits() -> None:
-    predicted = gpu_check.predictions()
-    assert [*predicted] == [row.name for row in ROWS]
-    seconds = {name: float(str(one["seconds"])) for name, one in predicted.items()}
+    parts = gpu_check.predictions()
+    assert [*parts] == [row.name for row in ROWS]
+    seconds = {name: float(str(one["seconds"])) for name, one in parts.items()}
     assert sum(seconds.values()) < TOTAL_SECONDS
     # The last one has what all others save.
     for row in ROWS[:-1]:
         assert seconds[row.name] < row.seconds
+
+
+def test_predictions_of_the_model_are_those_in_the_file() -> None:
+    document = json.loads(gpu_check.PREDICTED.read_text())
+    assert predicted.renewed(json.loads(gpu_check.PREDICTED.read_text())) == document
 
 
 def test_no_part_takes_what_is_kept_for_a_later_one(

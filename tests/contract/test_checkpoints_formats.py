@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.checkpoint_runs import started
-from tests.helpers.sides import SIDES
+from tests.helpers.sides import CLASSES, SIDES
 
 pytestmark = pytest.mark.usefixtures("replay")
 BOTH = pytest.mark.parametrize("side", SIDES)
@@ -92,3 +92,26 @@ def test_a_renamed_model_is_the_same_model(side: str) -> None:
     state = saved("bf16")
     state["param_slice_mappings"] = [{"other": {"numel": 99, "start": 7}}, {}]
     started(side, "bf16").load(state)
+
+
+@BOTH
+def test_a_group_whose_parameters_are_frozen_goes_through_a_state(side: str) -> None:
+    """It holds nothing inside, and its list of numbers is empty."""
+
+    def made() -> tuple[torch.nn.Parameter, Any]:
+        halves = [torch.nn.Parameter(torch.ones(n, dtype=torch.float16)) for n in (3, 2)]
+        groups = [{"params": [half]} for half in halves]
+        halves[1].requires_grad_(False)
+        inside = CLASSES[side]["FusedAdam"](groups, lr=0.5)
+        return halves[0], CLASSES[side]["FP16UnfusedOptimizer"](inside)
+
+    trained, optimizer = made()
+    optimizer.backward(trained.sum())
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert [group["params"] for group in state["optimizer_state_dict"]["param_groups"]] == [[0], []]
+    fresh, other = made()
+    other.load_state_dict(state)
+    assert torch.equal(other.fp32_groups[0][0], optimizer.fp32_groups[0][0])
+    assert not torch.equal(trained, torch.ones_like(trained))
+    assert torch.equal(fresh, trained)

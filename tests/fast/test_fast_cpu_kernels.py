@@ -22,6 +22,7 @@ from twinstep.fast.kernels.lamb import lamb_step_
 from twinstep.fast.kernels.reduce import new_limbs, reduce_gradients
 from twinstep.fast.kernels.sgd import sgd_step_
 from twinstep.fast.kernels.unscale import unscale_
+from twinstep.fast.runtime import building
 from twinstep.fast.runtime import native as library
 from twinstep.parity.cases.fixed_inputs import anything, moderate
 from twinstep.parity.runner.calls.invoke import unable
@@ -247,6 +248,33 @@ def test_builders_at_once_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (tmp_path / "builds").read_text() == "x\n"
     assert ctypes.CDLL(str(target)).twinstep_accumulate
     assert sorted(path.suffix for path in target.parent.iterdir()) == [".lock", ".so"]
+
+
+def test_a_library_that_is_cut_short_or_changed_is_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = building.Source(
+        name="one", what="one", where="here", main="one.cpp", files={"one.cpp": "int one = 1;"}
+    )
+    target = building.built(source, ["-shared"])
+    whole = target.read_bytes()
+    for wrong in (b"", whole[:-1], whole[:4000], b"\0" + whole[1:]):
+        target.write_bytes(wrong)
+        assert building.built(source, ["-shared"]) == target
+        assert ctypes.c_int.in_dll(ctypes.CDLL(str(target)), "one").value == 1
+        target.unlink()  # a loaded file must not be written over
+        target.write_bytes(whole)
+    assert not [path for path in target.parent.iterdir() if path.suffix not in (".so", ".lock")]
+
+
+def test_a_compiler_may_have_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "c++ -DONE=1")
+    source = building.Source(
+        name="one", what="one", where="here", main="one.cpp", files={"one.cpp": "int one = ONE;"}
+    )
+    assert building.built(source, ["-shared"]).exists()
 
 
 def test_tensors_elsewhere_are_refused() -> None:

@@ -15,6 +15,7 @@ from twinstep.fast.kernels._limbs import LIMBS, NONFINITE, ORIGIN
 from twinstep.fast.kernels.cuda import library, reduce
 from twinstep.fast.kernels.cuda.reduce import add_squares, global_norm_
 from twinstep.fast.kernels.reduce import new_limbs
+from twinstep.fast.runtime.cache_folder import keep, kept
 from twinstep.parity.cases.fixed_inputs import anything
 from twinstep.parity.runner.calls.invoke import unable
 from twinstep.replay.cuda import nvrtc
@@ -107,11 +108,14 @@ def test_infinities_and_nans_are_counted_apart(dtype: torch.dtype) -> None:
 def test_a_variant_is_compiled_once_and_kept(empty_cache: Path) -> None:
     macros = (("G", 0),)
     code = library.compiled("reduce", "ptx", 90, macros)
-    (kept,) = empty_cache.iterdir()
-    assert kept.read_bytes() == code
+    (path,) = empty_cache.iterdir()
+    assert kept(path) == code
     library.compiled.cache_clear()
-    kept.write_bytes(b"as kept")
+    keep(path, b"as kept")
     assert library.compiled("reduce", "ptx", 90, macros) == b"as kept"
+    library.compiled.cache_clear()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert library.compiled("reduce", "ptx", 90, macros) == code
     assert library.compiled("reduce", "ptx", 80, macros) != b"as kept"
 
 

@@ -5,6 +5,7 @@ that is equal over the real numbers. They were written after the prover; one of 
 since: the primes of the reals are such that `sqrt(4 v)` is `2 sqrt(v)`.
 """
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -96,11 +97,16 @@ WRONG: dict[str, Callable[..., None]] = {
     "no decay of negative weights": step(("d", lambda s, d: torch.where(s.p < 0, d * 0.0, d))),
     "cautious": step(("u", lambda s, u: torch.where(s.m * s.g < 0, u * 0.0, u))),
     "negative zero lost": step(("new", lambda s, p: p + 0.0)),
-    "found_inf is one": step(skips=lambda s: bool((s.found_inf == 1.0).item())),
     "tiny rate skips": step(skips=lambda s: _found(s) or s.given.item() < 1e-7),
     "host branch on the factor": step(("f", lambda s, f: f * 2 if s.factor.item() > 4096.0 else f)),
 }
 """Wrong on a condition."""
+
+OUTSIDE: dict[str, Callable[..., None]] = {
+    "found_inf is one": step(skips=lambda s: bool((s.found_inf == 1.0).item())),
+    "rate is infinite": step(skips=lambda s: _found(s) or not math.isfinite(s.given.item())),
+}
+"""Different only where the contract has no value: a flag of 0.5, a rate that is not finite."""
 
 
 def _moments(s: Now) -> tuple[Tensor, Tensor]:

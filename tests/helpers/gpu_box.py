@@ -46,6 +46,7 @@ from twinstep.benchmarks import (
 )
 from twinstep.benchmarks.part import Job
 from twinstep.parity.laws import LAWS
+from twinstep.parity.proof.gates.compile.cuda import CudaVariant, cuda_variants_of
 from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.sequences import rules
@@ -188,7 +189,11 @@ def _small() -> None:
         with _outside():
             return variants_of(kernels[:1])
 
-    put(compiled, WORKERS=2, variants_of=variants)
+    def in_cuda(kernels: Sequence[Kernel]) -> list[CudaVariant]:
+        with _outside():
+            return cuda_variants_of(kernels[:1])[:2]
+
+    put(compiled, WORKERS=2, variants_of=variants, cuda_variants_of=in_cuda)
     put(judged, ONLY=("fast.FusedAdam", "clip_factor"), LEFT_OUT=tuple({*LAWS} - {*KEPT}))
     # Its judge forks beside a thread.
     put(judged, planted=list)

@@ -34,6 +34,11 @@ SAME: list[tuple[str, str]] = [
 ]
 
 OTHER: list[tuple[str, str]] = [
+    ("setp.nan.f32 %p1, %a, %a; selp.f32 %f0, 0f00000000, %a, %p1", "mov.f32 %f0, %a"),
+    (
+        "abs.f32 %f1, %a; setp.lt.f32 %p1, %f1, 0f7F800000; selp.f32 %f0, %a, %b, %p1",
+        "mov.f32 %f0, %a",
+    ),
     ("sub.f32 %f0, %a, %b", "sub.f32 %f0, %b, %a"),
     ("add.f32 %f0, %a, 0f33D6BF95", "mov.f32 %f0, %a"),
     ("mul.f32 %f0, %a, 0f3F7FBE77", "mul.f32 %f0, %a, 0f3F7FBE76"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from tools.house import PAGE, floors, rendered
-from tools.source import ROOT, project_files
+from tools.source import ROOT, parse, project_files
 
 PAGES = [path for path in project_files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]
 FOLDERS = {path.parts[0] for path in project_files() if len(path.parts) > 1}
@@ -42,6 +43,28 @@ def test_the_floors_are_those_of_the_import_contracts() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert missing(page, (ROOT / page).read_text()) == []
+
+
+def differing(names: set[str], text: str) -> set[str]:
+    """Names that a list of modules at the left edge of a docstring leaves out, or has too many."""
+    return names ^ set(re.findall(r"^(\w+)/?  +\S", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("home", ["contract", "contract/checkpoint"])
+def test_a_docstring_lists_every_module(home: str) -> None:
+    inside = {path.stem for path in (ROOT / home).iterdir() if not path.stem.startswith("__")}
+    text = ast.get_docstring(parse(Path(home) / "__init__.py"))
+    assert not differing(inside, text or "")
+
+
+def test_the_readme_of_the_reference_names_every_module() -> None:
+    named = set(LISTED.findall((ROOT / "reference" / "README.md").read_text()))
+    assert not {path.name for path in (ROOT / "reference").glob("[a-z]*.py")} - named
+
+
+def test_a_module_that_a_list_leaves_out_is_found() -> None:
+    assert differing({"clip", "norm"}, "Words.\n\nclip  of the norm\n") == {"norm"}
+    assert differing({"clip"}, "clip  words\nnorm  words") == {"norm"}
 
 
 def test_a_missing_file_is_found() -> None:

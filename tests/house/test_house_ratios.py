@@ -15,6 +15,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 RATIO = re.compile(
     r"(\d+(?:\.\d+)?)(?: times (?:as|faster|slower|less|more|the)\b| ?[x×](?![\w(]))"
 )
+# Comparisons that no file can hold to the digit.
+VAGUE = re.compile(
+    r"\b(?:twice|thrice|half) (?:as|the (?:time|speed))|\d ?% (?:faster|slower)|\d-?fold\b", re.I
+)
 FILE = re.compile(r"benchmarks/results/[\w./-]+\.json")
 
 
@@ -51,6 +55,17 @@ def test_every_ratio_of_the_readme_is_in_the_results_file_that_it_names() -> Non
     text = (ROOT / "README.md").read_text()
     assert claimed(text), "the README states no ratio: is the pattern blind?"
     assert not unfounded(text)
+
+
+def test_no_comparison_of_the_readme_is_without_a_ratio() -> None:
+    assert not VAGUE.findall((ROOT / "README.md").read_text())
+
+
+@pytest.mark.parametrize(
+    "text", ["twice as fast", "in half the time", "20% faster", "a 3-fold gain"]
+)
+def test_a_comparison_without_a_ratio_is_seen(text: str) -> None:
+    assert VAGUE.search(text)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.helpers.profile import LONG
 from twinstep.parity.proof.corpus.harmless_optimizers import HARMLESS_OPTIMIZERS
 from twinstep.parity.proof.corpus.optimizers import Optimizer, judged_optimizer, twin_of
 from twinstep.parity.proof.corpus.sequence_power import power_of
+from twinstep.parity.proof.corpus.wrong_by_hand import WRONG_BY_HAND
 from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.proof.corpus.wrong_optimizers import (
     CountsWithoutGradient,
@@ -41,8 +42,8 @@ from twinstep.reference.optimizers.fused_adam import FusedAdam
 CPU = torch.device("cpu")
 
 
-# Of those after ZeroOptimizer that replant no bug of others, one in four; the long profile has all.
-FEWER = [row for row in WRONG_CLASSES if row.reference == "ZeroOptimizer" and not row.bugs]
+# Of those after ZeroOptimizer that replant no others' bug, and by hand, one in four but when LONG.
+FEWER = [r for r in WRONG_CLASSES if r.reference == "ZeroOptimizer" and not r.bugs] + WRONG_BY_HAND
 SOME = [row for row in WRONG_CLASSES if LONG or row not in FEWER or FEWER.index(row) % 4 == 0]
 
 
@@ -270,7 +271,7 @@ def test_sequences_are_the_same_in_every_run_and_differ_from_each_other() -> Non
 
 def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> None:
     rules, names, raised, broken = AdamRules(), Counter[str](), Counter[str](), 0
-    for number in range(EVERY):
+    for number in range(EVERY + EVERY // 2):
         side = Side(FusedAdam, rules, "bf16", "cpu")
         for act in sequence(rules, 0, "bf16", number):
             side.carry_out(act)
@@ -281,6 +282,7 @@ def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> N
         broken += any(not bool(param.isfinite().all()) for param in side.world.params)
     assert set(names) == set(rules.actions())
     wrong = {"add_group_again", "add_impossible_group", "construct_wrongly", "load_damaged"}
+    wrong |= {"add_refused_group", "step_wrongly"}
     # A sparse gradient is refused, and a dict of before a group was added; closures may fail.
     assert raised.keys() <= wrong | {"load", "load_kept", "step", "step_with_closure"}
     assert 0 < raised["step_with_closure"] < names["step_with_closure"]

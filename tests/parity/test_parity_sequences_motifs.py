@@ -63,7 +63,7 @@ def test_arguments_that_rules_name_are_really_passed(
     for number in range(150):
         side = Side(reference, rules, "fp32", "cpu")
         for act in sequence(rules, 0, "fp32", number):
-            if act.name in ("build", "construct_wrongly"):
+            if act.name == "build" or act.name.startswith("construct_"):
                 side.carry_out(act)
         if claimed <= seen:
             break

@@ -79,7 +79,6 @@ class Planted:
 DROPPED_LR = "set_lr = lambda self, lr: None"
 SCALERS = "update_scale = lambda self, overflow: super().update_scale(not overflow)"
 OPTIMIZERS = "twinstep.reference.optimizers"
-INVERTED = SCALERS.replace("super()", "Mine.mro()[1]")
 PLANTED = (
     Planted("FusedAdam", f"{OPTIMIZERS}.fused_adam", "initialize_states = lambda self: None"),
     Planted(

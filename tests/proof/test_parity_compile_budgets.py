@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,27 +13,28 @@ import torch
 import twinstep.fast.kernels.reduce as reduce
 from twinstep.parity.proof.gates.compile.artefacts import Facts
 from twinstep.parity.proof.gates.compile.budgets import NEVER, over_budget
-from twinstep.parity.proof.gates.compile.build import build
+from twinstep.parity.proof.gates.compile.build import TARGETS, build
 from twinstep.parity.proof.gates.compile.ceilings import breaches, load
 from twinstep.parity.proof.gates.compile.main_loop import of_assembly, of_sass
 from twinstep.parity.proof.gates.compile.model import resident
 from twinstep.parity.proof.gates.compile.variants import Variant, recorded
 
-HOPPER = "sm_90"
 SUM = "reduce_flat_kernel grads=bf16 limbs=i64 KIND=2"
+MOMENTS = "lamb_moments_kernel limbs=i64 P=fp32 G=bf16 M=fp32"
 LOOP = "        # Half of every part first"
 NUMBER = "                x = half_of(parts[part], half, TYPE)\n"
 WIDE = "pointer(address, tl.uint32, True)"
-# Name -> texts and what is put in their places, and facts that then break a rule.
-PLANTED: dict[str, tuple[dict[str, str], set[str]]] = {
+# Name -> texts and what is put in their places, facts that then break a rule, and where.
+PLANTED: dict[str, tuple[dict[str, str], set[str], tuple[str, ...]]] = {
     "barrier_and_float64": (
         {
             LOOP: f"        tl.debug_barrier()\n{LOOP}",
             NUMBER: f"{NUMBER}                x = (x.to(tl.float64) * 1.1).to(tl.float32)\n",
         },
         {"loop_barrier", "loop_float64"},
+        TARGETS,
     ),
-    "single_elements": ({WIDE: WIDE.replace("True", "False")}, {"loop"}),
+    "single_elements": ({WIDE: WIDE.replace("True", "False")}, {"loop"}, ("sm_90",)),
 }
 
 
@@ -44,34 +46,36 @@ def the_sum() -> Variant:
     return found[SUM]
 
 
-def facts_of(variant: Variant) -> dict[str, str]:
-    """Facts of a variant that break a rule or the budget, and why."""
-    (built,) = build([variant], [HOPPER], lambda _: None)
-    assert built.error == ""
-    found = breaches(replace(load(), compilers={}), [built], {}, whole=False)
-    return {breach.fact: breach.why for breach in found}
+def facts_of(variant: Variant, targets: Sequence[str]) -> dict[str, set[str]]:
+    """Facts of a variant that break a rule or the budget, by target."""
+    every = build([variant], targets, lambda _: None)
+    assert {built.error for built in every} == {""}
+    found = breaches(replace(load(), compilers={}), every, {}, whole=False)
+    return {target: {one.fact for one in found if one.target == target} for target in targets}
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_is_planted_in_the_sum_is_seen(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    edits, facts = PLANTED[name]
+    edits, facts, targets = PLANTED[name]
     text = Path(str(reduce.__file__)).read_text()
     for old, new in edits.items():
         assert text.count(old) == 1
         text = text.replace(old, new)
     (tmp_path / f"planted_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    found = facts_of(replace(the_sum(), module=f"planted_{name}"))
-    assert facts <= set(found), found
+    found = facts_of(replace(the_sum(), module=f"planted_{name}"), targets)
+    assert all(facts <= found[target] for target in targets), found
 
 
 def test_the_recorded_sums_keep_their_budgets() -> None:
     sums = {
-        key: facts for key, facts in load().facts.items() if re.search("reduce.*KIND=2", key[0])
+        key: facts
+        for key, facts in load().facts.items()
+        if re.search("reduce.*KIND=2|lamb_moments", key[0])
     }
-    assert len(sums) == 24
+    assert len(sums) == 24 + 16 * len(TARGETS) + 6 * 3
     assert [
         row for (name, target), facts in sums.items() for row in over_budget(name, target, facts)
     ] == []
@@ -88,6 +92,11 @@ def test_an_instruction_too_many_and_a_spill_are_over_the_budget() -> None:
         ]
     ((fact, _, _, why),) = over_budget(SUM, "sm_90", {})
     assert "element by element" in why
+    turn: Facts = {"loop": 4 * 81, "loop_bytes": 4 * 14}
+    assert list(over_budget(MOMENTS, "sm_90", turn)) == []
+    for fact in ("loop", "loop_barrier", "loop_float64"):
+        ((seen, *_),) = over_budget(MOMENTS, "sm_90", {**turn, fact: turn.get(fact, 0) + 1})
+        assert seen == fact
 
 
 def test_the_grid_is_what_registers_let_a_multiprocessor_hold() -> None:

@@ -43,7 +43,6 @@ def changed(**changes: str) -> tuple[Edge, ...]:
     return (replace(ROWS[0], **changes), *ROWS[1:])
 
 
-GOOD_TEST = ROWS[0].test
 BAD: dict[str, tuple[tuple[Edge, ...], str]] = {
     "missing": (ROWS[1:], "LS-1 has no row"),
     "twice": ((*ROWS, ROWS[0]), "LS-1 has 2 rows"),

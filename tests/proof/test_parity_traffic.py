@@ -198,6 +198,7 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: Capture) -> None:
     [
         (["--op", "lion"], '--op "lion" is unknown', 2),
         (["--kernel", "mine"], '--kernel "mine" is unknown', 2),
+        (["--kernel", "native.adamw_step"], "native.adamw_step runs on cpu, but replay counts", 2),
         (["--dtype", "int4"], '--dtype "int4" is unknown', 2),
         (["--params", "0"], "params", 2),
         (["--params", "1e9"], "params", 2),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.conditional_kernels import REORDERED, WRONG, step
+from tests.helpers.conditional_kernels import OUTSIDE, REORDERED, WRONG, step
 from tests.helpers.proved_kernels import row
 from twinstep.parity.prove import prove
 from twinstep.parity.prove.rows import prove_situation
@@ -23,6 +23,11 @@ def test_the_kernel_without_a_fault_is_proved() -> None:
     assert verdict_on(row(step(), "cpu")).word == PROVED
 
 
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_controls_have_only_the_values_of_the_contract(name: str) -> None:
+    assert verdict_on(row(OUTSIDE[name], "cpu")).word == PROVED
+
+
 def test_a_kernel_that_is_wrong_on_a_condition_is_never_proved() -> None:
     assert len(WRONG) >= 20
     words: Counter[str] = Counter()
@@ -33,6 +38,11 @@ def test_a_kernel_that_is_wrong_on_a_condition_is_never_proved() -> None:
         if verdict.word == NOT_PROVED:
             assert "kernel:" in verdict.detail or "branch" in verdict.detail, (name, verdict)
     print(f"{len(WRONG)} kernels wrong on a condition: {dict(words)}")
+
+
+def test_a_number_in_the_place_of_a_nan_is_no_rounding() -> None:
+    kernel = replace(row(WRONG["NaN is zero"], "cpu"), arithmetic="bounded")
+    assert verdict_on(kernel).word == REFUTED
 
 
 def test_a_kernel_in_another_order_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from twinstep.parity.prove.affine import NotAffine
 from twinstep.parity.prove.situations import Situation
 from twinstep.parity.prove.sizes import NARROW, SMALL, Wrong, prove_sizes
 from twinstep.parity.prove.sizes_command import every_size, size_verdict
-from twinstep.parity.records.errors import EXIT_KEPT
-from twinstep.parity.records.proof import REFUTED, UNSUPPORTED
+from twinstep.parity.records.proof import PROVED, REFUTED, UNSUPPORTED
 
 
 def subject(fault: str = "") -> Situation:
@@ -23,7 +22,9 @@ def test_a_kernel_is_proved_for_every_size() -> None:
     # Of one element, of multiples of 16 and others, in 32 and 64 bits.
     assert found.variants >= 4
     console = Console(record=True, width=200)
-    assert every_size(console, [flat_row()], (), 60.0) == EXIT_KEPT
+    (row,) = every_size(console, [flat_row()], (), 60.0)
+    assert (row["dtype"], row["word"]) == ("fp32", PROVED)
+    assert row["detail"].splitlines()[0] in console.export_text(clear=False)
     assert "every size from 1 to 137,438,953,408" in console.export_text()
 
 

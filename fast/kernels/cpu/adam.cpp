@@ -1,5 +1,6 @@
 // Adam and AdamW (`reference.adam`), in one pass.
 #include "coefficients.h"
+#include "quotient.h"
 
 namespace {
 
@@ -8,19 +9,39 @@ struct AdamScalars {
 };
 
 template <bool DECOUPLED>
-void adam_chunk(float* __restrict p, const float* __restrict g_, float* __restrict m_,
-                float* __restrict v_, int64_t count, const AdamScalars s) {
+void moments(const float* __restrict p, const float* __restrict g_, float* __restrict m_,
+             float* __restrict v_, int64_t count, const AdamScalars s, Range& range) {
+  Range met;  // of its own: in a register
   for (int64_t i = 0; i < count; ++i) {
     float g = g_[i] * s.factor;
     if (!DECOUPLED) g = g + s.wd * p[i];
-    const float m = s.b1 * m_[i] + s.c1 * g;
-    const float v = s.b2 * v_[i] + (s.c2 * g) * g;
-    float u = (m / s.k1) / (std::sqrt(v / s.k2) + s.eps);
+    m_[i] = s.b1 * m_[i] + s.c1 * g;
+    v_[i] = s.b2 * v_[i] + (s.c2 * g) * g;
+    met.meet(m_[i]);
+    met.meet(v_[i]);
+  }
+  range = met;
+}
+
+template <bool DECOUPLED, class Quotient>
+void weights(float* __restrict p, const float* __restrict m, const float* __restrict v,
+             int64_t count, const AdamScalars s) {
+  const Quotient over_k1(s.k1), over_k2(s.k2);
+  for (int64_t i = 0; i < count; ++i) {
+    float u = over_k1(m[i]) / (std::sqrt(over_k2(v[i])) + s.eps);
     if (DECOUPLED) u = u + s.wd * p[i];
     p[i] = p[i] - s.lr * u;
-    m_[i] = m;
-    v_[i] = v;
   }
+}
+
+template <bool DECOUPLED>
+void adam_block(float* p, const float* g, float* m, float* v, int64_t count, const AdamScalars& s) {
+  Range range;
+  moments<DECOUPLED>(p, g, m, v, count, s, range);
+  if (range.suits(s.k1, s.k2))
+    weights<DECOUPLED, Multiplied>(p, m, v, count, s);
+  else
+    weights<DECOUPLED, Divided>(p, m, v, count, s);
 }
 
 // Addresses and types of one tensor; copy: nullptr for none, remainders where its type is INT16.
@@ -29,9 +50,12 @@ struct AdamTensor {
   Type param_type, grad_type, moment_type, copy_type;
 };
 
-// As sums: gradients are taken for sums that began at 0.0, which are never -0.0.
+constexpr int64_t FAR = 1 << 22;  // elements, whose 100 MB are more than caches hold
+
+// As sums: gradients are taken for sums that began at 0.0, which are never -0.0. Far: there are more
+// elements in all than caches hold.
 void adam_part(const AdamTensor& row, int64_t begin, int64_t length, const AdamScalars& scalars,
-               bool decoupled, bool as_sums) {
+               bool decoupled, bool as_sums, bool far) {
   float params[BLOCK], grads[BLOCK], means[BLOCK], squares[BLOCK];
   const bool splits = row.copy && row.copy_type == INT16;
   for (int64_t at = begin; at < begin + length; at += BLOCK) {
@@ -48,7 +72,7 @@ void adam_part(const AdamTensor& row, int64_t begin, int64_t length, const AdamS
     }
     float* m = const_cast<float*>(widened(row.exp_avg, row.moment_type, at, count, means));
     float* v = const_cast<float*>(widened(row.exp_avg_sq, row.moment_type, at, count, squares));
-    (decoupled ? adam_chunk<true> : adam_chunk<false>)(p, g, m, v, count, scalars);
+    (decoupled ? adam_block<true> : adam_block<false>)(p, g, m, v, count, scalars);
     rounded(m, row.exp_avg, row.moment_type, at, count);
     rounded(v, row.exp_avg_sq, row.moment_type, at, count);
     if (splits) {
@@ -56,8 +80,9 @@ void adam_part(const AdamTensor& row, int64_t begin, int64_t length, const AdamS
       continue;
     }
     rounded(p, row.param, row.param_type, at, count);
-    if (row.copy) rounded(p, row.copy, row.copy_type, at, count);
+    if (row.copy) (far ? streamed : rounded)(p, row.copy, row.copy_type, at, count);
   }
+  if (far) end_streams();
 }
 
 AdamScalars adam_scalars(const float* c, int64_t slot) {
@@ -87,7 +112,7 @@ void adam_flat_kernel(void* param, void* grad, void* exp_avg, void* exp_avg_sq, 
   const AdamTensor row = {param, grad, exp_avg, exp_avg_sq, has_copy ? copy : nullptr, p, g, m, c};
   const AdamScalars scalars = adam_scalars(coefficients, slot);
   for_chunks(numel, threads, [&](int64_t first, int64_t count) {
-    adam_part(row, first, count, scalars, decoupled, false);
+    adam_part(row, first, count, scalars, decoupled, false, numel >= FAR);
   });
 }
 
@@ -100,7 +125,8 @@ void adam_list_kernel(const int64_t* words, const float* coefficients, int64_t t
     const AdamTensor row = {table.address(0, t), table.address(1, t), table.address(2, t),
                             table.address(3, t), has_copy ? table.address(4, t) : nullptr,
                             p, g, m, c};
-    adam_part(row, first, count, adam_scalars(coefficients, table.slot(t)), decoupled, false);
+    adam_part(row, first, count, adam_scalars(coefficients, table.slot(t)), decoupled, false,
+              chunks * CHUNK >= FAR);
   });
 }
 }

@@ -1,10 +1,11 @@
 // Numbers, pieces of work and pointer tables of the kernels on the CPU.
 //
 // Plain IEEE arithmetic, one rounding for each operation that is written, in the order of the
-// definitions in `reference`: the build must not contract a*b + c, nor reorder. No intrinsics: the
-// compiler vectorises the loops for the instruction set that it is given, and every set has the same
-// bits. Work is cut at fixed places, so that the number of threads changes nothing. 16-bit numbers
-// are widened and rounded with integers, block by block, in cache.
+// definitions in `reference`: the build must not contract a*b + c, nor reorder. The compiler vectorises
+// the loops for the instruction set that it is given, and every set has the same bits. Intrinsics are
+// left to what no loop says: conversions of fp16, and stores past the caches. Work is cut at fixed
+// places, so that the number of threads changes nothing. 16-bit numbers are widened and rounded block
+// by block, in cache.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +18,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 static_assert(FLT_EVAL_METHOD == 0, "fp32 must be computed in fp32");
 static_assert(sizeof(float) == 4 && sizeof(double) == 8, "IEEE sizes");
 
@@ -26,6 +31,7 @@ constexpr int64_t CHUNK = 4096;  // elements; that of the Triton kernels, whose 
 constexpr int64_t BLOCK = 512;  // elements whose buffers stay in the first cache
 constexpr int64_t RUN = 64;  // chunks that a thread takes at once
 constexpr int64_t GRAIN = 1 << 15;  // elements that are worth a thread
+constexpr int64_t LINE = 64;  // bytes of a line of a cache
 
 // In the order of `fast.runtime.native.NUMBERS`.
 enum Type : int64_t { FP32, FP16, BF16, INT16, INT32 };
@@ -80,7 +86,12 @@ const float* widened(const void* from, Type type, int64_t at, int64_t count, flo
   const uint16_t* words = (const uint16_t*)from + at;
   if (type == FP32) return (const float*)from + at;
   if (type == FP16) {
-    for (int64_t i = 0; i < count; ++i) buffer[i] = from_half(words[i]);
+    int64_t i = 0;
+#if defined(__F16C__)
+    for (const int64_t eights = count - count % 8; i != eights; i += 8)
+      _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(words + i))));
+#endif
+    for (; i < count; ++i) buffer[i] = from_half(words[i]);
   } else {
     for (int64_t i = 0; i < count; ++i) buffer[i] = from_brain(words[i]);
   }
@@ -91,12 +102,44 @@ const float* widened(const void* from, Type type, int64_t at, int64_t count, flo
 void rounded(const float* __restrict values, void* to, Type type, int64_t at, int64_t count) {
   uint16_t* __restrict words = (uint16_t*)to + at;
   if (type == FP16) {
-    for (int64_t i = 0; i < count; ++i) words[i] = to_half(values[i]);
+    int64_t i = 0;
+#if defined(__F16C__)
+    for (const int64_t eights = count - count % 8; i != eights; i += 8)
+      _mm_storeu_si128((__m128i*)(words + i), _mm256_cvtps_ph(_mm256_loadu_ps(values + i), 0));
+#endif
+    for (; i < count; ++i) words[i] = to_half(values[i]);
   } else if (type == BF16) {
     for (int64_t i = 0; i < count; ++i) words[i] = to_brain(values[i]);
   } else if (values != (const float*)to + at) {
     std::memcpy((float*)to + at, values, (size_t)count * sizeof(float));
   }
+}
+
+#if defined(__AVX512F__)
+using Wide = __m512i;
+inline void store_past_caches(Wide* to, Wide word) { _mm512_stream_si512(to, word); }
+inline void end_streams() { _mm_sfence(); }
+#elif defined(__SSE2__)
+using Wide = __m128i;
+inline void store_past_caches(Wide* to, Wide word) { _mm_stream_si128(to, word); }
+inline void end_streams() { _mm_sfence(); }
+#else
+using Wide = uint64_t;
+inline void store_past_caches(Wide* to, Wide word) { *to = word; }
+inline void end_streams() {}
+#endif
+
+// The same past the caches, which would first read what is only written: for a block of 16-bit
+// numbers. `end_streams` comes after the last, before other threads read.
+inline void streamed(const float* values, void* to, Type type, int64_t at, int64_t count) {
+  Wide* place = (Wide*)((uint16_t*)to + at);
+  if (type == FP32 || count != BLOCK || (uintptr_t)place % LINE != 0)
+    return rounded(values, to, type, at, count);
+  alignas(LINE) float words[BLOCK];
+  rounded(values, words, type, 0, count);
+  const Wide* from = (const Wide*)words;
+  for (size_t i = 0; i < BLOCK * sizeof(uint16_t) / sizeof(Wide); ++i)
+    store_past_caches(place + i, from[i]);
 }
 
 // Masters of weights and remainders of 16 bits (`reference.remainder`): into a buffer, and back.

@@ -6,7 +6,6 @@
 namespace {
 
 constexpr int LIMBS = 24, NONFINITE = 24, LARGEST = 25, TOLD = 26, PADDED = 32, ORIGIN = 11;
-constexpr int64_t LINE = 64;  // bytes of a line of a cache
 constexpr uint32_t INFINITY_BITS = 0x7F800000;
 
 // Adds value * 2^exponent to limbs of 32 bits.

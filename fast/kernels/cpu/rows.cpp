@@ -50,11 +50,13 @@ void twinstep_adam(const AdamRow* rows, int64_t tensors, const double* hyper, in
       }
     }
   }
+  int64_t elements = 0;
+  for (int64_t t = 0; t < tensors; ++t) elements += rows[t].numel;
   for_rows(rows, tensors, threads, [&](int64_t t, int64_t first, int64_t count, int64_t) {
     const AdamRow& r = rows[t];
     const AdamTensor row = {r.param, r.grad, r.exp_avg, r.exp_avg_sq, r.copy, (Type)r.param_type,
                             (Type)r.grad_type, FP32, (Type)r.copy_type};
-    adam_part(row, first, count, scalars[t], decoupled, as_sums);
+    adam_part(row, first, count, scalars[t], decoupled, as_sums, elements >= FAR);
   });
 }
 

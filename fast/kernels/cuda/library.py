@@ -8,8 +8,6 @@ CPU tensors is active, that driver takes the PTX.
 
 import ctypes
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -20,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from twinstep.fast.runtime.cache_folder import cache_folder
+from twinstep.fast.runtime.cache_folder import cache_folder, keep, kept
 from twinstep.fast.runtime.dispatch import executes_cpu_tensors, require_engine
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 from twinstep.fast.runtime.uploads import on_device
@@ -113,13 +111,11 @@ def compiled(source: str, kind: str, target: int, macros: Macros) -> bytes:
     files = files_of(source)
     options = [f"--gpu-architecture=sm_{target}", *FLAGS, *(f"-D{n}={v}" for n, v in macros)]
     facts = "\0".join([kind, version(), *options, *files.values()])
-    kept = cache_folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
-    if kept.exists():
-        return kept.read_bytes()
-    code = _compile(compiler, f"{source}.cu", files, options, kind)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as made:
-        made.write(code)
-    os.replace(made.name, kept)
+    path = cache_folder() / f"{source}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.{kind}"
+    code = kept(path)
+    if code is None:
+        code = _compile(compiler, f"{source}.cu", files, options, kind)
+        keep(path, code)
     return code
 
 

@@ -33,7 +33,7 @@ class FlatMoments(FusedAdam):
 
     def _initial_state(self, param: Tensor) -> dict[str, Tensor]:
         state = super()._initial_state(param)
-        buffer = torch.zeros(2 * param.numel(), device=param.device)
+        buffer = torch.zeros(2 * param.numel(), dtype=torch.float32, device=param.device)
         halves = buffer.split(param.numel()) if param.numel() else (buffer, buffer.clone())
         names = ("exp_avg", "exp_avg_sq")
         return {

@@ -143,6 +143,14 @@ def steps_counted_twice(call: AdamCall) -> None:
             t.add_(1)
 
 
+@wrong(SHELF, "adamw_step", component="counters")
+def steps_counted_in_float64(call: AdamCall) -> None:
+    """Counters pass through a float64, which holds no odd number past 2^53."""
+    step(call)
+    for t in call.steps:
+        t.copy_(t.double())
+
+
 @wrong(SHELF, "adamw_step", "A08", component="counters", dtypes=("mixed",))
 def last_counter_serves_all(call: AdamCall) -> None:
     """The bias correction of every tensor uses the count of the last one."""

@@ -46,16 +46,20 @@ class AcceptsAnyRate(FusedAdam):
 class OtherDefault(FusedAdam):
     """Decays unless told not to."""
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[Group], **options: object) -> None:
-        super().__init__(params, **{"weight_decay": 0.01, **options})  # type: ignore[arg-type]
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Group], lr: float = 1e-3, **options: object
+    ) -> None:
+        super().__init__(params, lr, **{"weight_decay": 0.01, **options})  # type: ignore[arg-type]
 
 
 @put(WRONG_BY_SITUATION)
 class OtherDefaultMode(FusedAdam):
     """Is Adam with L2 decay unless told."""
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[Group], **options: object) -> None:
-        super().__init__(params, **{"adam_w_mode": False, **options})  # type: ignore[arg-type]
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Group], lr: float = 1e-3, **options: object
+    ) -> None:
+        super().__init__(params, lr, **{"adam_w_mode": False, **options})  # type: ignore[arg-type]
 
 
 @put(WRONG_BY_SITUATION)

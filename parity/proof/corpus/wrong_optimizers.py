@@ -314,9 +314,11 @@ class LossIsNotReturned(FusedAdam):
 class SkipsEmptyGroups(FusedAdam):
     """Forgets a group all of whose parameters once had no gradient."""
 
-    def __init__(self, params: Iterable[Tensor] | Iterable[Group], **options: object) -> None:
+    def __init__(
+        self, params: Iterable[Tensor] | Iterable[Group], lr: float = 1e-3, **options: object
+    ) -> None:
         self._dead: set[int] = set()
-        super().__init__(params, **options)  # type: ignore[arg-type]
+        super().__init__(params, lr, **options)  # type: ignore[arg-type]
 
     def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
         number = next(at for at, row in enumerate(self.param_groups) if row is group)

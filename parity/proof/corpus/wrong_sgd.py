@@ -102,6 +102,16 @@ def sgd_counts_only_with_momentum(call: SgdCall) -> None:
     step(call, SgdPieces(counts=bool(call.momentums)))
 
 
+@wrong(SHELF, "sgd_step", component=COMPONENT, law="non_finite")
+def full_dampening_drops_the_gradient(call: SgdCall) -> None:
+    """With a dampening of 1 the buffer takes no gradient in, an infinite one neither."""
+
+    def undamped(s: Scalars, b: Tensor, g: Tensor, t: int) -> Tensor:
+        return s.mu * b if t > 1 and float(s.damp) == 0.0 else buffer(s, b, g, t)
+
+    step(call, SgdPieces(buffer=undamped))
+
+
 @wrong(SHELF, "sgd_step", component="overflow", law=SKIP)
 def sgd_step_counted_on_a_skipped_step(call: SgdCall) -> None:
     """A skipped step advances the counters, so the buffer is never started."""

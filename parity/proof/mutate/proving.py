@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import combinations, groupby
 from pathlib import Path
 
 from twinstep.parity.proof.mutate.copies import CACHE, changed, kernel_of
@@ -20,7 +21,7 @@ from twinstep.parity.proof.mutate.pool import prepare
 from twinstep.parity.proof.mutate.same_code import compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.prove.rows import prove_situation
-from twinstep.parity.prove.situations import Situation, situations
+from twinstep.parity.prove.situations import LARGE, Situation, choices
 from twinstep.parity.records.proof import PROVED, UNSUPPORTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
@@ -71,32 +72,64 @@ def faults(operations: Sequence[str]) -> list[str]:
 
 
 def outcome_of(name: str) -> Outcome:
-    """Plant a fault in a copy of our kernels and prove what it reaches."""
+    """Plant a fault in a copy of our kernels and prove what it reaches.
+
+    First where any two choices of options meet, on one dtype combination; a fault that is proved
+    there, and whose compiled code differs, is put into every situation.
+    """
     mutant, proved = mutants()[name], 0
-    with tempfile.TemporaryDirectory() as folder:
-        with changed(mutant, Path(folder)):
-            for situation in _situations(mutant):
-                verdict = _verdict(situation)
-                if verdict.word != PROVED:
-                    where = f"{situation.kernel.operation.name} {situation.words}"
-                    return Outcome(name, verdict.word, where)
-                proved += 1
-            made = compiled()
-        reached = {place: code for place, code in made.items() if place in reaching(mutant)}
-        same = same_code(reached)
-    return Outcome(name, SAME_CODE if same else PROVED, f"{proved} situations")
+    for chosen in (_meetings, _situations):
+        with tempfile.TemporaryDirectory() as folder:
+            with changed(mutant, Path(folder)):
+                for situation in chosen(mutant):
+                    verdict = _verdict(situation)
+                    if verdict.word != PROVED:
+                        where = f"{situation.kernel.operation.name} {situation.words}"
+                        return Outcome(name, verdict.word, where)
+                    proved += 1
+                made = compiled()
+            reached = {place: code for place, code in made.items() if place in reaching(mutant)}
+            if same_code(reached):
+                return Outcome(name, SAME_CODE, f"{proved} situations")
+    return Outcome(name, PROVED, f"{proved} situations")
 
 
 def _situations(mutant: Mutant) -> Iterator[Situation]:
-    """Every choice of options of every operation that reaches a fault, on small tensors."""
+    """Every choice of options and dtypes of every operation that a fault reaches; a whole chunk."""
     for operation in mutant.operations:
-        if operation in UNPROVED:
-            continue
-        kernel: Kernel = kernel_of(operation)
-        dtype = next((d for d in DTYPES if d in kernel.dtypes), kernel.dtypes[0])
-        for situation in situations(kernel, [dtype]):
-            if situation.aligned:
-                yield replace(situation, sizes=SIZES[situation.layout])
+        if operation not in UNPROVED:
+            kernel: Kernel = kernel_of(operation)
+            for dtype in kernel.dtypes:
+                for layout in kernel.layouts or ("",):
+                    for one in choices(kernel.operation):
+                        large = LARGE.get(layout, ())
+                        yield Situation(kernel, dtype, layout, large, True, one)
+
+
+def _meetings(mutant: Mutant) -> list[Situation]:
+    """Of those on one dtype combination enough that any two choices meet in one."""
+    found: list[Situation] = []
+    for operation, own in groupby(_situations(mutant), lambda s: s.kernel.operation.name):
+        del operation
+        known = list(own)
+        have = {situation.dtype for situation in known}
+        dtype = next((d for d in DTYPES if d in have), known[0].dtype)
+        left = [situation for situation in known if situation.dtype == dtype]
+        met: set[frozenset[object]] = set()
+        while left:
+            best = max(left, key=lambda s: len(_pairs(s) - met))
+            if not _pairs(best) - met:
+                break
+            met |= _pairs(best)
+            found.append(replace(best, sizes=SIZES[best.layout]))
+            left.remove(best)
+    return found
+
+
+def _pairs(situation: Situation) -> set[frozenset[object]]:
+    """Pairs of choices that meet in a situation, the layout among them."""
+    every = [("layout", situation.layout), *situation.options.items()]
+    return {frozenset(pair) for pair in combinations(every, 2)} or {frozenset(every)}
 
 
 def _verdict(situation: Situation) -> Verdict:

@@ -22,7 +22,6 @@ from twinstep.replay.triton.gpu import INDEX
 _NOISE = re.compile(
     r"^\s*(\.loc|\.file|//|\$L__(tmp|func)\w*:|\.section|\.b8|\.b16|\.b32|\.b64|\{|\})"
 )
-_LABEL = re.compile(r"\$L__BB\d+_\d+|\$L__tmp\d+")
 
 
 class Compiled(Protocol):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-BITS16 = {"fp16": "float16", "bf16": "bfloat16"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroConfig:

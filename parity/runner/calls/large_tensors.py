@@ -28,6 +28,9 @@ from twinstep.parity.runner.calls.large_places import REPEATED, LargePlaces, cha
 # Past 2³¹, and on replay past 2³², where unsigned offsets wrap too.
 ELEMENTS = {"replay": 2**32 + 2**31 + 77, "cuda": 2**31 + 4_099}
 ENDS = 8
+# Pages of a region, and regions that the blocks of the places can touch: each place lies in two at
+# most, and wrapped offsets lead to a few more.
+REGION, FEW_REGIONS = 1 << 14, 20
 SECONDS = 4.0
 
 
@@ -75,6 +78,33 @@ class LargeTensors:
         lists = self.lists.items()
         named = {f"{name}[{index}]": t for name, ts in lists for index, t in enumerate(ts)}
         return {**named, **self.controls}
+
+    def require_ends(self, grids: Sequence[tuple[int, ...]]) -> None:
+        """Require that the blocks at the ends of a row of blocks have reached those of the tensor.
+
+        Programs that walk on by the length of the row touch far more places than the three that
+        are looked at, and it is any of them that comes last.
+
+        Args:
+            grids: of the launches.
+
+        Raises:
+            CannotJudge: they need not have.
+        """
+        from twinstep.replay.launch.virtual import touched
+
+        if any(y * z > 1 for _, y, z in grids):
+            return
+        large = [ts[-1] for ts in self.lists.values() if len(ts) and ts[-1].numel() == self.numel]
+        if not large:
+            return
+        pages = touched(large[0])
+        regions = pages[: len(pages) // REGION * REGION].view(-1, REGION).any(1)
+        if int(regions.sum()) > FEW_REGIONS:
+            raise CannotJudge(
+                f"programs walk over {self.numel} elements by the length of the grid, and those at "
+                "its ends, which alone run, need not come to the end of the tensor"
+            )
 
     def end(self, memory: GuardedMemory, which: str) -> Tensor:
         """The bytes of guarded memory, had it held what these elements hold now.
@@ -177,13 +207,15 @@ def call_large(function: Callable[..., object], large: LargeTensors, engine: Eng
     """Call the kernel.
 
     Raises:
-        CannotJudge: on replay a program, or torch, walks over the whole tensor; on a GPU the kernel
-            needs more memory than there is beside it.
+        CannotJudge: on replay a program, or torch, walks over the whole tensor, or programs by the
+            length of the grid; on a GPU the kernel needs more memory than there is beside it.
     """
     if engine.name != "replay":
         return invoke(function, large, 60.0)
+    from twinstep.replay import launches
+
     try:
-        with _PiecesOnly():  # type: ignore[no-untyped-call]
+        with launches() as log, _PiecesOnly():  # type: ignore[no-untyped-call]
             ended = invoke(function, large, SECONDS)
     except CannotRun as error:
         # What is too large for this machine is fine in the other laws.
@@ -192,4 +224,6 @@ def call_large(function: Callable[..., object], large: LargeTensors, engine: Eng
         raise CannotJudge(
             f"a program walks over all of {large.numel} elements, which takes replay too long"
         )
+    if not ended.failure:
+        large.require_ends([launch.grid for launch in log])
     return ended

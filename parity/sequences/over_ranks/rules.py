@@ -18,7 +18,10 @@ ONE_OF = (ALL, ALL, *range(8))
 # Arguments of `build` that draw the world.
 DRAWN: dict[str, Any] = {"ranks": WORLDS, "order": tuple(ORDERS)}
 # What has nothing to do with ranks.
-ALONE = ("fill_strangely", "watch", "start_scheduler", "scheduler_step", "step_with_closure")
+ALONE = (
+    *("fill_strangely", "watch", "start_scheduler", "scheduler_step", "step_with_closure"),
+    "construct_in_every_wrong_way",
+)
 
 
 def place_of(world: World) -> DrawnRank:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from twinstep.parity.proof.gates.compile.artefacts import Facts
 
 # Kernels whose main loop is counted.
-KERNELS = ("reduce_flat_kernel", "reduce_list_kernel", "adam_flat_kernel", "lamb_moments_kernel")
+KERNELS = (
+    "reduce_flat_kernel",
+    "reduce_list_kernel",
+    "adam_flat_kernel",
+    "lamb_moments_kernel",
+    "apex_lamb_moments_kernel",
+)
 # Class of an instruction -> pattern of its mnemonic, the first that matches; rates differ by class.
 NVIDIA = {
     "barrier": r"BAR|WARPSYNC|DEPBAR",

@@ -72,7 +72,7 @@ class Kernel:
 
     Attributes:
         variant: its name among the ceilings.
-        dtype: of what it sums.
+        dtype: of its gradients.
         moved: bytes that an element moves, read and written.
         loaded: of these, bytes that the main loop's wide loads read.
         warps: of a program.
@@ -105,6 +105,26 @@ KERNELS = (
         4,
         THREADS // 128,
     ),
+    Kernel(
+        "adam_flat_kernel param=fp32 grads=fp32 exp_avgs=fp32 exp_avg_sqs=fp32 copies=bf16 "
+        "DECOUPLED HAS_COPY",
+        "fp32",
+        30,
+        16,
+        4,
+        THREADS // 128,
+    ),
+    Kernel("lamb_moments_kernel limbs=i64 P=fp32 G=fp32 M=fp32", "fp32", 24, 16, 8, THREADS // 256),
+    Kernel(
+        "apex_lamb_moments_kernel limbs=i64 P=fp32 G=fp32 M=fp32 ADAM_W",
+        "fp32",
+        24,
+        16,
+        4,
+        THREADS // 128,
+    ),
+    Kernel("cuda.lamb_moments C=fp32 G=fp32 P=fp32", "fp32", 24, 16, 8, THREADS // 256),
+    Kernel("cuda.lamb_weights C=fp32 G=fp32 P=fp32", "fp32", 16, 12, 8, THREADS // 256),
 )
 
 

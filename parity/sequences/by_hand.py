@@ -1,0 +1,212 @@
+"""Actions by hand: on the state of an optimizer, its groups, its parameters' memory.
+
+Code around an optimizer does not only call methods. It prunes parameters, replaces entries of the
+state, moves weights, loads files of other classes, and reads what is promised beside the methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+
+from twinstep.parity.sequences.actions import Motif, Step, action
+from twinstep.parity.sequences.fills import Dice
+from twinstep.parity.sequences.motifs import PLAIN
+from twinstep.parity.sequences.parts import SEEDS
+from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.world import World
+
+NUMBERS = range(8)
+DEFAULTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Names of numbers that may be held in tensors.
+HELD = ("lr", "eps", "weight_decay")
+# What a group may not ask for, each with the value that asks.
+ASKED: Mapping[str, object] = {"maximize": True, "amsgrad": True, "differentiable": True}
+WRONG_GROUPS = (*ASKED, "fp64", "text")
+OLD_STEP = "arguments of an old step"
+LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
+
+ZEROS: Step = ("train", {"regime": "zeros", "missing": 0})
+
+BY_HAND: Mapping[str, Motif] = {
+    "other forms of parameters": (
+        *(("start_again", {"how": "generator"}), PLAIN),
+        *(("start_again", {"how": "names"}), PLAIN, "save"),
+    ),
+    "a rate by position": (("start_again", {"how": "rate"}), PLAIN),
+    "state in other hands": (
+        *(PLAIN, ("replace_state", {"how": "copies"}), PLAIN),
+        *(("replace_state", {"how": "zeros"}), PLAIN),
+        *(("replace_state", {"how": "delete"}), PLAIN),
+    ),
+    "weights in other memory": (PLAIN, "move_weights", PLAIN, PLAIN),
+    "groups in other hands": (
+        ("build", {"groups": 3}),
+        *(PLAIN, ("edit_groups", {"how": "take out"}), PLAIN),
+        *(("edit_groups", {"how": "put back"}), PLAIN, ("edit_groups", {"how": "exchange"}), PLAIN),
+        *(("edit_groups", {"how": "drop"}), PLAIN, "resume", PLAIN),
+    ),
+    "files of other classes": (
+        *(PLAIN, ("load_elsewhere", {"whose": "apex"}), PLAIN),
+        *(("load_elsewhere", {"whose": "torch"}), PLAIN),
+    ),
+    "numbers in tensors": (PLAIN, "hold_numbers", PLAIN, "change_held", PLAIN),
+    "groups that ask for too much": tuple(
+        ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
+    ),
+    OLD_STEP: ("fill", *(("step_wrongly", {"name": name}) for name in LEGACY)),
+    "another default dtype": (("train_by_default", {"dtype": "bf16"}), PLAIN),
+    "nothing to divide": (("build", {"alike": False}), "forget_eps", ZEROS),
+    "closures that give something else": tuple(
+        ("step_with_closure", {"gives": gives, "fails": False})
+        for gives in ("tensor", "nothing", "pair")
+    ),
+    "gradients that are freed": (PLAIN, "free", "train"),
+}
+
+
+class ByHand(OptimizerRules):
+    """Actions on Adam and both LAMBs that go around their methods."""
+
+    motifs = {**OptimizerRules.motifs, **BY_HAND}
+
+    @action(seed=SEEDS, how=("generator", "names", "rate"))
+    def start_again(self, world: World, seed: int, how: str) -> None:
+        """A new instance of one group over all parameters, which are given in another form."""
+        hyper, params = self.drawn_hyper(Dice(seed)), world.params
+        forms: dict[str, object] = {
+            "generator": (param for param in params),
+            "names": [(f"p{at}", param) for at, param in enumerate(params)],
+        }
+        rate = [hyper.pop("lr")] if how == "rate" else []
+        world.optimizer = world.cls(forms.get(how, params), *rate, **hyper, **world.options)
+        world.scheduler = world.saved = world.kept = None
+
+    @action(number=NUMBERS, how=("copies", "zeros", "delete"))
+    def replace_state(self, world: World, number: int, how: str) -> None:
+        """Put other tensors in the place of a parameter's state, or delete it."""
+        state = world.torch_optimizer.state
+        param = world.params[number % len(world.params)]
+        if how == "delete":
+            state.pop(param, None)
+        elif how == "copies" and param in state:
+            state[param] = {name: _copied(value) for name, value in state[param].items()}
+        elif "exp_avg" in state.get(param, {}):
+            state[param]["exp_avg"] = torch.zeros_like(state[param]["exp_avg"])
+
+    @action(every=(True, False))
+    def move_weights(self, world: World, every: bool) -> None:
+        """Give parameters other memory, as `module.to` and offloading do."""
+        for param in world.params[:: 1 if every else 2]:
+            param.data = param.detach().clone()
+
+    @action(number=NUMBERS, how=("take out", "put back", "exchange", "drop"))
+    def edit_groups(self, world: World, number: int, how: str) -> None:
+        """Edit the lists of parameters, as pruning does."""
+        optimizer = world.torch_optimizer
+        groups = optimizer.param_groups
+        first, last = groups[0]["params"], groups[-1]["params"]
+        held = {param for group in groups for param in group["params"]}
+        if how == "put back":
+            last += [param for param in world.params if param not in held]
+        elif how == "exchange" and len(groups) > 1 and first and last:
+            first[0], last[0] = last[0], first[0]
+        elif how == "take out" and len(held) > 1 and last:
+            optimizer.state.pop(last.pop(number % len(last)), None)
+        elif how == "drop" and len(groups) > 1:
+            for param in groups.pop()["params"]:
+                optimizer.state.pop(param, None)
+        world.scheduler = world.saved = world.kept = None
+
+    @action(drives=("load_state_dict",), whose=("torch", "apex"))
+    def load_elsewhere(self, world: World, whose: str) -> None:
+        """Load the state of now as torch's Adam would have saved it, or apex's and DeepSpeed's."""
+        self.save(world)
+        state = cast(dict[str, Any], self._read(world))
+        counters = [row for row in state["state"].values() if "step" in row]
+        if whose == "torch":
+            for row in counters:
+                row["step"] = torch.tensor(float(row["step"]), dtype=torch.float32)
+        else:
+            count = max((int(row.pop("step")) for row in counters), default=0)
+            for group in state["param_groups"]:
+                group.setdefault("step", count)
+        self.enter(world, state)
+
+    @action(often=0)
+    def hold_numbers(self, world: World) -> None:
+        """Put the numbers of every group into 0-dim tensors, where they may be tensors."""
+        for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
+            held = {name: group[name] for name in HELD if name in group}
+            group.update({name: _number(value) for name, value in held.items()})
+            if "betas" in group:
+                group["betas"] = tuple(_number(beta) for beta in group["betas"])
+
+    @action()
+    def change_held(self, world: World) -> None:
+        """Change every number that a tensor holds, in place."""
+        for group in world.torch_optimizer.param_groups:
+            for name in HELD:
+                if isinstance(group.get(name), Tensor):
+                    group[name].mul_(0.75)
+            for beta in group.get("betas", ()):
+                if isinstance(beta, Tensor) and beta > 0:
+                    beta.copy_(1 - (1 - beta) * 0.75)
+
+    @action(drives=("add_param_group",), what=WRONG_GROUPS)
+    def add_refused_group(self, world: World, what: str) -> None:
+        """Try to add a group that asks for what there is not, or whose parameters cannot be."""
+        dtype = torch.float64 if what == "fp64" else torch.float32
+        extra = Parameter(torch.ones(2, device=world.device, dtype=dtype))
+        asked = {what: ASKED[what]} if what in ASKED else {"lr": "fast"} if what == "text" else {}
+        world.torch_optimizer.add_param_group({"params": [extra], **asked})
+
+    @action(drives=("step",), name=LEGACY)
+    def step_wrongly(self, world: World, name: str) -> object:
+        """Try to step with an argument that apex's old step had, or with one that none had."""
+        given: dict[str, Any] = {name: 128.0 if name in ("scale", "stranger") else [[None]]}
+        return world.torch_optimizer.step(**given)
+
+    @action(seed=SEEDS, dtype=tuple(DEFAULTS))
+    def train_by_default(self, world: World, seed: int, dtype: str) -> object:
+        """New gradients, then one update while torch's default dtype is another."""
+        self.fill(world, seed, "ordinary", 0)
+        world.updating()
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(DEFAULTS[dtype])
+        try:
+            return world.torch_optimizer.step()  # type: ignore[call-overload, unused-ignore]
+        finally:
+            torch.set_default_dtype(usual)
+
+    @action(often=0)
+    def forget_eps(self, world: World) -> None:
+        """Let nothing keep a division from 0 / 0, in any group: neither eps nor decay."""
+        for group in world.torch_optimizer.param_groups:
+            group.update(eps=0.0, weight_decay=0.0)
+
+    @action(drives=("zero_grad",))
+    def free(self, world: World) -> object:
+        """Drop gradients that nobody else holds; whether their memory is given back."""
+        grads = [param.grad for param in world.params if param.grad is not None]
+        ref: Any = StorageWeakRef
+        kept = [ref(grad.untyped_storage()) for grad in grads if not grad.is_sparse]
+        grads.clear()
+        # The last observation holds storages.
+        world.places = {}
+        world.torch_optimizer.zero_grad(set_to_none=True)
+        return [one.expired() for one in kept]
+
+
+def _copied(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _number(value: object) -> object:
+    whole = value.item() if isinstance(value, Tensor) else value
+    return torch.tensor(whole, dtype=torch.float64) if isinstance(whole, float) else value

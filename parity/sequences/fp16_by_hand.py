@@ -1,0 +1,56 @@
+"""Actions by hand on an FP16 wrapper: older files, rates that are no numbers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any, cast
+
+from twinstep.parity.sequences.actions import action
+from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.world import World
+
+
+class ScaledByHand(OptimizerRules):
+    """Actions on FP16 wrappers that go around their methods."""
+
+    @action(drives=("load_state_dict",))
+    def load_older(self, world: World) -> None:
+        """Load the state of now as an older version saved it: whole numbers, no clip norm."""
+        self.save(world)
+        state = self._read(world)
+        state.pop("clip_grad", None)
+        self.enter(world, {name: _whole(value) for name, value in state.items()})
+
+    @action(how=("deepcopy", "pickle"))
+    def look_at_copy(self, world: World, how: str) -> object:
+        """Read the scale of a copy; going on with it would lose the parameters."""
+        optimizer = cast(Any, world.optimizer)
+        if how == "pickle":
+            copied = pickle.loads(pickle.dumps(optimizer))
+        else:
+            copied = copy.deepcopy(optimizer)
+        return copied.loss_scale, copied.external_loss_scale, copied.loss_scaler.state_dict()
+
+    @action(often=0, drives=("state_dict",))
+    def keep_offloaded(self, world: World) -> None:
+        """Keep a state dict whose masters should be on the CPU, where a class offers it."""
+        state_dict: Any = world.torch_optimizer.state_dict
+        offers = "cpu_offload" in inspect.signature(state_dict).parameters
+        world.kept = state_dict(cpu_offload=True) if offers else state_dict()
+
+    @action(drives=("step",), group=range(4))
+    def step_on_text(self, world: World, group: int) -> object:
+        """Try to step with a learning rate that is no number."""
+        groups = world.torch_optimizer.param_groups
+        chosen = groups[group % len(groups)]
+        rate, chosen["lr"] = chosen["lr"], "0.1"
+        try:
+            return self.step(world)
+        finally:
+            chosen["lr"] = rate
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
