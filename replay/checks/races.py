@@ -304,11 +304,8 @@ class BatchChecks:
         ordered = same_block & (warps | (earlier[:, 1] < now[:, 1]))
         loose = np.zeros(threads, np.bool_)
         for index in np.flatnonzero((earlier[:, 0] != NOBODY) & ~ordered):
-            if not loose[access.lane[index]]:
-                fixed = same_block[index] or self.memory.waits
-                loose[access.lane[index]] = not (
-                    fixed and self._ordered(earlier[index], now[index])
-                )
+            fixed = bool(same_block[index]) or self.memory.waits
+            loose[access.lane[index]] |= not (fixed and self._ordered(earlier[index], now[index]))
         return loose
 
     def _used(self, thread: int, read: int, load: Instruction) -> bool:
