@@ -139,7 +139,7 @@ class GuardedMemory:
         block: the bytes the kernel works on, uint8.
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
-        ends: the bytes that a large call left at its `first`, `middle` and `last` elements.
+        ends: the bytes that a large call left at each of its places (see `Call.end`).
         elsewhere: during a call, the block that holds a list which does not lie in `block`, by
             name; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.

@@ -1,15 +1,18 @@
 """Index arithmetic holds past 2^31 elements.
 
 The last tensor is blown up to more than 2^31 elements with the case's values at both ends and in
-the middle, and all three agree with the reference. On replay, past 2^32 elements as well: the
-tensor is virtual and only the blocks at the ends and in the middle of every axis of a grid run. On
-a GPU the memory is real, if there is enough. A program that walks over the whole tensor takes
-replay too long, and torch on all of it needs its memory: then the cell is skipped.
+the middle, and all three agree with the reference; so do some thousand elements behind 2^24 and at
+a drawn place, which hold them over and over. On replay, past 2^32 elements as well: the tensor is
+virtual and only the blocks of these places run; in a grid of several axes those at the ends and in
+the middle of every axis. On a GPU the memory is real, if there is enough. A program that walks over
+the whole tensor takes replay too long, and torch on all of it needs its memory: then the cell is
+skipped.
 
 Real bugs: tensor sizes held in 32 bits, so that the loop never runs and weights silently stay as
 they are (deepspeedai/DeepSpeed#7640, NVIDIA/apex#1825, NVIDIA/TransformerEngine#2918); a 32-bit
 product of program and block that wraps (linkedin/Liger-Kernel#251, linkedin/Liger-Kernel#1248,
-bitsandbytes-foundation/bitsandbytes#1784).
+bitsandbytes-foundation/bitsandbytes#1784). An index that is kept in fp32 is wrong in a few elements
+behind each power of two from 2^24 on.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from twinstep.parity.laws.plan import Call, Plan, Values
 
 # Small enough for a few blocks of 32 elements.
 SIZES = {"flat": (250,), "list": (5, 33, 250)}
+PLACES = ("first", "middle", "last", "past 2**24", "drawn")
 
 
 def grown(case: Case) -> Iterable[Case]:
@@ -33,8 +37,8 @@ def grown(case: Case) -> Iterable[Case]:
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """One call on the large tensor, looked at in three places."""
-    first, *others = ("first", "middle", "last")
+    """One call on the large tensor, looked at in five places."""
+    first, *others = PLACES
     later = (Call(case=case, end=end, reuse=0) for end in others)
     calls = (Call(case=case, end=first), *later)
     return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(len(calls))))

@@ -39,7 +39,7 @@ class Call:
         races: on replay, let two threads that touch the same bytes without order be an error.
         schedule: on replay, order of the blocks: `one by one`, `backwards`, `permuted`.
         garbage: content of what the kernel allocates without values, one of `GARBAGE`.
-        end: `first`, `middle` or `last`: where to look in tensors larger than 2³¹ elements.
+        end: in tensors larger than 2³¹ elements, where to look (see `LargePlaces`).
     """
 
     case: Case

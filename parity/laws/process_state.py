@@ -1,11 +1,12 @@
-"""The call leaves the process as it was, and keeps no tensor of its caller's alive.
+"""The call leaves the process as it was, and keeps no gradient of its caller's alive.
 
 Random numbers, default dtype, gradient mode, deterministic and TF32 flags, threads, flushing of
 subnormals, warning filters, the caller's lists. A flag that a kernel leaves behind changes other
 people's numbers, and those of the next kernel of the file.
 
 Real bugs: a random number drawn from the global generator, so that dropout masks change with the
-optimizer; `set_flush_denormal` left on; a list of gradients that keeps every step's alive.
+optimizer; `set_flush_denormal` left on; a list of gradients that keeps every step's alive, or the
+last one's, which `zero_grad` then does not free.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def plan(case: Case, arithmetic: str) -> Plan:
 
 PROCESS_STATE = Law(
     name="process_state",
-    says="the process is left as it was, and no tensor is kept alive",
+    says="the process is left as it was, and keeps no gradient and no more with every call",
     share=0.25,
     draw=Draw(sizes="small"),
     plan=plan,

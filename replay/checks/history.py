@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinstep.replay.checks.clocks import Clocks
+from twinstep.replay.checks.sums import Sums
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array
 from twinstep.replay.machine.lanes import MemoryOp
@@ -63,6 +64,8 @@ class History:
         fenced: Whether the kernel has fences.
         word: Bytes of a word, which no access divides; 1 is always right, more is faster.
         kernel: The kernel.
+        shaken: Whether floating sums whose bits depend on an order are shaken (see `sums`).
+        waits: Whether blocks wait for others.
     """
 
     def __init__(
@@ -72,8 +75,12 @@ class History:
         fenced: bool,
         word: int,
         kernel: Kernel,
+        shaken: bool = False,
+        waits: bool = False,
     ) -> None:
         self.races = races
+        self.waits = waits
+        self.sums = Sums() if shaken else None
         self.kernel = kernel
         self.chance: dict[int, bool] = {}
         self.influence: dict[int, frozenset[int] | None] = {}

@@ -47,6 +47,8 @@ class BatchChecks:
         """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
         self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
+        self.loose = np.zeros(0, np.bool_)
+        """Which threads of the last atomic access have no order with those before at their word."""
         self.stored: dict[int, dict[int, int]] = {}
         """The last access of each thread by each instruction that stores."""
         self.idle: dict[int, list[tuple[str, Instruction]]] = {}
@@ -90,6 +92,7 @@ class BatchChecks:
         if any(effect):
             self._synchronise(effect, site, lanes, flat, addresses)
         word = self.memory.word
+        self.loose = np.zeros(len(flat), np.bool_)
         for touched, part in chosen.regions():
             region = touched.home or touched
             words, first = region.words(word, word)
@@ -98,8 +101,10 @@ class BatchChecks:
             own = None if data is None else tuple(d[part] for d in data)
             start = (addresses[part] - first) // word
             access = self._access(site, lanes, flat[part], start, words, own, clocks)
-            access.label = region.label
-            self._check(site, lanes, access, self.memory.traces[region.index], flat[part])
+            access.label, trace = region.label, self.memory.traces[region.index]
+            if site.kind == "atomic" and self.memory.sums is not None:
+                self.loose[part] = self._loose(access, trace, len(flat[part]))
+            self._check(site, lanes, access, trace, flat[part])
 
     def shared_access(
         self,
@@ -123,7 +128,21 @@ class BatchChecks:
             content = self.batch.shared.reshape(-1).view(f"u{word}")
             clocks = np.zeros(len(self.batch.blocks), np.int64)
             access = self._access(site, lanes, flat, start // word, content, data, clocks)
+            if site.kind == "atomic" and self.memory.sums is not None:
+                self.loose = self._loose(access, self.shared_trace, len(flat))
             self._check(site, lanes, access, self.shared_trace, flat)
+
+    def summed(
+        self,
+        kind: str,
+        words: Array,
+        index: Array,
+        turns: tuple[Array, Array, Array],
+        part: Array | slice,
+    ) -> None:
+        """Shake the sums among these that another order of threads would change."""
+        if self.memory.sums is not None:
+            self.memory.sums.shake(kind, words, index, turns, self.loose[part])
 
     # --- unwritten memory ------------------------------------------------------------------
 
@@ -242,8 +261,7 @@ class BatchChecks:
         suspect = wanted & (earlier[:, 0] != NOBODY) & (earlier[:, 0] != now[:, 0])
         if not suspect.any():
             return
-        same_block = earlier[:, 0] // threads == now[:, 0] // threads
-        warps = (earlier[:, 0] % threads // 32) == (now[:, 0] % threads // 32)
+        same_block, warps = self._near(earlier, now)
         ordered = same_block & ((earlier[:, 1] < now[:, 1]) | (warps & (earlier[:, 2] < now[:, 2])))
         for index in np.flatnonzero(suspect & ~ordered):
             one, two = earlier[index], now[index]
@@ -265,6 +283,30 @@ class BatchChecks:
                         waiting.append((said, load))
                     continue
             raise Race(said)
+
+    def _near(self, earlier: Array, now: Array) -> tuple[Array, Array]:
+        """Flags of the events that are of one block, and of warps of one number."""
+        block, thread = np.divmod(earlier[:, 0], self.batch.threads)
+        own_block, own_thread = np.divmod(now[:, 0], self.batch.threads)
+        return block == own_block, thread // 32 == own_thread // 32
+
+    def _loose(self, access: Access, trace: Trace, threads: int) -> Array:
+        """Flags of the threads that may come before the last one at their word as well as after it.
+
+        Threads of one warp take their turns in one order always. Blocks that release and acquire
+        have an order, but it is chance that gave it, unless they wait for one another.
+        """
+        now, earlier = access.event, trace.write[access.place]
+        order = np.argsort(access.place, kind="stable")
+        again = np.flatnonzero(access.place[order][1:] == access.place[order][:-1])
+        earlier[order[again + 1]] = now[order[again]]
+        same_block, warps = self._near(earlier, now)
+        ordered = same_block & (warps | (earlier[:, 1] < now[:, 1]))
+        loose = np.zeros(threads, np.bool_)
+        for index in np.flatnonzero((earlier[:, 0] != NOBODY) & ~ordered):
+            fixed = bool(same_block[index]) or self.memory.waits
+            loose[access.lane[index]] |= not (fixed and self._ordered(earlier[index], now[index]))
+        return loose
 
     def _used(self, thread: int, read: int, load: Instruction) -> bool:
         """True if a thread has stored since an access what may derive from it."""

@@ -25,6 +25,8 @@ class Options:
 
     Attributes:
         check_races: Report two threads that touch the same bytes, one writing, without order.
+        shake_sums: With `check_races`, move floating sums of atomics whose bits another order of
+            threads would change by a few units of their last place (see `checks.sums`).
         check_arithmetic: Report integers divided by zero, and NaNs made of numbers (not inside
             `shadow64.lift.lifting`).
         unwritten: Bytes that were never written; reading one is an error, or noted there.
@@ -38,6 +40,8 @@ class Options:
         only_blocks: Linear indices of the blocks to run, or None for all.
         only_ends: How many blocks to run at either end of every axis of the grid, or None for all.
         and_middle: Run as many on either side of the middle of every axis, too.
+        and_parts: Run those parts of a row of blocks, too: where each starts and stops, from 0 to
+            1. Grids of more than one axis run none of them.
         max_steps: Steps that a batch may make.
         patience: Seconds of processor time that a batch may take without getting on: without
             finishing a thread or touching other memory (see `machine.watchdog`).
@@ -45,6 +49,7 @@ class Options:
     """
 
     check_races: bool = False
+    shake_sums: bool = False
     check_arithmetic: bool = False
     unwritten: Unwritten | None = None
     garbage: int = 0xCD
@@ -55,6 +60,7 @@ class Options:
     only_blocks: tuple[int, ...] | None = None
     only_ends: int | None = None
     and_middle: bool = False
+    and_parts: tuple[tuple[float, float], ...] = ()
     max_steps: float = math.inf
     patience: float = PATIENCE
     after_batch: Callable[[], None] | None = None
@@ -77,6 +83,7 @@ TUNING: ContextVar[bool] = ContextVar("replay tuning", default=False)
 def options(
     *,
     check_races: bool = False,
+    shake_sums: bool = False,
     check_arithmetic: bool = False,
     uninitialised: Iterable[torch.Tensor] | Unwritten | None = None,
     garbage: int = 0xCD,
@@ -87,6 +94,7 @@ def options(
     only_blocks: Iterable[int] | None = None,
     only_ends: int | None = None,
     and_middle: bool = False,
+    and_parts: tuple[tuple[float, float], ...] = (),
     max_steps: float = math.inf,
     patience: float = PATIENCE,
     after_batch: Callable[[], None] | None = None,
@@ -95,6 +103,7 @@ def options(
 
     Args:
         check_races: See `Options`.
+        shake_sums: See `Options`.
         check_arithmetic: See `Options`.
         uninitialised: Tensors of which no byte has been written yet: reading a byte before a
             launch inside this context has written it is an error, in shared memory too (which an
@@ -107,6 +116,7 @@ def options(
         only_blocks: See `Options`.
         only_ends: See `Options`.
         and_middle: See `Options`.
+        and_parts: See `Options`.
         max_steps: See `Options`.
         patience: See `Options`.
         after_batch: See `Options`.
@@ -120,6 +130,7 @@ def options(
     token = OPTIONS.set(
         Options(
             check_races=check_races,
+            shake_sums=shake_sums,
             check_arithmetic=check_arithmetic,
             unwritten=unwritten,
             garbage=garbage,
@@ -130,6 +141,7 @@ def options(
             only_blocks=chosen,
             only_ends=only_ends,
             and_middle=and_middle,
+            and_parts=and_parts,
             max_steps=max_steps,
             patience=patience,
             after_batch=after_batch,

@@ -16,6 +16,7 @@ from twinstep.replay.checks.history import History
 from twinstep.replay.checks.races import BatchChecks
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
+from twinstep.replay.launch.blocks import PLANE, near_ends, parts
 from twinstep.replay.launch.count import count_accesses, count_instructions
 from twinstep.replay.launch.options import (
     OPTIONS,
@@ -43,8 +44,6 @@ from twinstep.replay.translate.program import translate
 LANES = 16384
 """Threads per batch: large enough to hide NumPy's overhead, small enough for the cache."""
 
-PLANE = 65_535
-"""Most blocks of a grid along y and z; launchers fold longer rows of blocks into lines of it."""
 PROCESSORS = 132
 """Multiprocessors of the reported target. So many blocks, one on each, run together at least where
 a kernel waits for other blocks; that is what persistent kernels and grid barriers count on."""
@@ -220,7 +219,15 @@ def _history(settings: Options, program: Program) -> History | None:
     if not (settings.check_races or settings.unwritten):
         return None
     fenced, word = _fenced(program), _word(program)
-    return History(settings.check_races, settings.unwritten, fenced, word, program.kernel)
+    return History(
+        settings.check_races,
+        settings.unwritten,
+        fenced,
+        word,
+        program.kernel,
+        settings.shake_sums,
+        program.waits_for_blocks,
+    )
 
 
 @cache
@@ -259,7 +266,10 @@ def _batches(request: Request) -> Iterator[Array]:
     if settings.only_blocks is not None:
         chosen = np.array([b for b in settings.only_blocks if 0 <= b < count], np.int64)
     elif settings.only_ends is not None:
-        chosen = _near_ends(grid, settings.only_ends, settings.and_middle)
+        chosen = near_ends(grid, settings.only_ends, settings.and_middle)
+        if grid[1] == grid[2] == 1:
+            beside = parts(count, settings.only_ends, settings.and_parts)
+            chosen = np.unique(np.concatenate([chosen, *beside]))
     elif settings.order == "permuted":
         chosen = np.random.default_rng(settings.seed).permutation(count)
     elif settings.order == "backwards":
@@ -270,33 +280,6 @@ def _batches(request: Request) -> Iterator[Array]:
         return
     for start in range(0, len(chosen), per_batch):
         yield chosen[start : start + per_batch]
-
-
-def _near_ends(grid: Place, count: int, and_middle: bool) -> Array:
-    """Linear indices of the blocks within `count` of an end, or of the middle, along every axis.
-
-    A grid of tensors and blocks has the ends of its tensors there. Blocks in one long row that was
-    folded into a plane end anywhere in the last line of it, which then is at most `PLANE` long; the
-    middle of the row is in one of the two lines about the middle.
-    """
-    near = [_near(n, count, and_middle) for n in grid]
-    lines = [[near[0], near[1], near[2]]]
-    for axis, other in ((0, 1), (1, 0)):
-        if grid[axis] <= PLANE + 1 and (last := grid[other] - 1) > 0:
-            line = [*near]
-            line[axis] = np.arange(grid[axis])
-            line[other] = np.unique([last // 2, (last + 1) // 2, last] if and_middle else [last])
-            lines.append(line)
-    chosen = [((z[:, None, None] * grid[1] + y[:, None]) * grid[0] + x) for x, y, z in lines]
-    return np.unique(np.concatenate([linear.reshape(-1) for linear in chosen]))
-
-
-def _near(length: int, count: int, and_middle: bool) -> Array:
-    """Places within `count` of an end of an axis, or of its middle."""
-    places = np.arange(length)
-    near = (places < count) | (places >= length - count)
-    middle = length // 2
-    return places[near | (and_middle & (places >= middle - count) & (places < middle + count))]
 
 
 def _shared_size(request: Request) -> int:

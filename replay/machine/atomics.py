@@ -101,6 +101,7 @@ class AtomicSite:
         simple = operation in _UFUNCS and self.dtype.kind in "iu" and not kind.endswith("x2")
         self.running = simple and kind not in ("f16", "bf16")
         self.running_float = operation == "add" and self.dtype.kind == "f"
+        self.sums = kind.removesuffix("x2") if operation == "add" and "f" in kind else ""
 
     def update(
         self,
@@ -142,6 +143,7 @@ class AtomicSite:
             site.note_private(lanes, flat, index)
             chosen = ActiveLanes(lanes, flat, index, lanes.shape)
             out = self._apply(space, words, index, [d[flat] for d in data])
+            self._tell(lanes, space, words, index, out, [d[flat] for d in data], slice(None))
             return site.spread(lanes, guard, chosen, out, old)
         chosen = site.select(lanes, address, guard)
         site.note(lanes, chosen)
@@ -152,6 +154,7 @@ class AtomicSite:
             own = [d[chosen.flat][part] for d in data]
             with _LOCK:
                 out[:, part] = self._apply(space, words, index, own)
+                self._tell(lanes, space, words, index, out[:, part], own, part)
         return site.spread(lanes, guard, chosen, out, old)
 
     def _apply(self, space: str, words: Array, index: Array, data: list[Array]) -> Array:
@@ -162,6 +165,33 @@ class AtomicSite:
             own = [d.view(self.dtype) for d in data[k :: self.count]]
             rows.append(self._turns(self.updates[space], typed, index + k, own))
         return np.stack(rows).view(words.dtype)
+
+    def _tell(
+        self,
+        lanes: Lanes,
+        space: str,
+        words: Array,
+        index: Array,
+        old: Array,
+        data: list[Array],
+        part: Array | slice,
+    ) -> None:
+        """Let the opt-in checks see the sums of floats that this access has made."""
+        checks = lanes.batch.checks
+        if checks is None or not self.sums or not len(index):
+            return
+        unit = np.dtype(f"u{2 if self.sums.endswith('f16') else self.dtype.itemsize}")
+        many = self.dtype.itemsize // unit.itemsize
+        for k in range(self.count):
+            found, term = old[k].view(self.dtype), data[k].view(self.dtype)
+            left = np.asarray(self.updates[space](found, term), self.dtype)
+            for half in range(many):
+                old_bits, term_bits, left_bits = (
+                    v.view(unit)[half::many] for v in (found, term, left)
+                )
+                turns = (old_bits, term_bits, left_bits)
+                place = (index + k) * many + half
+                checks.summed(self.sums, words.view(unit), place, turns, part)
 
     def _turns(self, update: Update, words: Array, index: Array, data: list[Array]) -> Array:
         order = np.argsort(index, kind="stable")

@@ -78,6 +78,16 @@ class Checks(Protocol):
     ) -> None:
         """An access of shared memory, before it happens."""
 
+    def summed(
+        self,
+        kind: str,
+        words: Array,
+        index: Array,
+        turns: tuple[Array, Array, Array],
+        part: Array | slice,
+    ) -> None:
+        """Floats that an atomic access, the last one, has just added; see `Sums.shake`."""
+
 
 @dataclass
 class Batch:

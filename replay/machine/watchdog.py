@@ -204,6 +204,18 @@ class _Watch:
         if self.inner is not None:
             self.inner.shared_access(site, lanes, flat, start, data)
 
+    def summed(
+        self,
+        kind: str,
+        words: Array,
+        index: Array,
+        turns: tuple[Array, Array, Array],
+        part: Array | slice,
+    ) -> None:
+        """As `Checks.summed`."""
+        if self.inner is not None:
+            self.inner.summed(kind, words, index, turns, part)
+
     def global_access(
         self,
         site: MemoryOp,

@@ -25,11 +25,12 @@ TWINS = {
     "lock_given_back_before_all_have_stored": "triton_sums_under_a_lock",
     "lock_of_one_block": "triton_sums_under_a_lock",
     "tickets_reset_while_others_still_ask": "triton_tiles_by_tickets",
+    "partial_sums_added_by_float_atomics": "triton_two_sums_by_float_atomics",
 }
 
 
 # Every access has its order, and the result is wrong in some orders of the blocks.
-BY_ORDER = ("tickets_reset_while_others_still_ask",)
+BY_ORDER = ("tickets_reset_while_others_still_ask", "partial_sums_added_by_float_atomics")
 
 
 def twin(entry: Entry) -> Variant:

@@ -90,6 +90,12 @@ def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
     racing_kernels.global_norm_by_lock(call, "gpu", barrier=True)
 
 
+@harmless(SHELF, "global_norm", engines=ENGINES, dtypes=("fp16",))
+def triton_two_sums_by_float_atomics(call: GlobalNormCall) -> None:
+    """Two programs add their sums by floating atomics: either order gives the same bits."""
+    racing_kernels.global_norm_by_float_atomics(call, most=2)
+
+
 @harmless(SHELF, "accumulate", engines=ENGINES)
 def triton_tiles_by_tickets(call: AccumulateCall) -> None:
     """Tiles are handed out by a counter that is new for every launch."""

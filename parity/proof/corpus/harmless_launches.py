@@ -32,6 +32,12 @@ def triton_folded_grid(call: AccumulateCall) -> None:
 
 
 @launched("accumulate", arithmetic="exact")
+def triton_rows_and_columns(call: AccumulateCall) -> None:
+    """Rows of 1,024, found by an integer division."""
+    kernels.accumulate_by_rows(call, narrow=False)
+
+
+@launched("accumulate", arithmetic="exact")
 def triton_tuned_and_restored(call: AccumulateCall) -> None:
     """Autotuned; the tuner restores what its trials write."""
     kernels.accumulate_tuned(call, restores=True)

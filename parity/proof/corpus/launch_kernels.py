@@ -230,3 +230,22 @@ def norm_by_parts(call: GlobalNormCall, block: int = 256) -> None:
             squares_kernel[(count,)](g, parts[start:], g.numel(), BLOCK=block)
             start += count
     root_kernel[(1,)](parts, call.norm, call.found_inf, total, BLOCK=128)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def by_rows_kernel(a, g, numel, BLOCK: tl.constexpr, NARROW: tl.constexpr):
+    """Adds elements found by row and column of 1024; with NARROW the row is found in fp32."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = (at.to(tl.float32) * 0.0009765625).to(tl.int64) if NARROW else at // 1024
+    at = row * 1024 + (at & 1023)
+    here = at < numel
+    total = tl.load(a + at, mask=here).to(tl.float32) + tl.load(g + at, mask=here).to(tl.float32)
+    tl.store(a + at, total.to(a.dtype.element_ty), mask=here)
+
+
+def accumulate_by_rows(call: AccumulateCall, *, narrow: bool) -> None:
+    """One launch for each pair of tensors."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        if a.numel():
+            grid = (triton.cdiv(a.numel(), 512),)
+            by_rows_kernel[grid](a, g, a.numel(), BLOCK=512, NARROW=narrow)

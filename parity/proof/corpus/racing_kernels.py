@@ -1,4 +1,4 @@
-"""Small Triton kernels whose programs meet in memory; a switch lets three of them race or not.
+"""Small Triton kernels whose programs meet in memory; switches let some of them race or not.
 
 Replay runs the programs of a small grid in step with one another, so that all of them are right
 there in either case. On a GPU programs start when there is room.
@@ -251,3 +251,26 @@ def accumulate_by_tickets(call: AccumulateCall, *, resets: bool) -> None:
             tiles = triton.cdiv(a.numel(), BLOCK)
             grid = (min(tiles, 8),)
             ticket_kernel[grid](a, g, tickets, a.numel(), tiles, BLOCK=BLOCK, RESETS=resets)
+
+
+@triton.jit
+def atomic_squares_kernel(g, total, numel, BLOCK: tl.constexpr):
+    """The sum of squares of one tensor; every program adds what it has by one floating atomic."""
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float32)
+        squares += x * x
+    tl.atomic_add(total, tl.sum(squares, axis=0))
+
+
+def global_norm_by_float_atomics(call: GlobalNormCall, most: int) -> None:
+    """One launch of at most so many programs for each tensor that has elements."""
+    total = torch.zeros(len(call.grads), dtype=torch.float32, device=call.norm.device)
+    for i, g in enumerate(call.grads):
+        programs = min(-(-g.numel() // BLOCK), most)
+        if programs:
+            atomic_squares_kernel[(programs,)](g, total[i:], g.numel(), BLOCK=BLOCK)
+    call.norm.copy_(total.double().sum().sqrt())
+    if not bool(torch.isfinite(total).all()):
+        call.found_inf.fill_(1.0)

@@ -29,6 +29,7 @@ TABLE = 110
 STAGE = 32
 MARK = "noted"
 GRADIENTS: list[Tensor] = []
+LAST: list[Tensor] = []
 lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
 adamw = partial(lone, "adamw_step")
 
@@ -231,3 +232,10 @@ def every_gradient_kept(call: AdamCall) -> None:
     """A copy of every gradient stays in a list: the memory of a run grows with its steps."""
     step(call)
     GRADIENTS.extend(grad.clone() for grad in call.grads)
+
+
+@adamw(component="process", law="process_state", alone=False)
+def last_gradients_kept(call: AdamCall) -> None:
+    """The gradients of the last call stay in a list, and `zero_grad` gives no memory back."""
+    step(call)
+    LAST[:] = [grad.detach() for grad in call.grads]

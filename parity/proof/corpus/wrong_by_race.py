@@ -48,3 +48,9 @@ def lock_of_one_block(call: GlobalNormCall) -> None:
 def tickets_reset_while_others_still_ask(call: AccumulateCall) -> None:
     """The last program sets the counter of tiles back when it ends, not when all have."""
     kernels.accumulate_by_tickets(call, resets=True)
+
+
+@racing("global_norm", component="norms", dtypes=("fp16",))
+def partial_sums_added_by_float_atomics(call: GlobalNormCall) -> None:
+    """Programs add their sums of squares to one float, in whichever order they end."""
+    kernels.global_norm_by_float_atomics(call, most=1 << 16)

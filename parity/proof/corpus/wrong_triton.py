@@ -75,6 +75,12 @@ def offsets_in_int32(call: AdamCall) -> None:
     adamw(call, AdamwLaunch(narrow_index=True))
 
 
+@fault("accumulate", law="large_index", arithmetic="exact", alone=True)
+def row_found_in_fp32(call: AccumulateCall) -> None:
+    """Row and column: `fp32(index) / 1024` is the next row for the last elements past 2**24."""
+    launch_kernels.accumulate_by_rows(call, narrow=True)
+
+
 @adamw_fault(law="large_index")
 def block_between_two_halves_lost(call: AdamCall) -> None:
     """More than 2**20 blocks go in two halves, and the block between them in neither."""

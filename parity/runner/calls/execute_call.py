@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.laws.large_index import PLACES
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine, as_on
 from twinstep.parity.runner.calls import large_tensors
@@ -45,11 +46,11 @@ def execute_call(
             return invoke(function, memory, seconds)
     if not memory.ends:
         grown = large_tensors.LargeTensors(call.case, engine)
-        with _on_replay(engine, grown, only_ends=large_tensors.ENDS, and_middle=True):
+        with _on_replay(engine, grown, ends=grown):
             ended = large_tensors.call_large(function, grown, engine)
         if ended.failure:
             return ended
-        memory.ends = {which: grown.end(memory, which) for which in ("first", "middle", "last")}
+        memory.ends = {which: grown.end(memory, which) for which in PLACES}
     memory.block.copy_(memory.ends[call.end])
     return Ended()
 
@@ -60,9 +61,8 @@ def _on_replay(
     memory: GuardedMemory | large_tensors.LargeTensors,
     *,
     check_races: bool = False,
-    only_ends: int | None = None,
+    ends: large_tensors.LargeTensors | None = None,
     made: Allocations | None = None,
-    and_middle: bool = False,
     schedule: str = "",
 ) -> Iterator[None]:
     """Settings of replay, and every tensor of the call within reach: a table may hold its address.
@@ -71,9 +71,8 @@ def _on_replay(
         engine: where the call runs; nothing is changed on others.
         memory: holds the tensors.
         check_races: see `replay.options`.
-        only_ends: see `replay.options`.
+        ends: run no blocks but those of the places that are looked at in large tensors.
         made: see `execute_call`.
-        and_middle: see `replay.options`.
         schedule: see `Call`.
     """
     if engine.name != "replay":
@@ -86,8 +85,10 @@ def _on_replay(
         allow(**memory.named()),
         options(
             check_races=check_races,
-            only_ends=only_ends,
-            and_middle=and_middle,
+            shake_sums=check_races,
+            only_ends=large_tensors.ENDS if ends else None,
+            and_middle=ends is not None,
+            and_parts=ends.places.parts() if ends else (),
             order={"backwards": "backwards", "permuted": "permuted"}.get(schedule, "natural"),
             together=3 if schedule == "permuted" else int(bool(schedule)),
             patience=2.0 if schedule else PATIENCE,

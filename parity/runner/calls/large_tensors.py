@@ -1,8 +1,9 @@
-"""A call on a tensor of more than 2³¹ elements, of which only three pieces are looked at.
+"""A call on a tensor of more than 2³¹ elements, of which only a few pieces are looked at.
 
-The first elements, the last ones, and those about the middle. On replay the tensor is virtual:
-addresses without memory, and only the blocks at the ends and in the middle of every axis of a grid
-run. On a GPU the memory is real.
+The first elements, the last ones, those about the middle, some behind 2**24 and some at a drawn
+place. On replay the tensor is virtual: addresses without memory, and only the blocks of these
+places run; in a grid of several axes those at the ends and in the middle of each. On a GPU the
+memory is real.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.laws.large_index import PLACES
 from twinstep.parity.records.errors import CannotJudge, CannotRun
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.calls.invoke import Ended, invoke
+from twinstep.parity.runner.calls.large_places import REPEATED, LargePlaces, changed, odd_one
 
 # Past 2³¹, and on replay past 2³², where unsigned offsets wrap too.
 ELEMENTS = {"replay": 2**32 + 2**31 + 77, "cuda": 2**31 + 4_099}
 ENDS = 8
-# Pages of a region, and regions that the blocks at the ends of a row of blocks can touch: each end
-# and the middle lie in two at most, and wrapped offsets lead to a few more.
-REGION, FEW_REGIONS = 1 << 14, 10
+# Pages of a region, and regions that the blocks of the places can touch: each place lies in two at
+# most, and wrapped offsets lead to a few more.
+REGION, FEW_REGIONS = 1 << 14, 20
 SECONDS = 4.0
 
 
 class LargeTensors:
-    """One case with its last tensors blown up: the small tensor's values in three places.
+    """One case with its last tensors blown up: the small tensor's values in a few places.
 
     Args:
         case: of one tensor, or of several of which the last grows.
@@ -40,14 +43,15 @@ class LargeTensors:
 
     Attributes:
         block: a tensor on the device, for `invoke`.
+        places: of the last tensors, that are looked at.
     """
 
     def __init__(self, case: Case, engine: Engine) -> None:
         self.case = case
         self.numel = ELEMENTS[engine.name]
-        zeros, device = (_on_gpu, "cuda") if engine.name == "cuda" else (_virtual, "cpu")
+        self.places = LargePlaces(self.numel, case.recipe.seed)
         self._need_memory(engine)
-        self.lists = {n: _grown(ts, self.numel, zeros, device) for n, ts in case.lists.items()}
+        self.lists = {name: self._grown(tensors, engine) for name, tensors in case.lists.items()}
         self.controls = {name: t.clone().to(engine.device) for name, t in case.controls.items()}
         self.block = torch.empty(0, device=engine.device)
 
@@ -107,37 +111,36 @@ class LargeTensors:
 
         Args:
             memory: of the case.
-            which: `first`, `middle` or `last`.
+            which: see `Call.end`.
         """
-        after = memory.before.clone()
+        after, reached = memory.before.clone(), False
         for span in memory.spans:
             if not span.value.numel():
                 continue
             held = self.controls if span.control else None
             tensor = held[span.name] if held else self.lists[span.name][span.index]
             flat, count = tensor.reshape(-1), span.value.numel()
-            part = flat.narrow(0, starts(flat.numel(), count)[which], count)
-            span.of(after).copy_(part.view(span.value.shape))
+            if flat.numel() == self.numel:
+                pieces = self.places.pieces(flat, which, count)
+                flat = odd_one(pieces)
+                reached |= changed(pieces, span.value)
+            span.of(after).copy_(flat.view(span.value.shape))
+        if which in REPEATED and not reached:
+            # Blocks in an order of their own: those that run were not those of this place.
+            return self.end(memory, "first")
         return after
 
-
-def starts(numel: int, count: int) -> dict[str, int]:
-    """First elements of the pieces of `count` elements that are looked at."""
-    return {"first": 0, "middle": (numel - count) // 2, "last": numel - count}
-
-
-def _grown(
-    tensors: Sequence[Tensor], numel: int, zeros: Callable[[int, torch.dtype], Tensor], device: str
-) -> list[Tensor]:
-    """Copies of the tensors; the last one has `numel` elements, and its old ones three times."""
-    copies = [tensor.to(device, copy=True) for tensor in tensors]
-    if not copies or is_counter(copies[-1]) or not copies[-1].numel():
-        return copies
-    small = copies[-1].reshape(-1)
-    large = zeros(numel, small.dtype)
-    for start in starts(numel, small.numel()).values():
-        large.narrow(0, start, small.numel()).copy_(small)
-    return [*copies[:-1], large]
+    def _grown(self, tensors: Sequence[Tensor], engine: Engine) -> list[Tensor]:
+        """Copies of the tensors; the last one is large, with its old elements in each place."""
+        zeros, device = (_on_gpu, "cuda") if engine.name == "cuda" else (_virtual, "cpu")
+        copies = [tensor.to(device, copy=True) for tensor in tensors]
+        if not copies or is_counter(copies[-1]) or not copies[-1].numel():
+            return copies
+        small = copies[-1].reshape(-1)
+        large = zeros(self.numel, small.dtype)
+        for which in PLACES:
+            self.places.pieces(large, which, small.numel()).copy_(small)
+        return [*copies[:-1], large]
 
 
 def _virtual(numel: int, dtype: torch.dtype) -> Tensor:

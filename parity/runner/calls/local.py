@@ -24,7 +24,12 @@ from twinstep.parity.runner.calls.execute_call import execute_call
 from twinstep.parity.runner.calls.host_sync import watched
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Made, work_of
-from twinstep.parity.runner.calls.process_state import NewTensors, ProcessState, left_behind
+from twinstep.parity.runner.calls.process_state import (
+    NewTensors,
+    ProcessState,
+    kept_gradients,
+    left_behind,
+)
 
 if TYPE_CHECKING:
     from twinstep.replay.launch.record import Launch
@@ -69,6 +74,8 @@ class LocalCaller:
             memory.made += new.found()
         keeps = left_behind(memory.made) if call.guarded else {}
         changed = tuple(state.changes()) if state is not None else ()
+        if call.guarded:
+            changed += tuple(kept_gradients(memory))
         return Made(
             memory=memory,
             after=memory.after(),

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.operations.operation import Role
 from twinstep.parity.registry.engines import live_subnormals
 
 Read = Callable[[], Any]
@@ -179,6 +181,23 @@ def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
         "threads": len(threading.enumerate()),
         "processes": len(child_processes()),
     }
+
+
+def kept_gradients(memory: GuardedMemory) -> Iterator[str]:
+    """A sentence if tensors are alive that lie in the gradients of a call that has returned."""
+    alive = [tensor for one in memory.made if (tensor := one()) is not None]
+    kept = sum(_in_gradients(tensor, memory) for tensor in alive)
+    if kept:
+        yield f"keeps the memory of {kept} gradients, which whoever drops them wants back"
+
+
+def _in_gradients(tensor: Tensor, memory: GuardedMemory) -> bool:
+    """True if a tensor begins in one of the gradients that the memory holds."""
+    names = memory.case.operation.lists_of(Role.GRAD)
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    at = tensor.data_ptr() - memory.block.data_ptr()
+    return any(span.name in names and span.start <= at < span.stop for span in memory.spans)
 
 
 Function = tuple[object, object]
