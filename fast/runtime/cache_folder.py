@@ -14,7 +14,8 @@ SEAL = hashlib.sha256().digest_size
 def cache_folder() -> Path:
     """The user's cache folder of this package, made if it is not there."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "twinstep"
+    # Checkouts that write files otherwise share the folder above: another format, another name.
+    folder = Path(base) / "twinstep" / "sealed"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 

@@ -234,7 +234,7 @@ def test_without_a_compiler_that_works_there_is_one_sentence(
     assert "\n" not in str(caught.value)
     # The judge then cannot judge; a compiler that fails is a defect.
     assert unable(caught.value).startswith("the kernel needs a C++ compiler") == ("no-" in compiler)
-    assert not list((tmp_path / "twinstep").glob("*.so"))
+    assert not list((tmp_path / "twinstep" / "sealed").glob("*.so"))
 
 
 def test_builders_at_once_build_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     """A cache folder of its own, and nothing kept in memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.compiled.cache_clear()
-    yield tmp_path / "twinstep"
+    yield tmp_path / "twinstep" / "sealed"
     library.compiled.cache_clear()
 
 
