@@ -251,8 +251,11 @@ def print_diagnoses(console: Console, ledger: Ledger, limit: int = 12) -> None:
 def last_line(ledger: Ledger, seconds: float) -> str:
     """The verdict, and the command to type next."""
     # Where this law is left out, nothing else looks at offsets past 2^31.
-    left = any(cell.key.law == "large_index" for cell in ledger.with_status(Status.SKIPPED))
-    verdict = ledger.verdict() + ", large_index not judged," * left
+    rows = [cell.status for cell in ledger.cells.values() if cell.key.law == "large_index"]
+    left, judged = rows.count(Status.SKIPPED), len(rows) - rows.count(Status.NOT_CLAIMED)
+    verdict = ledger.verdict() + f" (large_index not judged in {left} of {judged} rows)" * bool(
+        left
+    )
     said = f"{verdict} in {seconds:.{0 if seconds >= 10 else 1}f} s"
     broken = ledger.with_status(Status.FAILED)
     repro = next((cell.repro for cell in broken if cell.repro), "")
