@@ -32,6 +32,7 @@ OLD_STEP = "arguments of an old step"
 LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
 
 ZEROS: Step = ("train", {"regime": "zeros", "missing": 0})
+LOWER: Step = ("lower_rate", {"bits": 10})
 
 BY_HAND: Mapping[str, Motif] = {
     "other forms of parameters": (
@@ -44,7 +45,7 @@ BY_HAND: Mapping[str, Motif] = {
         *(("replace_state", {"how": "zeros"}), PLAIN),
         *(("replace_state", {"how": "delete"}), PLAIN),
     ),
-    "weights in other memory": (PLAIN, "move_weights", PLAIN, PLAIN),
+    "weights in other memory": (PLAIN, "move_weights", PLAIN, LOWER, PLAIN),
     "groups in other hands": (
         ("build", {"groups": 3}),
         *(PLAIN, ("edit_groups", {"how": "take out"}), PLAIN),
@@ -55,7 +56,7 @@ BY_HAND: Mapping[str, Motif] = {
         *(PLAIN, ("load_elsewhere", {"whose": "apex"}), PLAIN),
         *(("load_elsewhere", {"whose": "torch"}), PLAIN),
     ),
-    "numbers in tensors": (PLAIN, "hold_numbers", PLAIN, "change_held", PLAIN),
+    "numbers in tensors": (PLAIN, LOWER, PLAIN, "hold_numbers", PLAIN, "change_held", PLAIN),
     "groups that ask for too much": tuple(
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),
@@ -66,7 +67,7 @@ BY_HAND: Mapping[str, Motif] = {
         ("step_with_closure", {"gives": gives, "fails": False})
         for gives in ("tensor", "nothing", "pair")
     ),
-    "gradients that are freed": (PLAIN, "free", "train"),
+    "gradients that are freed": (PLAIN, "free", LOWER, PLAIN),
 }
 
 

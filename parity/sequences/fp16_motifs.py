@@ -65,9 +65,9 @@ MOTIFS: Mapping[str, Motif] = {
         ("override", {"scale": 0.0}),
         CLEAN,
     ),
-    "twenty overflows in a row": (
+    "seventeen overflows in a row": (
         ("build", {"recipe": "adamw, dynamic"}),
-        *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 20, CLEAN),
+        *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 17, CLEAN),
     ),
     "a state that is kept, offloaded": (CLEAN, "keep_offloaded", CLEAN, CLEAN, "load_kept"),
     "a copy under a scale from outside": (

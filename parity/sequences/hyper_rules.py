@@ -57,10 +57,12 @@ class HyperRules(Rules):
 
     @action(often=0)
     def raise_rates(self, world: World) -> None:
-        """Give every group a rate so large that weights show the last bits of an update."""
+        """Let weights show the last bits of a corrected update: by large rates, in every group."""
         for group in world.torch_optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = 64.0
+            if "bias_correction" in group:
+                group["bias_correction"] = True
 
     @action(kind=("lambda", "cyclic", "onecycle"))
     def start_scheduler(self, world: World, kind: str) -> None:

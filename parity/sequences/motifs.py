@@ -30,8 +30,8 @@ LASTING: Motif = (
 
 def last_of_a_correction(step: Step) -> Motif:
     """A step for each count at which Adam's correction of the bias is nearly over."""
-    aged = (one for count in FADED for one in (("age", {"count": count}), step))
-    return ("train", "raise_rates", *aged)
+    aged = (one for count in FADED for one in (("age", {"count": count, "since": 1}), step))
+    return (step, "raise_rates", *aged)
 
 
 COMMON: Mapping[str, Motif] = {

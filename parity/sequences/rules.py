@@ -199,7 +199,8 @@ class OptimizerRules(HyperRules):
     @action(drives=("step",), seed=SEEDS, fails=(False, False, True), gives=LOSSES)
     def step_with_closure(self, world: World, seed: int, fails: bool, gives: str) -> object:
         """Update once, with gradients that the closure makes, unless it raises an error."""
-        loss = {"number": 0.5, "tensor": torch.full((1, 1), 0.5), "pair": (0.5, "x")}.get(gives)
+        tensor = torch.full((1, 1), 0.5, device=world.device)
+        loss = {"number": 0.5, "tensor": tensor, "pair": (0.5, "x")}.get(gives)
 
         def closure() -> object:
             self.fill(world, seed, "ordinary", 0)

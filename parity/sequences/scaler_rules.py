@@ -112,9 +112,9 @@ class ScalerRules(Rules):
             ("look", HIT),
         ),
         "the floor": (("assign", {"scale": 1.0}), *(OVERFLOW,) * 4, "backward", "update"),
-        "twenty overflows in a row": (
+        "seventeen overflows in a row": (
             ("build", {"rule": "dynamic", "omitted": False, "raises": False}),
-            *(("assign", {"scale": 2.0**24}), *(OVERFLOW,) * 20, CLEAN),
+            *(("assign", {"scale": 2.0**24}), *(OVERFLOW,) * 17, CLEAN),
         ),
         "flags of every kind": tuple(
             ("update", {"overflow": overflow, "kind": kind})
