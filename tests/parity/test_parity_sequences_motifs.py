@@ -38,8 +38,6 @@ def test_every_motif_can_be_drawn(name: str) -> None:
     left = [motif for motif in rules.motifs if rules.motifs[motif] not in rules.scripts()]
     some = {"a copy", "31 bits of counters full, gradients for all"}
     missing = some if "Optimizer" in name else set[str]()
-    if name == "ZeroOptimizer":
-        missing |= {"gradients clipped by hand"}
     if name == "FusedLAMB":  # its state begins with its first step
         missing = {"31 bits of counters full, gradients for all"}
     assert set(left) <= missing
