@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from twinstep.contract.compat import Compat
 from twinstep.parity.proof.peers.edge_engine import UNIVERSAL_INFO, Sums, convert, engine
@@ -181,6 +182,10 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     numbers = RUNS[name](rank, folder)
     (folder / f"{rank}.json").write_text(json.dumps(numbers))
+    if dist.is_initialized():
+        # A group that is alive at exit has threads, and joinable ones abort the process.
+        dist.barrier()
+        dist.destroy_process_group()
     return 0
 
 
