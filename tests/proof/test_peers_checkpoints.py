@@ -42,7 +42,7 @@ from twinstep.golden.record_zero import (
     weights_of,
 )
 from twinstep.parity.cases.fixed_inputs import bits
-from twinstep.parity.proof.peers.installed import deepspeed
+from twinstep.parity.proof.peers.installed import deepspeed, group_of_one
 from twinstep.parity.proof.peers.zero_run import CLASSES as ZEROS
 from twinstep.parity.proof.peers.zero_run import Losses
 from twinstep.parity.ranks.world import Rank, World
@@ -78,13 +78,9 @@ KINDS = pytest.mark.parametrize("kind", ["flat", "unfused", "bf16"])
 
 @pytest.fixture(scope="module", autouse=True)
 def _group_of_its_own() -> Iterator[None]:
-    """Leave no process group behind."""
-    kept = dict(os.environ)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(kept)
+    """One group for all tests of the file, and none left behind."""
+    with group_of_one():
+        yield
 
 
 def parameters(

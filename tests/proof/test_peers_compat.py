@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from twinstep.golden.record_deepspeed import (
     FLAT,
@@ -24,6 +23,7 @@ from twinstep.golden.record_deepspeed import (
 )
 from twinstep.parity.proof.compat.cases import Case, Side, outcome
 from twinstep.parity.proof.compat.of_deepspeed import cases
+from twinstep.parity.proof.peers.installed import group_of_one
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None or "PYTEST_XDIST_WORKER" in os.environ,
@@ -36,13 +36,9 @@ LEFT_OUT = ("unfused MoE", "lr schedulers")
 
 @pytest.fixture(autouse=True)
 def _group_of_its_own() -> Iterator[None]:
-    """Leave no process group behind."""
-    kept = dict(os.environ)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(kept)
+    """One group for all tests of the file, and none left behind."""
+    with group_of_one():
+        yield
 
 
 def adam(params: Any, lr: float = 1e-3, adam_w_mode: bool = True, **options: Any) -> Any:

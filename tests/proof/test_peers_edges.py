@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from twinstep.parity.proof.peers.edge_engine import Sums, engine
-from twinstep.parity.proof.peers.installed import deepspeed
+from twinstep.parity.proof.peers.installed import deepspeed, group_of_one
 
 pytestmark = [
     pytest.mark.skipif(
@@ -33,13 +32,9 @@ SUMS = pytest.mark.parametrize("sums", ["fp16", "fp32"])
 
 @pytest.fixture(scope="module", autouse=True)
 def _group_of_its_own() -> Iterator[None]:
-    """Leave no process group behind."""
-    kept = dict(os.environ)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(kept)
+    """One group for all tests of the file, and none left behind."""
+    with group_of_one():
+        yield
 
 
 def trained(sizes: Sequence[int], stage: int, sums: str, micros: int = 1) -> tuple[Sums, Any]:

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.helpers.sides import CLASSES, SIDES
 from tools.source import ROOT
 from twinstep.golden import record_checkpoints
 from twinstep.golden.record_zero import Made, config_of, groups_of, weights_of
-from twinstep.parity.proof.peers.installed import deepspeed
+from twinstep.parity.proof.peers.installed import deepspeed, group_of_one
 from twinstep.parity.proof.peers.zero_run import Losses
 from twinstep.parity.proof.upstream.names import NAMES, Names, render
 
@@ -64,13 +63,9 @@ def test_the_page_is_that_of_the_data() -> None:
 
 @pytest.fixture
 def _own_group() -> Iterator[None]:
-    """Leave no process group behind."""
-    kept = dict(os.environ)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    os.environ.clear()
-    os.environ.update(kept)
+    """One group for all tests of the file, and none left behind."""
+    with group_of_one():
+        yield
 
 
 def theirs(names: Names, patch: pytest.MonkeyPatch) -> Any:

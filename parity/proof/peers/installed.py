@@ -92,6 +92,25 @@ def make_expert_group() -> None:
     deepspeed("deepspeed.utils.groups")._create_expert_and_data_parallel(1)
 
 
+@contextlib.contextmanager
+def group_of_one() -> Iterator[None]:
+    """DeepSpeed's group while it lasts, where DeepSpeed is installed; the environment is restored.
+
+    What was made is forgotten on both sides, so that a next call makes a group anew.
+    """
+    kept = dict(os.environ)
+    if is_installed("deepspeed"):
+        deepspeed("deepspeed")
+    yield
+    if is_installed("deepspeed"):
+        # torch's own would leave groups that DeepSpeed keeps, and its flag.
+        import_module("deepspeed.comm").destroy_process_group()
+    deepspeed.cache_clear()
+    make_expert_group.cache_clear()
+    os.environ.clear()
+    os.environ.update(kept)
+
+
 def free_port() -> int:
     """A port that nothing listens on."""
     with socket.socket() as listener:
