@@ -36,7 +36,7 @@ LEFT_OUT = ("unfused MoE", "lr schedulers")
 
 @pytest.fixture(autouse=True)
 def _group_of_its_own() -> Iterator[None]:
-    """One group for all tests of the file, and none left behind."""
+    """One group for the test, and none left behind."""
     with group_of_one():
         yield
 

@@ -63,7 +63,7 @@ def test_the_page_is_that_of_the_data() -> None:
 
 @pytest.fixture
 def _own_group() -> Iterator[None]:
-    """One group for all tests of the file, and none left behind."""
+    """One group for the test, and none left behind."""
     with group_of_one():
         yield
 

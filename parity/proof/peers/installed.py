@@ -99,16 +99,18 @@ def group_of_one() -> Iterator[None]:
     What was made is forgotten on both sides, so that a next call makes a group anew.
     """
     kept = dict(os.environ)
-    if is_installed("deepspeed"):
-        deepspeed("deepspeed")
-    yield
-    if is_installed("deepspeed"):
-        # torch's own would leave groups that DeepSpeed keeps, and its flag.
-        import_module("deepspeed.comm").destroy_process_group()
-    deepspeed.cache_clear()
-    make_expert_group.cache_clear()
-    os.environ.clear()
-    os.environ.update(kept)
+    try:
+        if is_installed("deepspeed"):
+            deepspeed("deepspeed")
+        yield
+    finally:
+        if is_installed("deepspeed"):
+            # torch's own would leave groups that DeepSpeed keeps, and its flag.
+            import_module("deepspeed.comm").destroy_process_group()
+        deepspeed.cache_clear()
+        make_expert_group.cache_clear()
+        os.environ.clear()
+        os.environ.update(kept)
 
 
 def free_port() -> int:
