@@ -57,7 +57,7 @@ class Peer(Subject):
 
 
 def pinned_to(operation: Operation, values: Pinned) -> Operation:
-    """The operation with fewer values for some controls and options.
+    """The operation with the given values, and no others, for some controls and options.
 
     Raises:
         KeyError: a name that the operation does not have.
@@ -67,7 +67,10 @@ def pinned_to(operation: Operation, values: Pinned) -> Operation:
             raise KeyError(f"{operation.name} has no {name} to pin.")
 
     def control(row: Control) -> Control:
-        return replace(row, values=cast(tuple[float, ...], values.get(row.name, row.values)))
+        if row.name not in values:
+            return row
+        # Its range would draw what the peer refuses.
+        return replace(row, values=cast(tuple[float, ...], values[row.name]), range=None)
 
     return replace(
         operation,

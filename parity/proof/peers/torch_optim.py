@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from twinstep.parity.operations.controls import LR, WEIGHT_DECAY
 from twinstep.parity.proof.corpus.calls import AdamCall, SgdCall, skipped
 from twinstep.parity.proof.peers.peer import Peer, peer
 
@@ -68,8 +69,11 @@ def narrow_moments(kind: type[torch.optim.Optimizer], call: AdamCall, **flags: b
             wide.copy_(narrow)
 
 
-DECAYS = (0.013, 0.31, 1.7, 0.0)  # a negative one is refused
-ALWAYS = {"bias_correction": (True,), "weight_decay": DECAYS}
+# Negative ones are refused.
+NOT_NEGATIVE = {
+    row.name: tuple(value for value in row.values if value >= 0.0) for row in (LR, WEIGHT_DECAY)
+}
+ALWAYS = {**NOT_NEGATIVE, "bias_correction": (True,)}
 NO_FACTOR = {**ALWAYS, "factor": (1.0,)}
 adamw = partial(peer, SHELF, "adamw_step", package="torch", pinned=ALWAYS)
 pure_adamw = partial(peer, SHELF, "adamw_step", package="torch", dtypes=PURE, pinned=NO_FACTOR)
@@ -160,10 +164,10 @@ def sgd_with(call: SgdCall, **flags: bool) -> None:
         if call.momentums:
             call.momentums[place].copy_(optimizer.state[p]["momentum_buffer"])
         if call.copies:
-            call.copies[place].copy_(p)
+            call.copies[place].copy_(call.params[place])
 
 
-MOMENTUM = {"momentum": (0.85,), "nesterov": (False,), "weight_decay": DECAYS}
+MOMENTUM = {**NOT_NEGATIVE, "momentum": (0.85,), "nesterov": (False,)}
 # Nesterov momentum with dampening is refused.
 NESTEROV = {**MOMENTUM, "nesterov": (True,), "dampening": (0.0,)}
 sgd = partial(peer, SHELF, "sgd_step", package="torch", dtypes=MASTERS)
