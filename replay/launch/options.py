@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstep.replay.checks.uninitialised import Unwritten
+from twinstep.replay.machine.memory import Extents
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.watchdog import PATIENCE
 
@@ -68,7 +69,8 @@ class Options:
 
 _DEFAULTS = Options()
 OPTIONS: ContextVar[Options] = ContextVar("replay options", default=_DEFAULTS)
-_ALLOWED: ContextVar[tuple[Labelled, ...]] = ContextVar("replay allowed", default=())
+_NOTHING = Extents()
+_ALLOWED: ContextVar[Extents] = ContextVar("replay allowed", default=_NOTHING)
 _PROVIDERS: list[Provider] = []
 _LOCK = threading.Lock()
 TRANSLATION: ContextVar[Callable[[Program], Program] | None] = ContextVar(
@@ -159,9 +161,9 @@ def allow(*tensors: torch.Tensor, **named: torch.Tensor) -> Iterator[None]:
 
     In records and faults a tensor goes by the name it is given here, besides the kernel's own.
     """
-    before = _ALLOWED.get()
+    before = _ALLOWED.get().pairs
     new = [(f"allowed[{len(before) + i}]", t) for i, t in enumerate(tensors)]
-    token = _ALLOWED.set((*before, *new, *named.items()))
+    token = _ALLOWED.set(Extents((*before, *new, *named.items())))
     try:
         yield
     finally:
@@ -180,7 +182,7 @@ def register_buffer_provider(provider: Provider) -> None:
             _PROVIDERS.append(provider)
 
 
-def reachable() -> list[Labelled]:
+def reachable() -> list[Extents]:
     """Tensors that a launch made now may touch besides its arguments."""
     tables = ((f"table[{i}]", t) for ask in _PROVIDERS for i, t in enumerate(ask()))
-    return [*_ALLOWED.get(), *tables]
+    return [_ALLOWED.get(), Extents(tables)]

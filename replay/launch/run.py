@@ -30,7 +30,7 @@ from twinstep.replay.launch.record import Launch, publish
 from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
-from twinstep.replay.machine.memory import Regions
+from twinstep.replay.machine.memory import Extents, Regions
 from twinstep.replay.machine.named import HostNumber, NamedBytes, NamedFloat
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.windows import Windows, address_loads, moved_parameters
@@ -189,15 +189,15 @@ def run(request: Request) -> Launch:
     return launch
 
 
-def _known(request: Request) -> list[Labelled]:
-    arguments, others = (
-        [(label, tensor) for label, tensor in found if tensor.device.type == "cpu"]
-        for found in (request.tensors, reachable())
-    )
-    known = [*arguments, *others]
+def _known(request: Request) -> list[Extents]:
+    arguments = Extents(request.tensors)
+    known = [arguments, *reachable()]
     starts = {_word_at(request.params, start) for start in _tables(request.program)}
-    tables = [row for row in arguments if row[1].data_ptr() in starts] if starts else []
-    return [*known, *listed(tables, known)]
+    if starts:
+        tables = [row for row in arguments.measured()[0] if row[1].data_ptr() in starts]
+        near = [row for each in known for row in each.measured()[0]] if tables else []
+        known.append(Extents(listed(tables, near)))
+    return known
 
 
 @cache

@@ -8,7 +8,7 @@ region. Addresses are real; a region's bytes are reached through a NumPy view of
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from twinstep.replay.dtypes import Array
+
+Pairs = Sequence[tuple[str, torch.Tensor]]
 
 
 def span(tensor: torch.Tensor) -> int:
@@ -101,24 +103,52 @@ class Region:
         return found
 
 
+class Extents:
+    """Where tensors lie in the CPU's memory, measured again only once one has moved.
+
+    Hundreds may be known to thousands of launches.
+
+    Args:
+        tensors: (label, tensor) pairs; tensors of other devices count for nothing.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
+        self.pairs = tuple(tensors)
+        self._last: tuple[object, Pairs, Array] | None = None
+
+    def measured(self) -> tuple[Pairs, Array]:
+        """The pairs, and of each the addresses of its first byte and past its last."""
+        tensors = [tensor for _, tensor in self.pairs]
+        dense = list(map(torch.Tensor.is_contiguous, tensors))
+        seen = list(map(torch.Tensor.data_ptr, tensors)), [t.nbytes for t in tensors], dense
+        last = self._last
+        if last is None or last[0] != seen or not all(dense):
+            here = [pair for pair in self.pairs if pair[1].device.type == "cpu"]
+            ends = [(start := t.data_ptr(), start + span(t)) for _, t in here]
+            # Threads may share it: what belongs together is put down at once.
+            last = self._last = seen, here, np.array(ends, np.uint64).reshape(-1, 2)
+        return last[1:]
+
+
 class Regions:
     """The regions of one launch, ordered by address.
 
     Args:
-        tensors: (label, tensor) pairs; empty tensors count for nothing.
+        tensors: What it knows; empty tensors count for nothing.
         extra: (label, address, bytes, keeper) of memory that is no tensor.
     """
 
     def __init__(
         self,
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        extra: Iterable[tuple[str, int, int, object]] = (),
+        tensors: Sequence[Extents],
+        extra: Sequence[tuple[str, int, int, object]] = (),
     ) -> None:
-        known: list[tuple[int, int, str, object]] = [
-            (start := t.data_ptr(), start + span(t), label, t) for label, t in tensors
-        ]
-        known += [(address, address + size, label, keep) for label, address, size, keep in extra]
-        starts, ends = np.array([row[:2] for row in known], np.uint64).reshape(-1, 2).T
+        measured = [each.measured() for each in tensors]
+        known: list[tuple[str, object]] = [pair for pairs, _ in measured for pair in pairs]
+        known += [(label, keep) for label, _, _, keep in extra]
+        others = [(address, address + size) for _, address, size, _ in extra]
+        rows = [*(row for _, row in measured), np.array(others, np.uint64).reshape(-1, 2)]
+        starts, ends = np.concatenate(rows).T
         order = np.lexsort((~ends, starts))
         order = order[starts[order] < ends[order]]
         starts, ends = starts[order], np.maximum.accumulate(ends[order])
@@ -135,7 +165,7 @@ class Regions:
         """A region, made when it is first asked for: a launch knows hundreds and touches a few."""
         if index not in self._regions:
             places = self._order[self._first[index] : self._first[index + 1]]
-            members = [Member(place, *self._known[place][2:]) for place in places]
+            members = [Member(place, *self._known[place]) for place in places]
             self._regions[index] = Region(self.starts[index], self.ends[index], members, index)
         return self._regions[index]
 

@@ -9,7 +9,7 @@ stays real, and may reach any tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from twinstep.replay.dtypes import Array, width
-from twinstep.replay.machine.memory import Member, Region, Regions, span
+from twinstep.replay.machine.memory import Extents, Member, Region, Regions, span
 from twinstep.replay.machine.program import Program
 from twinstep.replay.ptx.flow import defined, family, registers_in, used
 from twinstep.replay.ptx.syntax import Mem
@@ -49,8 +49,8 @@ class Windows(Regions):
 
     def __init__(
         self,
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        extra: Iterable[tuple[str, int, int, object]] = (),
+        tensors: Sequence[Extents],
+        extra: Sequence[tuple[str, int, int, object]] = (),
     ) -> None:
         super().__init__(tensors, extra)
         self.homes = len(self.starts)

@@ -91,6 +91,21 @@ def test_an_allowed_neighbour_may_be_written() -> None:
     assert storage[999] == 2
 
 
+def test_an_allowed_tensor_is_where_it_lies_now() -> None:
+    storage, elsewhere = torch.ones(4096), torch.ones(4096)
+    near = storage[:]
+    with twinstep.replay.allow(near):
+        double_off_by_one[(4,)](storage[:1000], 1000, BLOCK=256)
+        near.data = elsewhere
+        with pytest.raises(OutOfBounds):
+            double_off_by_one[(4,)](storage[:1000], 1000, BLOCK=256)
+        near.data = storage[::2]
+        double_off_by_one[(4,)](storage[:1000], 1000, BLOCK=256)
+        near.data = storage[:1000]
+        with pytest.raises(OutOfBounds):
+            double_off_by_one[(4,)](storage[:1000], 1000, BLOCK=256)
+
+
 def test_an_address_outside_everything_is_named() -> None:
     x, out = torch.ones(10), torch.zeros(1)
     with pytest.raises(OutOfBounds, match=r"of x_ptr \(40 bytes\), is outside") as caught:
