@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -37,11 +38,10 @@ def root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
         root: Tensor = handle_torch_function(root_of_squares, tensors, tensors)
         return root
     # A square of an fp32 number is exact in float64.
-    squares = (x * x for x in elements(tensors))
+    squares = elements(fp64(tensor).square() for tensor in tensors)
     return torch.tensor(math.sqrt(math.fsum(squares)), dtype=torch.float64)
 
 
 def elements(tensors: Iterable[Tensor]) -> Iterator[float]:
     """All elements, one after the other."""
-    for tensor in tensors:
-        yield from fp64(tensor).reshape(-1).tolist()
+    return chain.from_iterable(fp64(tensor).reshape(-1).tolist() for tensor in tensors)
