@@ -257,9 +257,9 @@ def subject(step: ClassStep, shape: Shape, device: torch.device) -> Subject:
     random = torch.Generator(device).manual_seed(1)
     size = (shape.tensors, shape.each)
 
-    def normal(spread: float) -> Sequence[Tensor]:
+    def normal(spread: float) -> list[Tensor]:
         drawn = torch.empty(size, dtype=step.dtype, device=device)
-        return drawn.normal_(0.0, spread, generator=random).unbind()
+        return list(drawn.normal_(0.0, spread, generator=random).unbind())
 
     def placed(values: list[Tensor]) -> list[Tensor]:
         return distributed(values, device) if step.sharded else values

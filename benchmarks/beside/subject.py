@@ -186,8 +186,9 @@ class Subject:
         """Warm up, and choose threads and how many calls make a turn long enough to time."""
         self.repeats = 1
         taken: dict[int, float] = {}
-        for self.threads in dict.fromkeys(self.choices or (usual_threads(),)):
-            taken[self.threads] = self._warmed()
+        for threads in dict.fromkeys(self.choices or (usual_threads(),)):
+            self.threads = threads
+            taken[threads] = self._warmed()
         self.threads = min(taken, key=taken.__getitem__)
         self.seconds = taken[self.threads]
         self.repeats = max(1, min(MOST, round(TURN / max(self.seconds, 1e-7))))
