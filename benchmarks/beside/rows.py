@@ -161,7 +161,7 @@ def best_threads() -> dict[Kin, int]:
 
 
 def kin(group: Group, name: str) -> Kin:
-    """What a row shares with those of other numbers of tensors."""
+    """Operation, dtypes, elements of a tensor and name: the same for any number of tensors."""
     return group.operation, group.dtype, group.shape.each, name
 
 
