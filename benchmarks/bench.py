@@ -186,16 +186,21 @@ def gate_command(options: argparse.Namespace) -> int:
 
 
 def trend_command(options: argparse.Namespace) -> int:
-    """Draw every series of a history."""
+    """Draw every series of a history that has two runs; one alone is no trend."""
     from twinstep.benchmarks.runs.history import load
     from twinstep.benchmarks.runs.picture import draw_trend
 
-    for number, series in enumerate(load(options.history)):
-        path = options.picture
-        file = path.with_stem(f"{path.stem}-{number + 1}") if number else path
+    path, drawn = options.picture, 0
+    for series in load(options.history):
+        name = f"{len(series['runs'])} of {series['key']}"
+        if len(series["runs"]) < 2:
+            print(f"not drawn, since a trend needs two runs: {name}")
+            continue
+        drawn += 1
+        file = path.with_stem(f"{path.stem}-{drawn}") if drawn > 1 else path
         draw_trend(series, file)
-        print(f"{file}: {len(series['runs'])} runs, {series['key']}")
-    return EXIT_KEPT
+        print(f"{file}: {name}")
+    return EXIT_KEPT if drawn else EXIT_TOO_LITTLE
 
 
 def registered(file: str) -> list[Kernel]:

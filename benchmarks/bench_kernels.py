@@ -52,7 +52,7 @@ def test_time(benchmark: Benchmark, kernel: Kernel, group: Group) -> None:
     subject.settle()
 
     def ready() -> None:
-        subject.restore()
+        subject.make_ready()
         if subject.device.type == "cuda":
             torch.cuda.synchronize()
 

@@ -259,12 +259,13 @@ def subject(step: ClassStep, shape: Shape, device: torch.device) -> Subject:
 
     def normal(spread: float) -> list[Tensor]:
         drawn = torch.empty(size, dtype=step.dtype, device=device)
-        return [row.clone() for row in drawn.normal_(0.0, spread, generator=random)]
+        return list(drawn.normal_(0.0, spread, generator=random).unbind())
 
     def placed(values: list[Tensor]) -> list[Tensor]:
         return distributed(values, device) if step.sharded else values
 
-    params = [Parameter(tensor) for tensor in placed(normal(0.1))]
+    # Each weight and gradient is allocated by itself; only what gradients are copied from is one.
+    params = [Parameter(tensor) for tensor in placed([row.clone() for row in normal(0.1)])]
     first = normal(0.01)
     values = [grad.clone() for grad in first]
     grads = placed(values)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from twinstep.benchmarks.beside.rows import PART, Group, Timed, rows
+from twinstep.benchmarks.beside.rows import MANY, PART, Group, Timed, best_threads, kin, rows
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.parity.registry.kernels import Kernel
 
@@ -22,6 +22,7 @@ Cells = tuple[str, str, int, int]
 SECONDS = 1.5  # of a group, after which no further round begins
 LEAST, SURE = 3, 6  # rounds: of any group, and of one whose ratios may be called known
 LONG = 6.0  # seconds of a group, after which two rounds are enough
+LONG_CALL = 1.0  # seconds of a row other than the first, above which one turn is enough
 KNOWN = 0.02  # half the width of an interval, relative
 
 
@@ -34,11 +35,15 @@ def measured(kernels: Sequence[Kernel], group: Cells, rounds: int) -> Answer:
         rounds: in which every row has a turn, at most.
     """
     operation, dtype, tensors, each = group
-    found, moved = rows(kernels, Group(operation, dtype, Shape(tensors, each)))
+    which = Group(operation, dtype, Shape(tensors, each))
+    found, moved = rows(kernels, which)
     ready = [row for row in found if row.subject is not None]
     for row in ready:
         assert row.subject is not None
-        row.subject.settle()
+        if not row.subject.turned:
+            row.subject.settle()
+        if tensors >= MANY:
+            best_threads().setdefault(kin(which, row.name), row.subject.threads)
     gc.collect()
     gc.disable()
     try:
@@ -60,7 +65,10 @@ def measured(kernels: Sequence[Kernel], group: Cells, rounds: int) -> Answer:
 
 
 def turns(ready: Sequence[Timed], rounds: int) -> dict[tuple[str, str, str], list[float]]:
-    """Seconds of every row and of its parts in every round; the order turns from round to round."""
+    """Seconds of every row and of its parts in every round; the order turns from round to round.
+
+    A row whose calls are long has a turn in the first round alone.
+    """
     found: dict[tuple[str, str, str], list[float]] = {
         (row.name, row.family, row.version): [] for row in ready
     }
@@ -73,6 +81,8 @@ def turns(ready: Sequence[Timed], rounds: int) -> dict[tuple[str, str, str], lis
         for place in places if number % 2 else reversed(places):
             row = ready[place]
             assert row.subject is not None
+            if number and place and row.subject.seconds > LONG_CALL:
+                continue
             found[(row.name, row.family, row.version)].append(row.subject.turn())
             for part, seconds in row.subject.parts().items():
                 found.setdefault((part, PART, row.version), []).append(seconds)
@@ -84,6 +94,7 @@ def enough(found: dict[tuple[str, str, str], list[float]], begun: float) -> bool
     """True where another round would be worth little, or the group's time is spent."""
     taken = time.perf_counter() - begun
     first, *others = found.values()
+    others = [times for times in others if len(times) == len(first)]
     return taken > SECONDS or all(known(times, first) for times in others)
 
 

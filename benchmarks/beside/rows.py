@@ -8,22 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from twinstep.benchmarks.beside.ceilings import ceilings
 from twinstep.benchmarks.beside.peers import Absent, Peer, peers_of
-from twinstep.benchmarks.beside.subject import ALONE, Shape, Subject, arguments_of
+from twinstep.benchmarks.beside.subject import (
+    Arguments,
+    Shape,
+    Subject,
+    arguments_of,
+    usual_threads,
+)
 from twinstep.parity.registry.engines import claimed_engines, engine_among, uses_triton
 from twinstep.parity.registry.kernels import Kernel
+
+if TYPE_CHECKING:
+    from twinstep.benchmarks.beside.classes import ClassStep
 
 USUAL = ("bf16", "fp32")  # dtype combinations that are timed, the first that is claimed
 MIXED = "mixed"  # a combination of tensors of several others, each of which it takes alone, too
 AGAIN = " again"  # the same kernel once more: the A/A control
-SLOW = 2.0  # seconds of a peer's call, above which it takes no turns
+ALONE = 1 << 15  # elements of each tensor, below which one thread may be the best choice
+MANY = 10_000  # tensors, from which on more of them need no other choice of threads
+SLOW = 4.0  # seconds of a peer's call, above which it takes no turns
 OURS, PEER, CEILING, PART = "ours", "peer", "ceiling", "part"
 STEP = "step"  # the operation of whole classes
+Kin = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, order=True)
@@ -121,26 +134,35 @@ def ours(kernels: Sequence[Kernel], group: Group) -> list[Kernel]:
     ]
 
 
-def subject_of(kernel: Kernel, group: Group) -> Subject:
+def subject_of(kernel: Kernel, group: Group, own: Arguments | None = None) -> Subject:
     """A kernel with arguments of its own."""
     device = device_of(kernel)
     assert device is not None, kernel.name
-    arguments = arguments_of(kernel.operation, group.dtype, group.shape, device)
-    return Subject(lambda: arguments.call(kernel), arguments.restore, device)
+    own = own or arguments_of(kernel.operation, group.dtype, group.shape, device)
+    choices = tried(group, kernel.name, device)
+    return Subject(partial(own.call, kernel), own.restore, device, choices=choices)
 
 
-def require_quick(subject: Subject) -> None:
-    """Call a peer once, for what it compiles and allocates, and once more on the clock.
+def tried(group: Group, name: str, device: torch.device) -> tuple[int, ...]:
+    """Threads that a row is tried with; of many tensors those that were best for fewer of them.
 
-    Raises:
-        Absent: it is too slow to take turns with the others.
+    One comes first: who starts threads for each of many tensors may take seconds with more.
     """
-    subject.turn()
-    seconds = subject.turn()
-    if seconds > SLOW:
-        seconds = min(seconds, subject.turn())  # others may have held it up
-    if seconds > SLOW:
-        raise Absent(f"one call takes {seconds:.1f} s")
+    if device.type != "cpu" or group.shape.each >= ALONE:
+        return ()
+    known = best_threads().get(kin(group, name)) if group.shape.tensors >= MANY else None
+    return (known,) if known else (1, usual_threads())
+
+
+@cache
+def best_threads() -> dict[Kin, int]:
+    """Threads that rows of many tensors chose in this process."""
+    return {}
+
+
+def kin(group: Group, name: str) -> Kin:
+    """Operation, dtypes, elements of a tensor and name: the same for any number of tensors."""
+    return group.operation, group.dtype, group.shape.each, name
 
 
 def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
@@ -148,11 +170,7 @@ def rows(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
 
     Ours, the first of them again as a control, peers, ceilings; each with tensors of its own.
     """
-    both = rows_of_classes(group) if group.operation == STEP else rows_of_kernels(kernels, group)
-    for row in both[0]:
-        if row.subject is not None:
-            row.subject.small = group.shape.each < ALONE
-    return both
+    return rows_of_classes(group) if group.operation == STEP else rows_of_kernels(kernels, group)
 
 
 def rows_of_kernels(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed], int]:
@@ -160,18 +178,21 @@ def rows_of_kernels(kernels: Sequence[Kernel], group: Group) -> tuple[list[Timed
     chosen = ours(kernels, group)
     first, device = chosen[0], device_of(chosen[0])
     assert device is not None, first.name
-    found = [Timed(kernel.name, OURS, subject_of(kernel, group)) for kernel in chosen]
-    found.append(Timed(first.name + AGAIN, OURS, subject_of(first, group)))
-    given = partial(arguments_of, first.operation, group.dtype, group.shape, device)
+    given = arguments_of(first.operation, group.dtype, group.shape, device)
+    made = partial(subject_of, group=group)
+    found = [Timed(kernel.name, OURS, made(kernel, own=given.again())) for kernel in chosen]
+    # The last that needs tensors takes those that were made to know the sizes.
+    found.append(Timed(first.name + AGAIN, OURS, made(first, own=given)))
 
-    def made(peer: Peer) -> Subject:
-        own = given()
-        return Subject(peer.make(own), own.restore, device)
+    def of(peer: Peer) -> Subject:
+        own = given.again()
+        choices = tried(group, peer.name, device)
+        return Subject(peer.make(own), own.restore, device, choices=choices)
 
     for peer in peers_of(first.operation.name, device):
-        found.append(of_peer(peer.name, peer.version, partial(made, peer)))
-    read, written = given().read_and_written
-    return [*found, *passes(read, written, device)], read + written
+        found.append(of_peer(peer.name, peer.version, partial(of, peer)))
+    read, written = given.read_and_written
+    return [*found, *passes(read, written, device, group)], read + written
 
 
 def rows_of_classes(group: Group) -> tuple[list[Timed], int]:
@@ -181,20 +202,27 @@ def rows_of_classes(group: Group) -> tuple[list[Timed], int]:
 
     device = classes.device()
     mine, others = classes.steps_of(group.dtype, device)
-    made = partial(classes.subject, shape=group.shape, device=device)
+
+    def made(step: ClassStep) -> Subject:
+        subject = classes.subject(step, group.shape, device)
+        subject.choices = tried(group, step.name, device)
+        return subject
+
     found = [Timed(step.name, OURS, made(step)) for step in mine]
     found.append(Timed(mine[0].name + AGAIN, OURS, made(mine[0])))
     for step in others:
         found.append(of_peer(step.name, step.version, partial(made, step)))
     read, written = (each * group.shape.numel for each in classes.BYTES[group.dtype])
-    return [*found, *passes(read, written, device)], read + written
+    return [*found, *passes(read, written, device, group)], read + written
 
 
 def of_peer(name: str, version: Callable[[], str], make: Callable[[], Subject]) -> Timed:
-    """Row of a peer, ready or absent with the reason."""
+    """Row of a peer, warm, or absent with the reason: it may be too slow to take turns."""
     try:
         known, subject = version(), make()
-        require_quick(subject)
+        subject.settle()
+        if subject.seconds > SLOW:
+            raise Absent(f"one call takes {subject.seconds:.1f} s")
     except Absent as reason:
         return Timed(name, PEER, None, str(reason))
     except Exception as error:  # a peer's build, or its kernels
@@ -203,7 +231,9 @@ def of_peer(name: str, version: Callable[[], str], make: Callable[[], Subject]) 
     return Timed(name, PEER, subject, "", known)
 
 
-def passes(read: int, written: int, device: torch.device) -> list[Timed]:
+def passes(read: int, written: int, device: torch.device, group: Group) -> list[Timed]:
     """Rows of plain passes over as many bytes."""
     found = ceilings(read, written, device)
+    for name, subject in found.items():
+        subject.choices = tried(group, name, device)
     return [Timed(name, CEILING, subject) for name, subject in found.items()]

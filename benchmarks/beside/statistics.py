@@ -43,12 +43,12 @@ class Ratio:
 
 
 def of_process(times: Sequence[float], base: Sequence[float]) -> float:
-    """Median of the ratios of neighbouring turns.
+    """Median of the ratios of neighbouring turns; of the first, where one has fewer.
 
     >>> of_process([2.0, 2.0, 9.0], [1.0, 1.0, 1.0])
     2.0
     """
-    return statistics.median(a / b for a, b in zip(times, base, strict=True))
+    return statistics.median(a / b for a, b in zip(times, base, strict=False))
 
 
 def over_processes(answers: Sequence[float], confidence: float = 0.975) -> Ratio:

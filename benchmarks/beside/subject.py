@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -18,10 +18,9 @@ from twinstep.parity.report.traffic_design import DESIGN, bytes_by_list
 PATTERN = 1024  # values drawn; a tensor repeats them
 TURN = 0.004  # seconds that one turn takes at least
 MOST = 64  # calls in a turn
-WARM_UP = 5  # calls before the first turn that counts; of a slow one two
-SLOW = 0.1  # seconds
+WARM_UP = 5  # calls before the first turn that counts, two of them at least
+WARM = 0.1  # seconds of warming up, after which two are enough
 REST = 0.001  # seconds in which the threads of an earlier call fall asleep
-ALONE = 1 << 15  # elements of each tensor, below which one thread may be the best choice
 
 
 @dataclass(frozen=True, order=True)
@@ -56,17 +55,31 @@ class Arguments:
 
     Attributes:
         operation: whose they are.
-        lists: tensors by argument.
+        lists: tensors by argument, each allocated by itself as parameters of a model are.
         controls: 0-dim tensors by argument.
         options: plain values by argument.
-        kept: tensors that the operation writes, and what they held at first.
+        first: what lists and controls held at first; tensors of equal values share one original.
     """
 
     operation: Operation
     lists: Mapping[str, list[Tensor]]
     controls: Mapping[str, Tensor]
     options: Mapping[str, object]
-    kept: tuple[list[Tensor], list[Tensor]]
+    first: Mapping[str, Sequence[Tensor]]
+
+    def again(self) -> Arguments:
+        """The same with tensors of their own; only the first values are shared."""
+        lists = {name: [value.clone() for value in self.first[name]] for name in self.lists}
+        controls = {name: self.first[name][0].clone() for name in self.controls}
+        return replace(self, lists=lists, controls=controls)
+
+    @cached_property
+    def kept(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Tensors that the operation writes, and what they held at first."""
+        all_of = {**self.lists, **{name: [control] for name, control in self.controls.items()}}
+        names = [name for name in all_of if name in self.operation.writes]
+        written = [tensor for name in names for tensor in all_of[name]]
+        return written, [value for name in names for value in self.first[name]]
 
     def restore(self) -> None:
         """Put the first values back: repeated steps would reach infinities or subnormals."""
@@ -113,9 +126,7 @@ def arguments_of(operation: Operation, dtype: str, shape: Shape, device: torch.d
         one_step=True,
     )
     case = generate(operation, dtype, recipe)
-    lists: dict[str, list[Tensor]] = {}
-    written: list[Tensor] = []
-    first: list[Tensor] = []
+    first: dict[str, list[Tensor]] = {}
     for argument in operation.lists:
         small = list(case.lists[argument.name])
         count = shape.tensors
@@ -128,21 +139,15 @@ def arguments_of(operation: Operation, dtype: str, shape: Shape, device: torch.d
         else:
             origins = [_grown(values, shape.each) for values in small]
         origins = [tensor.to(device) for tensor in origins]
-        # Tensors of equal values have one original, from which each is restored.
-        firsts = [origins[at % len(origins)] for at in range(count)] if origins else []
-        lists[argument.name] = [tensor.clone() for tensor in firsts]
-        if argument.name in operation.writes:
-            written += lists[argument.name]
-            first += firsts
+        first[argument.name] = [origins[at % len(origins)] for at in range(count)]
     controls = {name: control.to(device) for name, control in case.controls.items()}
-    changed = [controls[name] for name in operation.writes if name in controls]
-    kept = (written + changed, first + [tensor.clone() for tensor in changed])
-    return Arguments(operation, lists, controls, options, kept)
+    kept = {**first, **{name: [control] for name, control in controls.items()}}
+    return Arguments(operation, first, controls, options, kept).again()
 
 
 def _grown(values: Tensor, numel: int) -> Tensor:
     flat = values.reshape(-1)
-    return flat.repeat(-(-numel // max(1, flat.numel())))[:numel].clone()
+    return flat.repeat(-(-numel // max(1, flat.numel())))[:numel]
 
 
 @dataclass
@@ -157,7 +162,8 @@ class Subject:
         clock: of the host.
         close: ends what it holds.
         repeats: calls in a turn, chosen by `settle`.
-        small: its tensors are small, so `settle` tries one thread, too.
+        seconds: of a call, as `settle` found them.
+        choices: threads of torch that `settle` tries; none for as many as torch took at first.
         turned: turns taken.
         threads: of torch in its calls, chosen by `settle`; 0 for as many as torch took at first.
         parts: seconds of the last call by phase, where it times them itself.
@@ -170,35 +176,38 @@ class Subject:
     clock: Callable[[], float] = time.perf_counter
     close: Callable[[], object] = bool
     repeats: int = 1
-    small: bool = False
+    seconds: float = 0.0
+    choices: tuple[int, ...] = ()
     threads: int = 0
     turned: int = 0
     parts: Callable[[], Mapping[str, float]] = dict
 
     def settle(self) -> None:
         """Warm up, and choose threads and how many calls make a turn long enough to time."""
-        self.repeats, given = 1, usual_threads()
-        choices = (given, 1) if self.small and self.device.type == "cpu" else (given,)
+        self.repeats = 1
         taken: dict[int, float] = {}
-        for self.threads in dict.fromkeys(choices):
-            taken[self.threads] = self._warmed()
+        for threads in dict.fromkeys(self.choices or (usual_threads(),)):
+            self.threads = threads
+            taken[threads] = self._warmed()
         self.threads = min(taken, key=taken.__getitem__)
-        self.repeats = max(1, min(MOST, round(TURN / max(taken[self.threads], 1e-7))))
+        self.seconds = taken[self.threads]
+        self.repeats = max(1, min(MOST, round(TURN / max(self.seconds, 1e-7))))
 
     def _warmed(self) -> float:
         """Seconds of a call, once it has settled."""
         taken = [self.turn()]
-        while len(taken) < WARM_UP and (self.turned < 2 or taken[-1] < SLOW):
+        while len(taken) < WARM_UP and (self.turned < 2 or sum(taken) < WARM):
             taken.append(self.turn())
         return min(taken[-2:])
 
     def turn(self) -> float:
         """Seconds of one call, the mean of a turn."""
-        self._make_ready()
+        self.make_ready()
         self.turned += 1
         return self._on_gpu() if self.device.type == "cuda" else self._on_cpu()
 
-    def _make_ready(self) -> None:
+    def make_ready(self) -> None:
+        """Take the threads that were chosen, and put the first values back."""
         on_cpu, threads = self.device.type == "cpu", self.threads or usual_threads()
         if on_cpu and torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
@@ -211,7 +220,7 @@ class Subject:
         for number in range(self.repeats):
             if self.each and number:
                 taken += self.clock() - begin
-                self._make_ready()
+                self.make_ready()
                 begin = self.clock()
             self.call()
         return (taken + self.clock() - begin) / self.repeats

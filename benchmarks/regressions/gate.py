@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from twinstep.benchmarks.beside.statistics import Ratio, rate_at_most
 from twinstep.benchmarks.regressions.growth import Counts, Growth, growths
 from twinstep.benchmarks.regressions.pairs import CONFIRMED, Look, Plan, Told, look
-from twinstep.benchmarks.regressions.sides import Checkout, Process
+from twinstep.benchmarks.regressions.sides import Checkout, asked, started
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,6 @@ class Verdict:
         )
 
 
-def counted(checkout: Checkout, operations: Sequence[str]) -> Counts:
-    """Counts of one side, by a process of its own."""
-    with Process(checkout) as process:
-        found: Counts = process.ask("counts", operations=list(operations))["counts"]
-        return found
-
-
 def judge_counts(
     verdict: Verdict,
     baseline: Checkout,
@@ -84,7 +77,9 @@ def judge_counts(
     accepted: Sequence[str],
 ) -> None:
     """Enter what grew among counts into the verdict."""
-    before, after = counted(baseline, operations), counted(candidate, operations)
+    with started([baseline, candidate]) as sides:
+        found = asked(sides, "counts", operations=list(operations))
+    before, after = (one["counts"] for one in found)
     verdict.counts = {"baseline": before, "candidate": after}
     verdict.growths = growths(before, after, accepted)
     verdict.uncounted = {label: one["missing"] for label, one in after.items() if one["missing"]}

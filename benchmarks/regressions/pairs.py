@@ -13,12 +13,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from twinstep.benchmarks.beside.statistics import Ratio, of_process, over_processes
-from twinstep.benchmarks.regressions.sides import Checkout, Process, SideFailed
+from twinstep.benchmarks.regressions.sides import Checkout, Process, SideFailed, asked, started
 
 SUSPECT, CONFIRMED = 0.975, 0.995  # each tail: intervals of 95 % and 99 %
 AGAIN = 2  # times the sets of the first look
@@ -104,12 +102,11 @@ def look(
     """
     found: dict[str, Look] = {}
     for number in range(plan.sets):
-        with ExitStack() as stack:
-            places = [baseline, candidate, baseline]
-            # Which starts first is turned, too.
-            order = ORDERS[number % len(ORDERS)]
-            started = {at: stack.enter_context(Process(places[at], plan.threads)) for at in order}
-            three = [started[at] for at in range(3)]
+        places = [baseline, candidate, baseline]
+        # Which starts first is turned, too.
+        order = ORDERS[number % len(ORDERS)]
+        with started([places[at] for at in order], plan.threads) as sides:
+            three = [sides[order.index(at)] for at in range(3)]
             chosen = common(three, operations) if labels is None else labels
             for label in chosen:
                 told(f"set {number + 1} of {plan.sets}, {label}")
@@ -125,19 +122,18 @@ def look(
 
 def common(sides: Sequence[Process], operations: Sequence[str]) -> list[str]:
     """Rows that both checkouts have."""
-    asked = {"shapes": SHAPES, "operations": list(operations)}
-    first, second = (side.ask("times", **asked)["labels"] for side in sides[:2])
+    both = asked(sides[:2], "times", shapes=SHAPES, operations=list(operations))
+    first, second = (one["labels"] for one in both)
     return [label for label in first if label in second]
 
 
 def turns(sides: Sequence[Process], label: str, rounds: int) -> list[list[float]]:
     """Seconds of a row in every round, of each side."""
-    opened: list[dict[str, Any]] = [side.ask("open", label=label) for side in sides]
+    opened = asked(sides, "open", label=label)
     repeats = max(1, round(statistics.median(one["repeats"] for one in opened)))
     found: list[list[float]] = [[] for _ in sides]
     for number in range(rounds):
         for at in ORDERS[number % len(ORDERS)]:
             found[at].append(sides[at].ask("turn", repeats=repeats)["seconds"])
-    for side in sides:
-        side.ask("close")
+    asked(sides, "close")
     return found

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,8 @@ class Process:
     def __init__(self, checkout: Checkout, threads: int = 0) -> None:
         self.checkout = checkout
         environment = {**os.environ, **QUIET}
+        # With it every process would compile anew what it imports: half of what a start costs.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if threads:
             environment[side.THREADS] = str(threads)
         command = [sys.executable, "-P", str(side.__file__), str(checkout.root), checkout.file]
@@ -65,7 +67,6 @@ class Process:
             cwd=checkout.root,
             env=environment,
         )
-        self._answer()
 
     def ask(self, do: str, **request: object) -> Answer:
         """The answer to a request.
@@ -73,17 +74,19 @@ class Process:
         Raises:
             SideFailed: the side raised an error or died.
         """
+        return asked([self], do, **request)[0]
+
+    def tell(self, do: str, **request: object) -> None:
+        """Send a request; its answer has to be heard before the next."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"do": do, **request}), file=self.process.stdin, flush=True)
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def hear(self) -> Answer:
+        """An answer, or an error under that name."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in answer:
-            raise SideFailed(f"{self.checkout.name}: {answer['error']}")
+        answer: Answer = json.loads(line) if line else {"error": self._last_words()}
         return answer
 
     def _last_words(self) -> str:
@@ -93,6 +96,7 @@ class Process:
         return " ".join([f"its process ended with {self.process.returncode}", *said])
 
     def __enter__(self) -> Process:
+        checked([self], [self.hear()])
         return self
 
     def __exit__(
@@ -111,6 +115,42 @@ class Process:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.log.close()
+
+
+def asked(sides: Sequence[Process], do: str, **request: object) -> list[Answer]:
+    """The answers of several sides that do the same at the same time.
+
+    Raises:
+        SideFailed: a side raised an error or died.
+    """
+    for one in sides:
+        one.tell(do, **request)
+    return checked(sides, [one.hear() for one in sides])
+
+
+def checked(sides: Sequence[Process], answers: list[Answer]) -> list[Answer]:
+    """The answers, if none is an error.
+
+    Raises:
+        SideFailed: one is.
+    """
+    for one, answer in zip(sides, answers, strict=True):
+        if "error" in answer:
+            raise SideFailed(f"{one.checkout.name}: {answer['error']}")
+    return answers
+
+
+@contextlib.contextmanager
+def started(checkouts: Sequence[Checkout], threads: int = 0) -> Iterator[list[Process]]:
+    """Running sides, which start at the same time.
+
+    Raises:
+        SideFailed: one could not start.
+    """
+    with contextlib.ExitStack() as stack:
+        sides = [stack.push(Process(checkout, threads)) for checkout in checkouts]
+        checked(sides, [one.hear() for one in sides])
+        yield sides
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ FIRM = 3  # processes that time the whole table, where the budget allows
 UNKNOWN = 5.0  # seconds that a group takes of which nothing is known
 PER_TENSOR = 1e4  # elements that take as long as a tensor more
 SLACK = 1.3  # a group may take so much longer than before
+GROWTH = 0.8  # exponent of its seconds over its effort: longer calls have fewer rounds
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class Spent:
         return budget - self.taken if budget else float("inf")
 
     def expected(self, group: Group) -> float:
-        """Seconds that a group will take: as before, or in proportion to the most similar one."""
+        """Seconds that a group will take: as before, or by those of the most similar one."""
         if group in self.seconds:
             return self.seconds[group]
         size = effort(group)
         alike = [
-            (abs(math.log(size / effort(own))), taken * size / effort(own))
+            (abs(math.log(size / effort(own))), taken * (size / effort(own)) ** GROWTH)
             for own, taken in self.seconds.items()
             if (own.operation, own.dtype) == (group.operation, group.dtype)
         ]

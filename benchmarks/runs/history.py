@@ -62,9 +62,9 @@ def record(document: Document, folder: Path = FOLDER) -> tuple[Path, bool]:
 
 
 def points(document: Document) -> dict[str, Point]:
-    """Milliseconds and share of the ceiling of every row but the ceilings."""
+    """Family, milliseconds and share of the ceiling of every row but the ceilings."""
     return {
-        name: {"ms": row["ms"], "of_ceiling": row["of_ceiling"][1]}
+        name: {"family": row["family"], "ms": row["ms"], "of_ceiling": row["of_ceiling"][1]}
         for name, row in rows_by_name(document)
         if row["family"] != CEILING
     }

@@ -31,10 +31,9 @@ def needed(kernels: Sequence[Kernel], group: Group) -> int:
     for argument in operation.lists:
         dtypes = operation.combinations[group.dtype].get(argument.name, ())
         size = max((dtype.itemsize for dtype in dtypes), default=0)
-        # What a call writes is kept as it was, too.
-        row += size * (1 + (argument.name in operation.writes))
+        row += size
     rows = len(mine) + 1 + len(peers_of(operation.name, torch.device("cpu"))) + PASSES
-    return group.shape.numel * row * rows
+    return group.shape.numel * row * (rows + 1)  # all rows share what theirs held at first
 
 
 def available() -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS
+from twinstep.benchmarks.beside.rows import AGAIN, CEILING, OURS, PEER
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs.results import CURVES, SHAPES, Document, title
 from twinstep.benchmarks.runs.tables import shown, told, versions
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 COLOURS = {"ours": "#1f4e8c", "peer": "#d07a00", "ceiling": "#777777", "part": "#e0b070"}
 EDGES = (0.05, 50.0)  # of the ratios
 COLUMN, LINE = 110, 0.16  # lines of a column, and the height of one in inches
+TICKS, NAMED = 30, 12  # commits below a trend, and rows named beside it
 SMALL = 64  # elements of each tensor of the curves over tensors
 
 
@@ -145,33 +148,59 @@ def curve_axes(axes: Axes, document: Document, operation: str, kind: str) -> Non
 
 
 def draw_trend(series: Document, path: Path) -> None:
-    """Draw the runs of one series: milliseconds of every row, relative to its first run.
+    """Draw the runs of one series: milliseconds of every row over those of its first run.
+
+    Runs are no pairs: the medians of ours and of the peers move together where the machine did,
+    and apart where ours did. Our rows that moved furthest are named.
 
     Raises:
         PictureImpossible: matplotlib is not installed.
     """
-    sheet = figure(9, 5)
+    runs = series["runs"]
+    sheet = figure(12, 5.5)
     axes = sheet.add_subplot()
-    names = list(dict.fromkeys(name for run in series["runs"] for name in run["rows"]))
-    for name in names:
-        points = [
-            (at, run["rows"][name]["ms"])
-            for at, run in enumerate(series["runs"])
-            if name in run["rows"]
+    families = [(family, moved(runs, family)) for family in (PEER, OURS)]
+    for family, rows in families:
+        for line in rows.values():
+            axes.plot(*zip(*line, strict=True), color=COLOURS[family], linewidth=0.5, alpha=0.25)
+        middle = [
+            (at, statistics.median(here))
+            for at in range(len(runs))
+            if (here := [ratio for line in rows.values() for there, ratio in line if there == at])
         ]
-        first = points[0][1]
-        axes.plot(
-            [at for at, _ in points],
-            [ms / first for _, ms in points],
-            marker=".",
-            linewidth=1,
-            label=name,
-        )
-    axes.set_xticks(range(len(series["runs"])))
-    axes.set_xticklabels([run["commit"] for run in series["runs"]], rotation=60, fontsize=7)
-    axes.set_ylabel("ms / ms of the first run")
-    axes.set_title(f"{series['key']['device']}, torch {series['key']['torch']}", fontsize=9)
-    if len(names) <= 20:
-        axes.legend(fontsize=6, frameon=False)
+        if not rows:
+            continue
+        said = f"{family}: median of {len(rows)} rows"
+        axes.plot(*zip(*middle, strict=True), "o-", color=COLOURS[family], linewidth=2, label=said)
+    axes.tick_params(labelsize=7)
+    places = range(0, len(runs), -(-len(runs) // TICKS))
+    axes.set_xticks(places)
+    labels = [f"{runs[at]['commit']}\n{runs[at]['time'][:10]}" for at in places]
+    axes.set_xticklabels(labels, rotation=60, fontsize=7)
+    axes.set_ylabel("ms / ms of the first run: above 1 is slower", fontsize=8)
+    key = series["key"]
+    axes.set_title(f"{key['device']}, torch {key['torch']}: {len(runs)} runs", fontsize=9)
+    named = furthest(families[-1][1])
+    beside = (1.0, 1.0)
+    axes.legend(title=named, bbox_to_anchor=beside, loc="upper left", fontsize=7, title_fontsize=7)
     frame(axes)
     sheet.savefig(path, dpi=130)
+
+
+def moved(runs: Sequence[Document], family: str) -> dict[str, list[tuple[int, float]]]:
+    """Place and milliseconds over those of its first run, of every row of a family."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    first: dict[str, float] = {}
+    for at, run in enumerate(runs):
+        for name, point in run["rows"].items():
+            if point["family"] == family and f"{AGAIN}: " not in name:
+                base = first.setdefault(name, point["ms"])
+                found.setdefault(name, []).append((at, point["ms"] / base))
+    return found
+
+
+def furthest(rows: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Rows whose last run is furthest from their first, a line each."""
+    last = {name: line[-1][1] for name, line in rows.items()}
+    chosen = sorted(last, key=lambda name: -abs(math.log(last[name])))[:NAMED]
+    return "\n".join(["last over first, ours:", *(f"{last[name]:.2f}  {name}" for name in chosen)])

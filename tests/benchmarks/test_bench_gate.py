@@ -6,7 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from twinstep.benchmarks.regressions.gate import Verdict
 from twinstep.benchmarks.regressions.growth import growths
 from twinstep.benchmarks.regressions.pairs import CONFIRMED, SHARED, Look, Plan
 from twinstep.benchmarks.regressions.report import workflow_commands
+from twinstep.benchmarks.regressions.sides import Answer, Checkout, Process, SideFailed, asked
 from twinstep.benchmarks.regressions.timed import labels, subject_named
 from twinstep.benchmarks.runs import history, results
 from twinstep.benchmarks.runs.key import differences
@@ -102,6 +103,41 @@ def test_the_verdict_has_the_rate_of_false_alarms() -> None:
     said = Verdict(false_alarms=1, controls=20).control
     assert "1 of 20 first looks" in said
     assert "at most 21.6%" in said
+
+
+class Heard:
+    """A side that has its answers already, and what it was told."""
+
+    def __init__(self, name: str, *answers: Answer) -> None:
+        self.checkout, self.answers = Checkout(name, Path()), list(answers)
+        self.told = list[str]()
+
+    def tell(self, do: str, **_: object) -> None:
+        """Note a request."""
+        self.told.append(do)
+
+    def hear(self) -> Answer:
+        """The next answer."""
+        return self.answers.pop(0)
+
+
+def test_sides_are_told_at_the_same_time_and_all_heard_where_one_fails() -> None:
+    first = Heard("baseline", {"error": "no"}, {"at": 1})
+    second = Heard("candidate", {"at": 0}, {"at": 2})
+    both = [cast(Process, first), cast(Process, second)]
+    with pytest.raises(SideFailed, match="baseline: no"):
+        asked(both, "open")
+    assert asked(both, "close") == [{"at": 1}, {"at": 2}]
+    assert first.told == second.told == ["open", "close"]
+
+
+def test_a_side_keeps_the_bytecode_of_what_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr("subprocess.Popen", lambda _, **how: given.update(how))
+    Process(Checkout("candidate", Path()), threads=1).log.close()
+    assert "PYTHONDONTWRITEBYTECODE" not in given["env"]
+    assert given["env"]["TWINSTEP_BENCH_THREADS"] == "1"
 
 
 def row(missing: str = "", **facts: float) -> dict[str, Any]:

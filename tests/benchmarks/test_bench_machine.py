@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,23 +10,29 @@ import pytest
 import torch
 
 from twinstep.benchmarks.bench import registered
-from twinstep.benchmarks.beside import builds, subject
-from twinstep.benchmarks.beside.rows import Group
+from twinstep.benchmarks.beside import builds, rows, subject
+from twinstep.benchmarks.beside.measure import turns
+from twinstep.benchmarks.beside.rows import ALONE, PEER, Group, Timed, kin, tried
+from twinstep.benchmarks.beside.statistics import of_process
 from twinstep.benchmarks.beside.subject import Shape, Subject
 from twinstep.benchmarks.runs import machine
 
+CPU = torch.device("cpu")
 
-@pytest.mark.parametrize(("best", "small", "chosen"), [(1, True, 1), (2, True, 2), (1, False, 2)])
+
+@pytest.mark.parametrize(("best", "each", "chosen"), [(1, 64, 1), (2, 64, 2), (1, ALONE, 2)])
 def test_a_row_of_small_tensors_keeps_the_threads_that_were_faster(
-    best: int, small: bool, chosen: int, monkeypatch: pytest.MonkeyPatch
+    best: int, each: int, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "usual_threads", lambda: 2)
+    for module in (rows, subject):
+        monkeypatch.setattr(module, "usual_threads", lambda: 2)
     now, before = [0.0], torch.get_num_threads()
 
     def call() -> None:
         now[0] += 0.2 if torch.get_num_threads() == best else 0.3
 
-    row = Subject(call, bool, torch.device("cpu"), clock=lambda: now[0], small=small)
+    choices = tried(Group("norm", "fp32", Shape(3, each)), "mine", CPU)
+    row = Subject(call, bool, CPU, clock=lambda: now[0], choices=choices)
     try:
         row.settle()
         assert row.threads == chosen
@@ -33,6 +40,30 @@ def test_a_row_of_small_tensors_keeps_the_threads_that_were_faster(
         assert row.turn() == pytest.approx(0.2 if chosen == best else 0.3)
     finally:
         torch.set_num_threads(before)
+
+
+def test_of_many_tensors_a_row_takes_the_threads_that_were_best_for_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = {kin(Group("norm", "fp32", Shape(rows.MANY, 64)), "mine"): 2}
+    monkeypatch.setattr(rows, "best_threads", lambda: known)
+    monkeypatch.setattr(rows, "usual_threads", lambda: 4)
+    assert tried(Group("norm", "fp32", Shape(10 * rows.MANY, 64)), "mine", CPU) == (2,)
+    for other in (Shape(1000, 64), Shape(10 * rows.MANY, 32)):
+        assert tried(Group("norm", "fp32", other), "mine", CPU) == (1, 4)
+    assert tried(Group("norm", "fp32", Shape(10 * rows.MANY, 64)), "theirs", CPU) == (1, 4)
+
+
+def test_a_row_of_long_calls_takes_one_turn_and_is_set_beside_the_first() -> None:
+    ready = []
+    for name, seconds in (("mine", 2.0), ("long", 5.0), ("short", 0.5)):
+        now = [0.0]
+        call = partial(lambda now, by: now.append(now.pop() + by), now, seconds)
+        row = Subject(call, bool, CPU, clock=partial(lambda now: now[0], now), seconds=seconds)
+        ready.append(Timed(name, PEER, row))
+    found = {name: times for (name, _, _), times in turns(ready, 4).items()}
+    assert found == {"mine": [2.0] * 4, "long": [5.0], "short": [0.5] * 4}
+    assert of_process(found["long"], found["mine"]) == 2.5
 
 
 def test_a_build_that_was_cut_off_is_not_waited_for(
@@ -61,9 +92,9 @@ def test_memory_is_that_of_the_operations_tensors() -> None:
     kernels, shape = registered(""), Shape(1, 10**9)
     norm = machine.needed(kernels, Group("global_norm", "bf16", shape))
     adam = machine.needed(kernels, Group("adamw_step", "fp32", shape))
-    # Two bytes of a gradient; four tensors of four, three of them kept as they were.
+    # Two bytes of a gradient; four tensors of four; as many again for what they held at first.
     assert norm % (2 * 10**9) == 0
-    assert adam > 28 * 10**9 > norm > 6 * 10**9
+    assert adam > 32 * 10**9 > norm > 6 * 10**9
 
 
 def test_time_of_others_is_what_was_used_and_is_not_ours(

@@ -10,7 +10,8 @@ import pytest
 from twinstep.benchmarks.bench import main, registered
 from twinstep.benchmarks.beside.subject import Shape
 from twinstep.benchmarks.runs import results
-from twinstep.benchmarks.runs.picture import curve
+from twinstep.benchmarks.runs.history import record
+from twinstep.benchmarks.runs.picture import curve, furthest, moved
 from twinstep.parity.records.errors import UsageError
 
 KERNEL = """
@@ -59,8 +60,12 @@ def test_a_users_kernel_gets_its_rows_by_being_registered(
     assert len(json.loads((tmp_path / "export.json").read_text())) == 4
     assert (tmp_path / "run.png").stat().st_size > 10_000
     (history,) = (tmp_path / "history").iterdir()
-    assert main(["trend", str(history), str(tmp_path / "trend.png")]) == 0
-    assert (tmp_path / "trend.png").stat().st_size > 5_000
+    trend = ["trend", str(history), str(tmp_path / "trend.png")]
+    assert main(trend) == 3
+    assert "not drawn, since a trend needs two runs: 1 of" in capfd.readouterr().out
+    record(document, history.parent)
+    assert main(trend) == 0
+    assert (tmp_path / "trend.png").stat().st_size > 10_000
 
     capfd.readouterr()
     assert main(["compare", str(found), str(found)]) == 0
@@ -69,6 +74,17 @@ def test_a_users_kernel_gets_its_rows_by_being_registered(
     (tmp_path / "old.json").write_text(json.dumps(document))
     assert main(["compare", str(tmp_path / "old.json"), str(found)]) == 3
     assert "cannot be compared: torch was 1.0, is" in capfd.readouterr().out
+
+
+def test_a_trend_is_of_every_row_over_its_first_run_and_names_what_moved_most() -> None:
+    def run(**ms: float) -> results.Document:
+        rows = {f"{name}: norm": {"family": "ours", "ms": value} for name, value in ms.items()}
+        control = {"family": "ours", "ms": 9.0}
+        return {"rows": {**rows, "a again: norm": control, "b: norm": {"family": "peer", "ms": 1}}}
+
+    found = moved([run(a=2.0), run(a=1.0, c=4.0), run(a=3.0, c=2.0)], "ours")
+    assert found == {"a: norm": [(0, 1.0), (1, 0.5), (2, 1.5)], "c: norm": [(1, 1.0), (2, 0.5)]}
+    assert furthest(found).splitlines()[1:] == ["0.50  c: norm", "1.50  a: norm"]
 
 
 def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path) -> None:
