@@ -17,7 +17,7 @@ WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/n
 # Where it is set, every process compiles anew what it imports: half the cost of a test with one of its own.
 unexport PYTHONDONTWRITEBYTECODE
 # Each worker has one core: more threads of torch would wait for one another, at twice the cost.
-test property: export OMP_NUM_THREADS = 1
+test property lint: export OMP_NUM_THREADS = 1
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
 .PHONY: help setup parity test check lint property compile peers compat golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
@@ -48,7 +48,7 @@ lint:  ## the static part of the gate: format, lint, types, import contracts, te
 	$(PY) -m ruff check
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()"
-	$(PY) -m pytest -q tests/house
+	$(PY) -m pytest -q $(WORKERS) tests/house
 
 property:  ## the property tests with many more examples, drawn anew each time
 	@$(READY) --need pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("gate")
+
+# Each full collection walks through what all tests so far have left, up to a second long.
+gc.set_threshold(700, 10, 100)
 
 FAST = Path(__file__).resolve().parent / "fast"
 

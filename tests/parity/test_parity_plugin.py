@@ -89,6 +89,9 @@ def test_cpp_example_keeps_every_law_and_a_wrong_one_does_not(folder: Path) -> N
 def test_example_test_and_example_program_pass(folder: Path) -> None:
     kernel = folder / "my_adamw.py"
     kernel.write_text(EXAMPLES[kernel.name].replace('("fp16", "bf16", "fp32")', '("bf16",)'))
+    for name in ("judge_my_adamw.py", "test_my_adamw.py"):
+        assert "examples=4" in EXAMPLES[name]
+        (folder / name).write_text(EXAMPLES[name].replace("examples=4", "examples=1"))
     done = run(folder, "judge_my_adamw.py")
     assert re.search(r"all laws kept in \d\d cells", done.stdout), done.stdout + done.stderr
     tests = ("test_my_adamw.py", "test_my_adamw_cases.py")
