@@ -266,6 +266,8 @@ class _Body:
 
     def _operand(self, text: str) -> Operand:
         text = text.strip()
+        if (name := self._register(text)) in self.kernel.registers:
+            return Reg(name)
         if text[0] in "{([" and text[-1] != {"{": "}", "(": ")", "[": "]"}[text[0]]:
             raise ValueError(f"a bracket does not close: {text}")
         if text[0] in "{(":
