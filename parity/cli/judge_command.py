@@ -32,7 +32,7 @@ from twinstep.parity.report.words import print_hanging
 from twinstep.parity.runner.fork_server import beside
 from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
 from twinstep.parity.runner.scheduler import run
-from twinstep.parity.runner.session import planned
+from twinstep.parity.runner.session import beside_optimizers, planned
 from twinstep.parity.runner.source import Opened, Source
 
 # Ours claim up to seven dtype combinations with the same source; two of them see 12 recipes in all.
@@ -104,7 +104,9 @@ def judge_house(
         call = (
             beside(traffic_of, chosen) if everything else nullcontext(partial(traffic_of, chosen))
         )
-        with call as traffic, proofs.beside(None, opened.kernels, chosen, proofs.HOUSE) as proved:
+        of_kernels = beside_optimizers(chosen, opened.optimizers)
+        proving = proofs.beside(None, opened.kernels, of_kernels, proofs.HOUSE)
+        with call as traffic, proving as proved:
             ledger = judge(source, opened, chosen, how, outputs, progress)
             progress.phase("proving")
             ledger.proofs = proved()
@@ -134,7 +136,8 @@ def judge_file(
         for remark in opened.remarks:
             progress.note(f"remark: {remark} [{file}]")
         how = effort(examples, seed, quick)
-        with proofs.beside(file, opened.kernels, chosen, proofs.FILE) as proved:
+        of_kernels = beside_optimizers(chosen, opened.optimizers)
+        with proofs.beside(file, opened.kernels, of_kernels, proofs.FILE) as proved:
             ledger = judge(source, opened, chosen, how, outputs, progress)
             progress.phase("proving")
             ledger.proofs = proved()

@@ -13,6 +13,7 @@ from twinstep.parity.laws.base import Law
 from twinstep.parity.operations.operation import Control, ListArgument, Operation
 from twinstep.parity.operations.signature import signature_text
 from twinstep.parity.operations.table import HOUSE
+from twinstep.parity.registry.kernels import default_dtypes
 
 HEAD = """# Operations
 
@@ -107,7 +108,8 @@ def _dtypes(operation: Operation) -> list[str]:
             for name in names
         ]
         rows.append(f"| `{key}` | {' | '.join(cells)} |")
-    return [*rows, ""]
+    usual = ", ".join(f"`{name}`" for name in default_dtypes(operation))
+    return [*rows, "", f"A kernel that names no dtypes is judged on {usual}.", ""]
 
 
 def _wrapped(text: str, width: int = 96) -> list[str]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor, uint8
+
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.plan import Call, Piece, Plan, Same, Values
@@ -45,11 +47,16 @@ def _turned(case: Case) -> tuple[str, Case, tuple[Piece, ...]]:
 
 def _flipped(case: Case) -> tuple[str, Case, tuple[Piece, ...]]:
     turned = {
-        name: [t if is_counter(t) else t.reshape(-1).flip(0).reshape(t.shape) for t in tensors]
+        name: [t if is_counter(t) else _reversed(t) for t in tensors]
         for name, tensors in case.lists.items()
     }
     where = tuple(Piece(index=0, start=case.numel - 1, step=-1) for _ in range(case.length))
     return "depends on the order of the elements", case.with_lists(turned), where
+
+
+def _reversed(tensor: Tensor) -> Tensor:
+    """The elements in reverse, as bytes: torch turns no 8-bit floats round."""
+    return tensor.reshape(-1, 1).view(uint8).flip(0).view(tensor.dtype).reshape(tensor.shape)
 
 
 PERMUTATION = Law(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_NO_DEVICE, EXIT_TOO_LITTLE
+from twinstep.parity.records.names import number
 from twinstep.parity.records.proof import REFUTED, Proof, by_row, word_of
 
 SCHEMA = "parity/1"
@@ -171,7 +172,8 @@ class Ledger:
         if failed:
             return f"{failed} of {failed + len(self.with_status(Status.PASSED))} cells broke a law"
         if refuted := self.refuted():
-            return f"no law was broken, but {refuted} rows are refuted by a proof"
+            are = "row is" if refuted == 1 else "rows are"
+            return f"no law was broken, but {refuted} {are} refuted by a proof"
         unable = len(self.with_status(Status.CANNOT_JUDGE))
         if unable:
             return f"{unable} of {len(self.declared)} declared cells cannot be judged"
@@ -179,4 +181,4 @@ class Ledger:
             return "nothing was judged"
         if missing:
             return f"{missing} of {len(self.declared)} declared cells did not run"
-        return f"all laws kept in {len(self.with_status(Status.PASSED))} cells"
+        return f"all laws kept in {number(len(self.with_status(Status.PASSED)), 'cell')}"

@@ -28,6 +28,11 @@ def unknown(what: str, value: str, known: Collection[str], listed_by: str = "") 
     return UsageError(f'{what} "{value}" is unknown, but should be {names}{hint}')
 
 
+def number(count: int, noun: str) -> str:
+    """Count and noun, with an s unless there is one."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
 def check_among(what: str, given: Sequence[str], known: Sequence[str], where: str) -> None:
     """Refuse names that a registration gives and that are not known.
 

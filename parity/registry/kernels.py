@@ -127,7 +127,7 @@ def register(
             operation=contract,
             function=function,
             arithmetic=arithmetic,
-            dtypes=_dtypes(contract, dtypes),
+            dtypes=default_dtypes(contract) if dtypes is None else tuple(dtypes),
             layouts=tuple(layouts if layouts is not None else LAYOUTS) if contract.lists else (),
             engines=tuple(engines),
             claims=tuple(claims),
@@ -140,9 +140,8 @@ def register(
     return decorate
 
 
-def _dtypes(contract: Operation, dtypes: Sequence[str] | None) -> tuple[str, ...]:
-    if dtypes is not None:
-        return tuple(dtypes)
+def default_dtypes(contract: Operation) -> tuple[str, ...]:
+    """Dtype combinations of a kernel that names none."""
     usual = tuple(key for key in DEFAULT_DTYPES if key in contract.combinations)
     return usual or tuple(contract.combinations)
 

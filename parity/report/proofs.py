@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
+from twinstep.parity.records.names import number
 from twinstep.parity.records.proof import (
     OUT_OF_TIME,
     PROVED,
@@ -61,7 +62,7 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
         print_hanging(console, f"{word} {len(names):>3}  ", [*listed, *why.split()], style)
     rest = sum(len(names) for _, names in order[len(shown) :])
     if rest:
-        print_hanging(console, f"and {rest} rows for other reasons: ", ["see", "-v"])
+        print_hanging(console, f"and {number(rest, 'row')} for other reasons: ", ["see", "-v"])
     console.print()
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from twinstep.parity.laws import LAWS
 from twinstep.parity.records.ledger import Cell, Ledger, Status
+from twinstep.parity.records.names import number
 from twinstep.parity.records.proof import Proof
 from twinstep.parity.report.proofs import column, print_proofs
 from twinstep.parity.report.words import print_hanging
@@ -68,7 +69,7 @@ def print_table(console: Console, ledger: Ledger, verbose: bool = False) -> None
     for word, count, reason in _reasons(ledger, verbose):
         print_hanging(console, f"{word} {count:>4}  ", reason.split())
     counted = [f"{count} {name}" for name, count in ledger.counts().items() if count]
-    print_hanging(console, f"{len(ledger.declared)} cells declared: ", _listed(counted))
+    print_hanging(console, f"{number(len(ledger.declared), 'cell')} declared: ", _listed(counted))
 
 
 def _rows(ledger: Ledger, whole: bool) -> dict[Row, list[Cell]]:
@@ -199,7 +200,8 @@ def _print_laws(console: Console, row: Row, cells: Sequence[Cell]) -> None:
             actions = sum(cell.calls for cell in group)
             over = sum(cell.over_ranks for cell in group)
             ranks = f"{over} of them over ranks, " if over else ""
-            print_hanging(console, f"    {sequences} sequences, {ranks}{actions} actions", ())
+            said = f"{number(sequences, 'sequence')}, {ranks}{number(actions, 'action')}"
+            print_hanging(console, f"    {said}", ())
 
 
 def _worst(cells: Sequence[Cell]) -> list[str]:

@@ -90,7 +90,7 @@ def planned(
         UsageError: a name selects nothing.
     """
     found: list[Task] = []
-    for kernel in replace(selection, also=_names(optimizers)).kernels(known):
+    for kernel in beside_optimizers(selection, optimizers).kernels(known):
         engine = engine_for(kernel, selection.engine)
         for dtype in kernel.operation.combinations:
             found += [
@@ -111,14 +111,15 @@ def _has(asked: Sequence[str], name: str) -> bool:
     return not asked or name in asked
 
 
-def _names(optimizers: Sequence[Twin]) -> Selection:
-    """Names that select optimizers."""
-    return Selection(
+def beside_optimizers(selection: Selection, optimizers: Sequence[Twin]) -> Selection:
+    """A selection of kernels in which names that select optimizers are no mistake."""
+    names = Selection(
         operations=tuple(twin.reference.__name__ for twin in optimizers),
         names=tuple(twin.name for twin in optimizers),
         dtypes=tuple(DTYPES) if optimizers else (),
         laws=(LAW,) if optimizers else (),
     )
+    return replace(selection, also=names)
 
 
 Progress = Callable[[Key, int, int], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Protocol, cast
 
 import torch
@@ -11,7 +12,9 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.by_hand import ByHand
-from twinstep.parity.sequences.fills import INF, NAN
+from twinstep.parity.sequences.fills import INF, NAN, Dice
+from twinstep.parity.sequences.motifs import PLAIN
+from twinstep.parity.sequences.parts import SEEDS
 from twinstep.parity.sequences.world import World
 
 REFUSED: Mapping[str, Sequence[object]] = {
@@ -64,6 +67,34 @@ class AdamRules(ByHand):
         from twinstep.parity.sequences.contracts import adam_contracts
 
         return adam_contracts(world)
+
+
+class CompatAdamRules(AdamRules):
+    """Adam with our `compat`, two fields of which change a step; to be judged as exact."""
+
+    exempt = {**ByHand.exempt}
+    motifs = {
+        **AdamRules.motifs,
+        **{
+            f"the steps of DeepSpeed's, {field}": (
+                ("start_as_upstream", {"field": field}),
+                *(PLAIN, ("train", {"missing": 1}), PLAIN, "save"),
+            )
+            for field in ("shared_step_counter", "moments_in_param_dtype")
+        },
+    }
+
+    @action(often=0, seed=SEEDS, field=("shared_step_counter", "moments_in_param_dtype"))
+    def start_as_upstream(self, world: World, seed: int, field: str) -> None:
+        """A new instance of one group over all parameters, with a behaviour of DeepSpeed's."""
+        compat = import_module("twinstep.contract.compat").Compat(**{field: True})
+        world.options = {**world.options, "compat": compat}
+        world.optimizer = world.cls(world.params, **self.drawn_hyper(Dice(seed)), **world.options)
+        world.scheduler = world.saved = world.kept = None
+
+    def arguments(self) -> set[str]:
+        """Arguments of the reference's constructor that some action passes."""
+        return super().arguments() | {"compat"}
 
 
 class LenientAdamRules(AdamRules):

@@ -276,6 +276,8 @@ def run(
         if found:
             first = _explained(_telling(found), got, want)
             return Mismatch(at=at, difference=first, want=seen, resets=resets)
+        # Observations hold memory, and an action may look whether it is free.
+        theirs, seen, found = {}, {}, []
     return None
 
 

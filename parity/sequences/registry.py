@@ -12,7 +12,7 @@ from typing import TypeVar
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.names import check_among
 from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
-from twinstep.parity.sequences.adam_rules import AdamRules
+from twinstep.parity.sequences.adam_rules import AdamRules, CompatAdamRules
 from twinstep.parity.sequences.apex_lamb_rules import ApexLambRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.fp16_rules import FP16Rules
@@ -169,6 +169,8 @@ def register_optimizer(
             raise UsageError(f"{cls!r} is no class, but should be an optimizer class [{place}]")
         against = _reference(reference, place)
         chosen = rules if rules is not None else RULES.get(against, OptimizerRules())
+        if rules is None and arithmetic == "exact" and against is FusedAdam and _takes_compat(cls):
+            chosen = CompatAdamRules()
         twin = Twin(
             name=name or cls.__name__,
             subject=cls,
@@ -186,6 +188,18 @@ def register_optimizer(
         return cls
 
     return decorate
+
+
+def _takes_compat(cls: type) -> bool:
+    """True if its constructor, or one that it hands unknown arguments to, has `compat`."""
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            found = inspect.signature(vars(base)["__init__"]).parameters
+            if "compat" in found:
+                return True
+            if all(one.kind is not one.VAR_KEYWORD for one in found.values()):
+                return False
+    return False
 
 
 def _reference(given: type | str, place: str) -> type:

@@ -1,16 +1,54 @@
-"""Blocks of a large grid that run, where not all of them do."""
+"""Blocks of a grid: what a GPU launches, and which of them run where not all do."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from twinstep.replay.dtypes import Array
+from twinstep.replay.errors import ReplayError
 from twinstep.replay.machine.lanes import Place
 
-PLANE = 65_535
-"""Most blocks of a grid along y and z; launchers fold longer rows of blocks into lines of it."""
+PLANE, ROW = 65_535, 2**31 - 1
+"""Most blocks of a grid along y and z, and along x; launchers fold longer rows into lines."""
+
+THREADS, STATIC, SHARED = 1024, 48 << 10, 227 << 10
+"""Most threads of a block, and bytes of shared memory: of a fixed size, and with dynamic ones."""
+
+
+def require_launchable(kernel: str, grid: Place, block: Place, static: int, dynamic: int) -> None:
+    """Refuse what no GPU launches.
+
+    Args:
+        kernel: its name.
+        grid: blocks along each axis.
+        block: threads of each along each axis.
+        static: bytes of shared memory of a fixed size.
+        dynamic: further ones.
+
+    Raises:
+        ReplayError: the grid or the block is empty or too large, or takes too much shared memory.
+    """
+    for what, unit, (x, y, z), most, in_all in (
+        ("a grid of", "blocks", grid, (ROW, PLANE, PLANE), math.inf),
+        ("blocks of", "threads", block, (THREADS, THREADS, 64), THREADS),
+    ):
+        given = f"Kernel {kernel} has {what} {x:,} x {y:,} x {z:,} {unit}, but a GPU takes"
+        if min(x, y, z) < 1:
+            raise ReplayError(f"{given} none that is empty.")
+        if x > most[0] or max(y, z) > most[1] or z > most[2]:
+            raise ReplayError(f"{given} at most {most[0]:,} x {most[1]:,} x {most[2]:,}.")
+        if x * y * z > in_all:
+            raise ReplayError(f"{given} at most {in_all:,}.")
+    given = f"Kernel {kernel} has {static:,}"
+    if static > STATIC:
+        words = "bytes of static shared memory, but a GPU takes at most"
+        raise ReplayError(f"{given} {words} {STATIC:,}.")
+    if not 0 <= dynamic <= SHARED - static:
+        words = "bytes of shared memory, static and dynamic, but a GPU takes at most"
+        raise ReplayError(f"{given} + {dynamic:,} {words} {SHARED:,}.")
 
 
 def near_ends(grid: Place, count: int, and_middle: bool) -> Array:

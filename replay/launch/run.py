@@ -16,7 +16,7 @@ from twinstep.replay.checks.history import History
 from twinstep.replay.checks.races import BatchChecks
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
-from twinstep.replay.launch.blocks import PLANE, near_ends, parts
+from twinstep.replay.launch.blocks import near_ends, parts, require_launchable
 from twinstep.replay.launch.count import count_accesses, count_instructions
 from twinstep.replay.launch.options import (
     OPTIONS,
@@ -153,12 +153,8 @@ def run(request: Request) -> Launch:
             never touched.
     """
     settings = OPTIONS.get()
-    if max(request.grid[1:]) > PLANE:
-        x, y, z = request.grid
-        raise ReplayError(
-            f"Kernel {request.program.kernel.name} has a grid of {x:,} x {y:,} x {z:,} blocks, but "
-            f"a GPU takes at most {PLANE:,} along y and z."
-        )
+    kernel, static = request.program.kernel.name, request.program.layout.shared_size
+    require_launchable(kernel, request.grid, request.block, static, request.shared)
     require_subnormals()
     started = perf_counter()
     program = request.program
@@ -283,8 +279,7 @@ def _batches(request: Request) -> Iterator[Array]:
 
 
 def _shared_size(request: Request) -> int:
-    size = max(request.shared, request.program.layout.shared_size)
-    return -(-size // 16) * 16
+    return -(-(request.program.layout.shared_size + request.shared) // 16) * 16
 
 
 def _run_batch(

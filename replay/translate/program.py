@@ -7,6 +7,7 @@ asks for, so the translation depends on nothing but single instructions.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -40,7 +41,10 @@ def lay_out(module: Module, kernel: Kernel) -> Layout:
         offset = _place(layout.param_size, variable)
         layout.params[variable.name] = offset
         layout.param_size = offset + variable.size
-    for variable in [*module.variables, *kernel.variables]:
+    variables = [*module.variables, *kernel.variables]
+    # Dynamic shared memory, which has no size here, begins in one place, behind all that has one.
+    variables.sort(key=lambda v: -v.align if v.space == "shared" and not v.size else -math.inf)
+    for variable in variables:
         if variable.space == "shared":
             offset = _place(layout.shared_size, variable)
             layout.shared[variable.name] = offset

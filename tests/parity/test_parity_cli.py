@@ -165,7 +165,7 @@ def test_a_seed_is_a_number_or_drawn_and_the_verdict_names_it(
 ) -> None:
     command = ("check", written(GOOD), "--quick", "--law", "value")
     assert parity(*command, "--seed", "7") == 0
-    assert "all laws kept in 1 cells with --seed 7 in " in capsys.readouterr().out
+    assert "all laws kept in 1 cell with --seed 7 in " in capsys.readouterr().out
     monkeypatch.setenv("PARITY_SEED", "random")
     named = set()
     for _ in range(2):

@@ -150,3 +150,30 @@ def test_torch_on_a_whole_virtual_tensor_cannot_be_judged() -> None:
         accumulators[0].view(-1)[:7].add_(grads[0][:7])
 
     assert call_large(ends, large, engine).failure == ""
+
+
+@triton.jit
+def striding_kernel(sums, grads, n, BLOCK: tl.constexpr):
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    for start in range(0, n, step):
+        here = at + start
+        added = tl.load(sums + here, here < n) + tl.load(grads + here, here < n)
+        tl.store(sums + here, added, here < n)
+
+
+@pytest.mark.usefixtures("_on_replay")
+@pytest.mark.parametrize(("blocks", "status"), [(65_535, Status.SKIPPED), (2**31, Status.PASSED)])
+def test_programs_that_walk_on_by_the_length_of_the_grid_are_left_out_and_others_not(
+    blocks: int, status: Status
+) -> None:
+    def strides(accumulators: Lists, grads: Lists) -> None:
+        for sums, grad in zip(accumulators, grads, strict=True):
+            if n := sums.numel():
+                grid = (min(triton.cdiv(n, 256), blocks),)
+                striding_kernel[grid](sums, grad, n, BLOCK=256)
+
+    law, engine = LAWS["large_index"], engine_named("replay")
+    cell = judge_cell(kernel_of(strides), "fp32", law, engine, Effort(repros=None))
+    assert cell.status is status
+    assert ("by the length of the grid" in cell.reason) == (status is Status.SKIPPED)

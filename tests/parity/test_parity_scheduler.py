@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twinstep.parity.prove.rows import rows_of
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.scheduler import jobs_for, run
-from twinstep.parity.runner.session import planned
+from twinstep.parity.runner.session import beside_optimizers, planned
 from twinstep.parity.runner.source import Source
 
 KERNELS = """
@@ -57,6 +58,15 @@ def test_a_kernel_that_kills_its_process_breaks_its_own_cells_only(tmp_path: Pat
         if jobs == 1:
             assert ended["deadly", "repeat"].status is Status.CANNOT_JUDGE
             assert "not called again after `value`" in ended["deadly", "repeat"].reason
+
+
+def test_names_of_optimizers_alone_select_no_kernel_and_are_known() -> None:
+    opened = Source().open()
+    chosen = Selection(names=("fast.ZeroOptimizer",), dtypes=("mixed",))
+    assert [task.key.kernel for task in planned(chosen, opened.kernels, opened.optimizers)] == [
+        "fast.ZeroOptimizer"
+    ]
+    assert not rows_of(opened.kernels, beside_optimizers(chosen, opened.optimizers))
 
 
 def test_little_work_is_done_in_one_process(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.cases.formats import FORMATS, finite_bits, integers, non_finite_bits, to_tensor
 from twinstep.parity.cases.generate import generate
@@ -241,6 +241,17 @@ def judged(
 def test_a_right_kernel_keeps_the_law(law: str) -> None:
     cell = judged(right, law, FP8[law != "value"])
     assert cell.status is Status.PASSED, cell.failure or cell.reason
+
+
+@pytest.mark.parametrize("dtype", FP8)
+def test_8_bit_floats_are_turned_end_for_end(dtype: torch.dtype) -> None:
+    whole = operation(dtype)
+    contract = replace(whole, lists=whole.lists[:2])
+    case = generate(contract, "few", Recipe(layout="flat", sizes=(7,)))
+    as_drawn, turned = (
+        call.case.lists["moments"][0] for call in LAWS["permutation"].plan(case, "exact").calls
+    )
+    assert torch.equal(turned.view(torch.int8), as_drawn.view(torch.int8).flip(0))
 
 
 @pytest.mark.parametrize(

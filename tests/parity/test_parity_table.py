@@ -130,11 +130,11 @@ def test_the_last_line_names_what_to_type() -> None:
     assert last_line(ledger_of(broken), 2.04).startswith("1 of 1 cells broke a law in 2.0 s: ")
     assert last_line(ledger_of(broken), 2.04).endswith("python repros/one.py")
     kept = ledger_of(cell("mine", "fp16", "value", Status.PASSED))
-    assert last_line(kept, 18.4) == "all laws kept in 1 cells in 18 s"
+    assert last_line(kept, 18.4) == "all laws kept in 1 cell in 18 s"
     walks = [cell("mine", "fp16", "large_index", Status.SKIPPED, "walks")]
     walks += [cell("mine", "bf16", "large_index", Status.PASSED)]
     walks += [cell("mine", "fp32", "large_index", Status.NOT_CLAIMED)]
-    says = "all laws kept in 1 cells (large_index not judged in 1 of 2 rows) in 2.0 s"
+    says = "all laws kept in 1 cell (large_index not judged in 1 of 2 rows) in 2.0 s"
     assert last_line(ledger_of(*walks), 2.04) == says
     idle = ledger_of(cell("mine", "fp16", "value", Status.SKIPPED))
     assert last_line(idle, 0.1).endswith("the same command with -v gives every reason")

@@ -179,7 +179,7 @@ def test_a_terminal_of_80_columns_without_colours(tmp_path: Path) -> None:
     lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")
     assert max(map(len, lines)) <= 80
     last = [line for line in lines if line.strip()][-1]
-    assert re.fullmatch(r"all laws kept in 1 cells in [\d.]+ s", last)
+    assert re.fullmatch(r"all laws kept in 1 cell in [\d.]+ s", last)
 
 
 def test_json_on_standard_output_leaves_the_rest_to_standard_error(
@@ -192,7 +192,7 @@ def test_json_on_standard_output_leaves_the_rest_to_standard_error(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["counts"]["passed"] == 1
     assert "slow (accumulate, cpu)" in captured.err
-    assert re.search(r"^all laws kept in 1 cells in [\d.]+ s$", captured.err, re.MULTILINE)
+    assert re.search(r"^all laws kept in 1 cell in [\d.]+ s$", captured.err, re.MULTILINE)
 
 
 WRONG = (

@@ -53,6 +53,61 @@ def test_headers_shared_memory_and_targets(target: str) -> None:
     assert torch.equal(out, torch.stack([x[:256].float().sum(), x[256:].float().sum()]))
 
 
+TWO_KINDS = """
+extern __shared__ float floats[];
+extern __shared__ double doubles[];
+extern "C" __global__ void two_kinds(float *x) {
+    __shared__ float fixed[33];
+    int i = threadIdx.x;
+    fixed[i] = x[i];
+    floats[i] = 2 * x[i];
+    __syncthreads();
+    x[i] = fixed[31 - i] + floats[31 - i] + ((char *)doubles != (char *)floats);
+}
+"""
+
+
+@needs_nvrtc
+def test_dynamic_shared_memory_lies_behind_what_has_a_size() -> None:
+    x = torch.arange(32.0)
+    kernel = twinstep.replay.cuda_kernel(TWO_KINDS, "two_kinds")
+    kernel((1,), (32,), x, shared=128)
+    assert torch.equal(x, 3 * torch.arange(31.0, -1, -1))
+    with pytest.raises(twinstep.replay.OutOfBounds):
+        kernel((1,), (32,), x, shared=64)
+
+
+HOARDS = """
+extern "C" __global__ void hoards(float *x) {
+    __shared__ float all[SIZE];
+    all[threadIdx.x] = x[threadIdx.x];
+    all[SIZE - 1] = 1;
+    __syncthreads();
+    x[threadIdx.x] = all[31 - threadIdx.x];
+}
+"""
+
+
+@needs_nvrtc
+def test_what_no_gpu_launches_is_refused() -> None:
+    small, large = (
+        twinstep.replay.cuda_kernel(HOARDS.replace("SIZE", size), "hoards")
+        for size in ("12288", "12289")
+    )
+    small((1,), (32,), torch.zeros(32))
+    for kernel, grid, block, shared, says in (
+        (large, (1,), (32,), 0, "49,156 bytes of static shared memory, but a GPU takes at most"),
+        (small, (1,), (32,), 183_297, r"49,152 \+ 183,297 bytes of shared memory"),
+        (small, (1,), (32,), -4, r"49,152 \+ -4 bytes of shared memory"),
+        (small, (1,), (32, 33), 0, "blocks of 32 x 33 x 1 threads, but a GPU takes at most 1,024"),
+        (small, (1,), (1, 1, 65), 0, "takes at most 1,024 x 1,024 x 64"),
+        (small, (1,), (0,), 0, "blocks of 0 x 1 x 1 threads, but a GPU takes none that is empty"),
+        (small, (0,), (32,), 0, "a grid of 0 x 1 x 1 blocks, but a GPU takes none that is empty"),
+    ):
+        with pytest.raises(twinstep.replay.ReplayError, match=says):
+            kernel(grid, block, torch.zeros(32), shared=shared)
+
+
 @needs_nvrtc
 def test_a_source_with_a_mistake_is_refused_with_its_line() -> None:
     with pytest.raises(twinstep.replay.ReplayError, match=r"saxpy.cu\(4\): error"):

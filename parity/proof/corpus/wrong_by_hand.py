@@ -296,3 +296,14 @@ class ClipsCopies(BF16Optimizer):
     ) -> object:
         grads = super().get_grads_for_norm(for_clipping)
         return [cast(Tensor, grad).clone() for grad in grads] if for_clipping else grads
+
+
+@put(WRONG_BY_HAND)
+class CountsForEachParameter(FusedAdam):
+    """Ignores a counter that the parameters of a group share, as DeepSpeed's do."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        given = self.compat
+        self.compat = replace(given, shared_step_counter=False)
+        super()._step_group(group, params)
+        self.compat = given
