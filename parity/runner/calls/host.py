@@ -246,6 +246,8 @@ def serve(
             reply = "fault", traceback.format_exc()
         with contextlib.suppress(OSError):
             judge.send_bytes(packed(_plain(reply)))
+        # An observation holds memory, and an action may look whether it is free.
+        del reply, arguments
 
 
 def _plain(reply: tuple[str, object]) -> tuple[str, object]:
