@@ -162,7 +162,7 @@ def checkouts(baseline: str, file: str) -> Iterator[tuple[Checkout, Checkout]]:
         file: a user's file; empty for this project.
 
     Raises:
-        UsageError: there is no such folder or revision.
+        UsageError: there is no such folder or revision, or nothing differs from it.
     """
     candidate = Checkout("candidate", HERE, str(Path(file).resolve()) if file else "")
     if Path(baseline).exists():
@@ -173,6 +173,11 @@ def checkouts(baseline: str, file: str) -> Iterator[tuple[Checkout, Checkout]]:
             yield _in_folder(place, candidate), candidate
         return
     top = _top(candidate)
+    others = _git(top, "ls-files", "--others", "--exclude-standard")
+    if not _git(top, "diff", "--name-only", baseline, "--") + others:
+        raise UsageError(
+            f"nothing in {top} differs from {baseline}; name an older one [--baseline]"
+        )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "baseline"
         _git(top, "worktree", "add", "--detach", "--quiet", str(place), baseline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -91,5 +92,14 @@ def test_a_file_that_is_no_result_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(UsageError, match="is no results file"):
         main(["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")])
-    with pytest.raises(UsageError, match="git worktree"):
+    with pytest.raises(UsageError, match="git diff: .*no-such-revision"):
         main(["gate", "--baseline", "no-such-revision"])
+
+
+def test_a_checkout_is_not_compared_with_itself(tmp_path: Path) -> None:
+    for words in (["init", "-q"], ["add", "mine.py"], ["commit", "-q", "-m", "mine"]):
+        (tmp_path / "mine.py").write_text("")
+        author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, check=True)
+    with pytest.raises(UsageError, match=r"nothing in .* differs from HEAD; name an older one"):
+        main(["gate", str(tmp_path / "mine.py")])
