@@ -104,7 +104,7 @@ class Region:
 
 
 class Extents:
-    """Where tensors lie in the CPU's memory, measured again only once one has moved.
+    """Places of tensors in the CPU's memory, measured again only once one has moved.
 
     Hundreds may be known to thousands of launches.
 
