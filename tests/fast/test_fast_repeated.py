@@ -151,6 +151,23 @@ def test_launches_are_made_anew_only_where_something_has_changed(
     assert anew[5:] == [anew[2] + 1, anew[6]]
 
 
+@pytest.mark.parametrize("kind", ["FusedAdam", "FP16Optimizer", "FP16UnfusedOptimizer"])
+def test_a_gradient_alone_that_is_not_on_16_bytes_ends_it(
+    kind: str, replay: object, counted: Counted
+) -> None:
+    def beside(_: Any, params: list[Parameter]) -> None:
+        grad = params[0].grad
+        assert grad is not None
+        room = torch.empty(grad.numel() + 1, dtype=grad.dtype)
+        params[0].grad = room[1:].view(grad.shape).copy_(grad)
+
+    plain = trained("fast", kind, None, 40)
+    before = counted.anew
+    assert trained("fast", kind, beside, 40) == plain
+    # Step 5 has a table, step 6 none again.
+    assert counted.anew - before >= 3
+
+
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_parameter_of_another_dtype_ends_it(kind: str) -> None:
     def half(optimizer: Any, params: list[Parameter]) -> None:
