@@ -27,6 +27,7 @@ from twinstep.fast.kernels._squares import (
 from twinstep.fast.kernels.reduce import store_limbs
 from twinstep.fast.runtime.compiled import Jitted
 from twinstep.fast.runtime.dispatch import TRITON_DTYPE, launch
+from twinstep.fast.runtime.recorder import note_zeros
 from twinstep.fast.runtime.tables import SHARED, TableCache, tensor_tables
 
 SPAN = tl.constexpr(16384)  # elements for each program
@@ -273,6 +274,7 @@ def sweep_twice(
     params, _, exp_avgs, exp_avg_sqs = lists
     count = 1 if shared else len(params)
     limbs = torch.zeros(count, 2, PADDED.value, dtype=torch.int64, device=coefficients.device)
+    note_zeros(limbs)
     for table in tensor_tables(lists, chunk=SPAN.value, cache=cache, shared=shared):
         launch(
             moments,

@@ -46,8 +46,9 @@ from twinstep.fast.optimizers.bf16_groups import (
     partitioned_group,
 )
 from twinstep.fast.optimizers.bf16_plan import Accumulation, Runs
-from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.driver import StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm
 from twinstep.fast.optimizers.parallelism import Gradients, Parallelism
 from twinstep.fast.optimizers.wrapper import Wrapper

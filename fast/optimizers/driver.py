@@ -17,7 +17,7 @@ take one more: clipping rounds to their dtype, as storing the clipped gradient w
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -36,32 +36,17 @@ from twinstep.fast.kernels.reduce import new_limbs
 from twinstep.fast.kernels.unscale import unscale_gradients
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm, norm_on_host
 from twinstep.fast.optimizers.parallelism import Gradients, Parallelism
-from twinstep.fast.optimizers.reduction import reduce_over_ranks
+from twinstep.fast.optimizers.reduction import is_one_sum, reduce_over_ranks
 from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.runtime.control import SLOTS, ControlBlock, GroupBlock
+from twinstep.fast.runtime.repeated import Repeated
 from twinstep.fast.runtime.tables import TableCache
 
 SERIAL = 4 * LANES.value  # counters
 OWN = finalise_unscaled.CONTROLS[5:]  # that belong to no group
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupTensors:
-    """The tensors of one group.
-
-    Attributes:
-        lists: masters, gradients, first and second moments, model weights; contiguous.
-        steps: counters of completed steps.
-        bias_correction: of the group.
-        shared: the tensors are pieces of one master with one counter.
-    """
-
-    lists: Sequence[Sequence[Tensor]]
-    steps: Sequence[Tensor]
-    bias_correction: bool
-    shared: bool = False
 
 
 class StepDriver:
@@ -77,6 +62,9 @@ class StepDriver:
     Attributes:
         kind: of that norm; with GIVEN the host forms it.
     """
+
+    # Whether a step of one rank does nothing but launches.
+    _repeats = True
 
     def __init__(
         self,
@@ -97,6 +85,7 @@ class StepDriver:
         self._ratios: dict[int, Tensor] = {}
         self._found_apart = torch.zeros((), dtype=torch.float32, device=device)
         self._no_group: tuple[GroupBlock, GroupTensors] | None = None
+        self._repeated = Repeated()
 
     @property
     def control(self) -> ControlBlock:
@@ -127,6 +116,10 @@ class StepDriver:
         if external_scale is not None:
             control.set("external_scale", external_scale)
         control.sync_hyperparameters()
+
+    def forget(self) -> None:
+        """Hold no tensors of the last step any more."""
+        self._repeated.forget()
 
     def refuse(self, parallelism: Parallelism, reason: Exception) -> NoReturn:
         """Tell the ranks that wait for the first message of a step that there is none.
@@ -184,6 +177,7 @@ class StepDriver:
         Returns:
             The coefficients; INV_SCALE is what gradients are multiplied by.
         """
+        self.forget()
         try:
             return self._decide(gradients, first, external, clips_apart, leaves_scaled_norm)
         except BaseException:
@@ -300,21 +294,50 @@ class StepDriver:
             clip_apart: gradients that are clipped by a launch of their own, before the update.
             timed: is entered with the name of each phase, "compute_norm" and "basic_step".
         """
-        apart = len(groups[0].steps) > SERIAL
-        with timed("compute_norm"):
-            first = self.decide(
-                gradients,
-                None if apart else groups[0],
-                external=external,
-                clips_apart=len(clip_apart) > 0,
-            )
-        with timed("basic_step"):
-            if clip_apart:
-                # Only the norm decides: gradients that do not count in it cannot skip a step.
-                self.clip(clip_apart)
-            if apart:
-                first = self._prepared(0, groups[0], first)
-            self._update(first, groups, optimizer)
+
+        def make() -> None:
+            apart = len(groups[0].steps) > SERIAL
+            with timed("compute_norm"):
+                first = self.decide(
+                    gradients,
+                    None if apart else groups[0],
+                    external=external,
+                    clips_apart=len(clip_apart) > 0,
+                )
+            with timed("basic_step"):
+                if clip_apart:
+                    # Only the norm decides: gradients that do not count in it cannot skip a step.
+                    self.clip(clip_apart)
+                if apart:
+                    first = self._prepared(0, groups[0], first)
+                self._update(first, groups, optimizer)
+
+        one_sum = is_one_sum(gradients) and not gradients.over_ranks
+        if self._repeats and one_sum and timed is nullcontext and not clip_apart:
+            roles = [gradients.counted, *(group.lists[1] for group in groups)]
+            key = self._key(groups, optimizer, external)
+            try:
+                self._repeated(key, roles, self.device, make)
+            except BaseException:
+                self._limbs.zero_()
+                raise
+        else:
+            self.forget()
+            make()
+        if isinstance(optimizer, FusedLamb):
+            optimizer.record_coeffs([self._ratios[index] for index in range(len(groups))])
+
+    def _key(
+        self, groups: Sequence[GroupTensors], optimizer: FusedAdam | FusedLamb, external: bool
+    ) -> list[object]:
+        """What decides about the launches of a step, but for gradients."""
+        form = "eps_inside_sqrt" if isinstance(optimizer, FusedLamb) else "adam_w_mode"
+        names = OWN if self._finish is None else finalise_kernel.CONTROLS
+        controls = [self.control["external_scale"], *self.control.several(names)]
+        key: list[object] = [form, getattr(optimizer, form), external, *controls]
+        for group, hyper in zip(groups, self._hyper, strict=False):
+            key += [*group.key(), *hyper.hyper()]
+        return key
 
     def clip(self, gradients: Sequence[Tensor]) -> None:
         """Multiply gradients by the factor that `decide` has left, in place."""
@@ -338,8 +361,6 @@ class StepDriver:
                     cache=self.cache,
                     shared=group.shared,
                 )
-        if isinstance(optimizer, FusedLamb):
-            optimizer.record_coeffs([self._ratios[index] for index in range(len(groups))])
 
     def _prepared(self, index: int, group: GroupTensors, first: Tensor) -> Tensor:
         """Coefficients of a further group, with what was decided for the first."""

@@ -25,8 +25,8 @@ from twinstep.contract.refusals import refuse_legacy_adam
 from twinstep.contract.tensors import drop_gradients
 from twinstep.contract.timers import Timers
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.flat_groups import flat_group
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale

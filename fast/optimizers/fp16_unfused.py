@@ -27,9 +27,9 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.optimizers.driver import GroupTensors
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.plan import MasterPlan
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper

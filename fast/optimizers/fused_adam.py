@@ -8,7 +8,7 @@ a control block, and only when they have changed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast, overload
 
 import torch
@@ -30,6 +30,7 @@ from twinstep.fast.optimizers.step_plan import Key, StepPart, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists
+from twinstep.fast.runtime.repeated import Repeated
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
 from twinstep.fast.runtime.watch import Found
@@ -90,6 +91,7 @@ class FusedAdam(torch.optim.Optimizer):
         self._fixed: defaultdict[Key, FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
         self._plan: StepPlan | None = None
+        self._repeated = Repeated()
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; what it does not say comes from the constructor.
@@ -143,9 +145,23 @@ class FusedAdam(torch.optim.Optimizer):
         found = None if self._plan is None else self._plan.read(self, shared=shared)
         if self._plan is None or found is None:
             self._plan, found = laid_out(self, self._state_of, self._fixed, shared=shared)
-        for part in self._plan.parts:
-            self._update(part, found)
+        self._launch(self._plan, found)
         return loss
+
+    def _launch(self, plan: StepPlan, found: Found) -> None:
+        """Update all parts, in launches as they were at the last step where nothing has changed."""
+        rows = [
+            (part, self._block(part), found.moving(part.places, part.layout)) for part in plan.parts
+        ]
+        key: list[object] = [plan, self.adam_w_mode]
+        for part, block, _ in rows:
+            key += [self.param_groups[part.index]["bias_correction"], *block.hyper()]
+
+        def make() -> None:
+            for part, block, grads in rows:
+                self._update(part, block, grads)
+
+        self._repeated(key, [grads for *_, grads in rows], plan.device, make)
 
     def _block(self, part: StepPart) -> GroupBlock:
         key = (part.index, part.device)
@@ -154,9 +170,8 @@ class FusedAdam(torch.optim.Optimizer):
         self._blocks[key].set_group(self.param_groups[part.index])
         return self._blocks[key]
 
-    def _update(self, part: StepPart, found: Found) -> None:
+    def _update(self, part: StepPart, block: GroupBlock, grads: Sequence[Tensor]) -> None:
         """Advance the counters of a part and update its parameters with their corrections."""
-        block = self._block(part)
         coefficients = prepare_adam(
             part.steps,
             [*block.hyper(), block["factor"], block["found_inf"]],
@@ -164,7 +179,6 @@ class FusedAdam(torch.optim.Optimizer):
             cache=self._cache,
         )
         weights, *moments = part.lists
-        grads = found.moving(part.places, part.layout)
         with contiguous_lists([weights, grads, *moments], WRITTEN) as lanes:
             update_adam(
                 lanes,
@@ -203,6 +217,7 @@ class FusedAdam(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         self._fixed.clear()
         self._plan = None
+        self._repeated.forget()
 
     def __getstate__(self) -> StateDict:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in KEPT}}

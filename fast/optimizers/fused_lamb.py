@@ -35,9 +35,9 @@ from twinstep.fast.optimizers.step_plan import Key, StepPart, StepPlan, laid_out
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.control import GroupBlock
 from twinstep.fast.runtime.lists import FixedLists
+from twinstep.fast.runtime.repeated import Repeated
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
-from twinstep.fast.runtime.watch import Found
 
 KEPT = ("eps_inside_sqrt", "compat", "_ratios")  # attributes that a pickle carries
 
@@ -99,6 +99,7 @@ class FusedLamb(torch.optim.Optimizer):
         self._fixed: defaultdict[Key, FixedLists] = defaultdict(FixedLists)
         self._cache = TableCache(limit=64)
         self._plan: StepPlan | None = None
+        self._repeated = Repeated()
 
     def add_param_group(self, param_group: ParamGroup) -> None:
         """Add a group; what it does not say comes from the constructor.
@@ -197,6 +198,7 @@ class FusedLamb(torch.optim.Optimizer):
         if whole and not any(each is not None for each in given):
             self._step_by_plan()
             return loss
+        self._repeated.forget()
         rows = list(rows_of(self.param_groups, *given))
         for row in rows:
             check_dense_gradient(row.grad, "FusedLamb.step")
@@ -211,11 +213,23 @@ class FusedLamb(torch.optim.Optimizer):
         found = None if self._plan is None else self._plan.read(self, shared=False)
         if self._plan is None or found is None:
             self._plan, found = laid_out(self, self._state_of, self._fixed)
-        self._ratios = [(part.numbers, self._update(part, found)) for part in self._plan.parts]
+        plan = self._plan
+        rows = [
+            (part, self._block(part.index, part.device), found.moving(part.places, part.layout))
+            for part in plan.parts
+        ]
+        key: list[object] = [plan, self.eps_inside_sqrt]
+        for part, block, _ in rows:
+            key += [self.param_groups[part.index]["bias_correction"], *block.hyper()]
 
-    def _update(self, part: StepPart, found: Found) -> Tensor:
+        def make() -> list[tuple[Sequence[int], Tensor]]:
+            return [(part.numbers, self._update(part, block, grads)) for part, block, grads in rows]
+
+        self._ratios = self._repeated(key, [grads for *_, grads in rows], plan.device, make)
+
+    def _update(self, part: StepPart, block: GroupBlock, grads: Sequence[Tensor]) -> Tensor:
         """Advance the counters of a part and update its parameters; their trust ratios."""
-        group, block = self.param_groups[part.index], self._block(part.index, part.device)
+        group = self.param_groups[part.index]
         coefficients = prepare_lamb(
             part.steps,
             [*block.hyper(), block["factor"], block["found_inf"]],
@@ -223,8 +237,7 @@ class FusedLamb(torch.optim.Optimizer):
             cache=self._cache,
         )
         weights, *moments = part.lists
-        lists = [weights, found.moving(part.places, part.layout), *moments]
-        return self._updated(lists, coefficients)
+        return self._updated([weights, grads, *moments], coefficients)
 
     def _step_batch(self, rows: list[Row], scale: Number) -> Tensor:
         """Step parameters that share their coefficients; their trust ratios."""
@@ -293,6 +306,7 @@ class FusedLamb(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
         self._fixed.clear()
         self._plan = None
+        self._repeated.forget()
 
     def __getstate__(self) -> StateDict:
         kept = {name: getattr(self, name) for name in KEPT}

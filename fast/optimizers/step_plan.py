@@ -86,6 +86,12 @@ class StepPlan:
             self._add(index, device, places)
         self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
 
+    @property
+    def device(self) -> torch.device | None:
+        """Of all parts; None where they have several, or there are none."""
+        devices = {part.device for part in self.parts}
+        return devices.pop() if len(devices) == 1 else None
+
     def _by_device(self) -> dict[tuple[int, torch.device], list[int]]:
         """Places of parameters that have a gradient, for each group and device."""
         found: dict[tuple[int, torch.device], list[int]] = {}

@@ -12,12 +12,15 @@ import twinstep.contract.wrapper
 from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State, refuse_named_state
+from twinstep.fast.optimizers.driver import StepDriver
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
     """An optimizer around a fresh one; where kernels do all of its `step`, that is not called."""
+
+    _step: StepDriver
 
     def __init__(
         self,
@@ -76,3 +79,4 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         self._held().load_state_dict(state_dict)
         self._pending.clear()
         self._fixed.clear()
+        self._step.forget()

@@ -26,7 +26,7 @@ from twinstep.fast.optimizers.bf16_groups import (
     copy_model_to_masters,
     gather,
 )
-from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
 from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
 from twinstep.fast.optimizers.scalers import saved_scale

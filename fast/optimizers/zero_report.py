@@ -18,7 +18,8 @@ from twinstep.fast.kernels._limbs import NONFINITE, REFUSED, TOLD
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.reduce import new_limbs, norm_kernel
 from twinstep.fast.optimizers.agreement import TOLD_SLOTS, enter_scale, refuse
-from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.norms import GIVEN, reduce_norm
 from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
 from twinstep.fast.optimizers.scalers import LossScale
@@ -41,6 +42,8 @@ class ZeroDriver(StepDriver):
         ranks: the data-parallel ranks, then those that hold one model together.
         offloads: gradients are in the memory of the CPU.
     """
+
+    _repeats = False
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ _GET: Callable[..., object] = dict.get
 _DTYPE: Callable[[object], object] = attrgetter("dtype")
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
+FIRST = 9  # place of a kernel's first argument among those of a compiled kernel's launcher
 
 
 class Jitted(Protocol):
@@ -57,7 +58,7 @@ class _Known:
         values: that they had.
         kinds: places of tensors, of those that may be aligned, and of integers that matter, by the
             types of all arguments; None where Triton must decide.
-        launches: compiled kernel and constants by key.
+        launches: itself, compiled kernel and constants by key.
     """
 
     kernel: Any
@@ -69,7 +70,14 @@ class _Known:
     names: list[str]
     values: list[object]
     kinds: dict[Key, tuple[list[int], list[int], list[int]] | None] = field(default_factory=dict)
-    launches: dict[Key, tuple[Any, tuple[object, ...]]] = field(default_factory=dict)
+    launches: dict[Key, Started] = field(default_factory=dict)
+
+    def unchanged(self) -> bool:
+        """Return True while nothing hooks the kernel, and its source has read what it reads now."""
+        if self.source != self.kernel.hash or self.kernel.pre_run_hooks:
+            return False
+        # Triton refuses a kernel whose globals have changed: it decides.
+        return all(map(is_, map(_GET, self.modules, self.names), self.values))
 
     def sort(self, types: tuple[type, ...]) -> tuple[list[int], list[int], list[int]] | None:
         """Places among arguments of these types."""
@@ -82,6 +90,7 @@ class _Known:
         return tensors, [place for place in tensors if self.aligned[place]], matter
 
 
+Started = tuple[_Known, Any, tuple[object, ...]]
 _KNOWN: dict[int, _Known] = {}
 
 
@@ -91,7 +100,7 @@ def start(
     programs: int,
     args: Sequence[object],
     options: dict[str, object],
-) -> None:
+) -> Started | None:
     """Launch a kernel on the current device, as `kernel[(programs,)](*args, **options)` does.
 
     Args:
@@ -100,25 +109,50 @@ def start(
         programs: at least one.
         args: everything but the constants, by position.
         options: constants, and options of the compiler.
+
+    Returns:
+        What was launched, for `call_of`; None where Triton has launched it.
     """
     key = None if driver is None else _key(kernel, driver, args, options)
     if driver is None or key is None:
         kernel[(programs,)](*args, **options)
-        return
+        return None
     known = _KNOWN[id(kernel)]
     found = known.launches.get(key)
     if found is None:
         compiled = kernel[(programs,)](*args, **options)
         params = known.kernel.params[len(args) :]
         constants = tuple(options[param.name] for param in params)
-        known.launches[key] = compiled, constants
-        return
-    compiled, constants = found
+        known.launches[key] = known, compiled, constants
+        return None
     stream = driver.get_current_stream(cast(int, key[1]))
-    packed = compiled.packed_metadata
-    compiled.run(
-        programs, 1, 1, stream, compiled.function, packed, None, None, None, *args, *constants
-    )
+    call, words = call_of(found, programs, stream, args)
+    call(*words)
+    return found
+
+
+def call_of(
+    started: Started, programs: int, stream: int, args: Sequence[object]
+) -> tuple[Callable[..., object], tuple[object, ...]]:
+    """The function that launches a compiled kernel, and its arguments: FIRST is the kernel's."""
+    _, compiled, constants = started
+    function, packed = compiled.function, compiled.packed_metadata
+    grid = (programs, 1, 1, stream, function, packed, None, None, None)
+    return compiled.run, (*grid, *args, *constants)
+
+
+def surroundings(driver: Driver) -> Key | None:
+    """Facts that decide about every launch beside its arguments; None leaves it to Triton."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    # A profiler that wants to hear of launches.
+    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        return None
+    # Somebody who asks to be told what is compiled may also keep it from being compiled.
+    if runtime.add_stages_inspection_hook is not None or runtime.jit_cache_hook is not None:
+        return None
+    mode = triton.knobs.compilation.instrumentation_mode
+    return driver, driver.get_current_device(), runtime.debug, mode
 
 
 def _key(
@@ -128,18 +162,8 @@ def _key(
     known = _KNOWN.get(id(kernel))
     if known is None or known.source != kernel.hash:
         known = _look_at(kernel)
-        if known is None:
-            return None
-    runtime = triton.knobs.runtime
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    # A profiler that wants to hear of launches.
-    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or kernel.pre_run_hooks:
-        return None
-    # Somebody who asks to be told what is compiled may also keep it from being compiled.
-    if runtime.add_stages_inspection_hook is not None or runtime.jit_cache_hook is not None:
-        return None
-    # Triton refuses a kernel whose globals have changed: it decides.
-    if not all(map(is_, map(_GET, known.modules, known.names), known.values)):
+    around = surroundings(driver)
+    if known is None or around is None or not known.unchanged():
         return None
     types = tuple(map(type, args))
     if types not in known.kinds:
@@ -149,10 +173,7 @@ def _key(
         return None
     tensors, aligned, numbers = kind
     return (
-        driver,
-        driver.get_current_device(),
-        runtime.debug,
-        triton.knobs.compilation.instrumentation_mode,
+        *around,
         types,
         *map(_DTYPE, map(args.__getitem__, tensors)),
         *[cast(Tensor, args[place]).data_ptr() % 16 == 0 for place in aligned],

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from twinstep.fast.runtime import native
-from twinstep.fast.runtime.compiled import Driver, Jitted, start
+from twinstep.fast.runtime import compiled, native
+from twinstep.fast.runtime.compiled import FIRST, Driver, Jitted, Key, call_of, start
+from twinstep.fast.runtime.recorder import recorder
 from twinstep.fast.runtime.tables import TensorLists, live_tensors, reachable
 
 TRITON_DTYPE = {
@@ -92,11 +93,13 @@ def launch(
         RuntimeError: nothing here can run kernels on that device: it is no GPU and not the CPU, or
             there is no C++ compiler. Nothing was launched.
     """
-    device = near.device
+    device, notes = near.device, recorder()
     if device.type == "cpu":
         if not executes_cpu_tensors():
             if programs:
-                native.launch(kernel, programs, args, options)
+                call, words = native.launch(kernel, programs, args, options)
+                if notes is not None:
+                    notes.note_launch(call, words, args, by_address=True)
             return
     elif device.type != "cuda":
         require_engine(device, kernel.__name__)
@@ -109,12 +112,35 @@ def launch(
         # A driver that executes kernels itself keeps to memory that it knows: it sees no tables.
         ask(live_tensors)
         with reachable(reaches):
-            start(kernel, driver, programs, args, options)
+            started = start(kernel, driver, programs, args, options)
     elif device.type == "cuda":
         with torch.cuda.device(device):
-            start(kernel, driver, programs, args, options)
+            started = start(kernel, driver, programs, args, options)
     else:
-        start(kernel, driver, programs, args, options)
+        started = start(kernel, driver, programs, args, options)
+    if notes is None:
+        return
+    if driver is None or started is None:
+        notes.complete = False
+        return
+    stream = driver.get_current_stream(driver.get_current_device())
+    call, words = call_of(started, programs, stream, args)
+    seen = () if ask is None else reaches
+    notes.note_launch(call, words, args, first=FIRST, reaches=seen, kernel=started[0])
+
+
+def surroundings(device: torch.device) -> Key | None:
+    """Facts that decide about launches on the current device beside kernels and arguments.
+
+    None where launches are left to Triton.
+    """
+    if device.type == "cpu" and not executes_cpu_tensors():
+        return native.library, torch.get_num_threads()
+    driver = _active_driver()
+    around = None if driver is None else compiled.surroundings(driver)
+    if driver is None or around is None:
+        return None
+    return *around, driver.get_current_stream(cast(int, around[1]))
 
 
 def resident_programs(device: torch.device, chunks: int, each: int) -> int:

@@ -10,7 +10,7 @@ them have the same bits.
 import ctypes
 import platform
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -89,7 +89,7 @@ def sources() -> dict[str, str]:
 
 def launch(
     kernel: Jitted, programs: int, args: Sequence[object], options: Mapping[str, object]
-) -> None:
+) -> tuple[Callable[..., object], tuple[object, ...]]:
     """Run the native kernel of the same name, on as many threads as torch would use.
 
     Args:
@@ -98,14 +98,19 @@ def launch(
         args: everything but the constants, by position.
         options: constants by name.
 
+    Returns:
+        What was called, and with what: first the arguments.
+
     Raises:
         RuntimeError: there is no compiler, or no native kernel. Nothing has been written.
     """
     function, typed, constants = _function(library(), cast(Any, kernel), len(args))
-    words = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+    words: list[object] = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
     words += [NUMBERS[args[place].dtype] for place in typed]  # type: ignore[attr-defined]
     words += [_number(options[name]) for name in constants]
-    function(*words, programs, torch.get_num_threads())
+    given = (*words, programs, torch.get_num_threads())
+    function(*given)
+    return function, given
 
 
 def _number(value: object) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from twinstep.fast.runtime.lists import FixedTensors, MovingTensors
+from twinstep.fast.runtime.recorder import refuse
 
 
 def steps_of(tensor: Tensor) -> list[tuple[int, int]]:
@@ -76,6 +77,7 @@ def contiguous_lists(
 def _lent(
     lists: Sequence[Sequence[Tensor]], written: Sequence[int]
 ) -> Iterator[Sequence[Sequence[Tensor]]]:
+    refuse()
     rows = [list(row) for row in zip(*lists, strict=True)]
     lanes = [row if _contiguous(row) else aligned_layouts(row) for row in rows]
     yield [list(role) for role in zip(*lanes, strict=True)]

@@ -27,6 +27,7 @@ from twinstep.fast.runtime.lists import (
     facts_of,
     filled_slots,
 )
+from twinstep.fast.runtime.recorder import note_table
 from twinstep.fast.runtime.uploads import RenewedUpload, Upload, is_capturing
 
 TensorLists = Sequence[Sequence[Tensor]]  # one list for each role, all of equal length
@@ -207,6 +208,7 @@ def tensor_tables(
     tables = _moving_tables(lists, chunk, cache, shared)
     if tables is not None:
         return tables
+    note_table(lists)
     fixed = [isinstance(role, FixedTensors) for role in lists]
     facts, device = [facts_of(role) for role in lists], lists[0][0].device
     # What is fixed is found by identity, which costs nothing; what may have moved, by address.
@@ -266,6 +268,7 @@ def _moving_tables(
     tables = cache.find(key, device, build)
     for table in tables:
         table.move(moving)
+        note_table(lists, table)
     return tables
 
 
@@ -319,6 +322,7 @@ def _group_table(
 def address_table(scalars: Sequence[Tensor], cache: TableCache = SHARED) -> AddressTable:
     """Return the table of the addresses of 0-dim tensors; at least one."""
     facts, device = facts_of(scalars), scalars[0].device
+    note_table([scalars])
 
     def build() -> list[AddressTable]:
         return [AddressTable(upload=Upload(torch.tensor(facts.addresses), device))]

@@ -3,21 +3,15 @@
 Not yet measured: nothing here has run on a GPU with more than one stream.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 
-@contextlib.contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
+def on_device(device: torch.device) -> AbstractContextManager[object]:
     """A context in which `device` is current, if it is a GPU."""
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            yield
-    else:
-        yield
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -45,7 +45,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Triton make every launch."""
-    monkeypatch.setattr(compiled, "_key", lambda *_: None)
+    monkeypatch.setattr(compiled, "surroundings", lambda _: None)
 
 
 def runs_of_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -12,8 +12,9 @@ from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.errors import MinimumLossScale
 from twinstep.fast.kernels.finalise import Finish
 from twinstep.fast.kernels.mixed_step import mixed_step_
-from twinstep.fast.optimizers.driver import GroupTensors, StepDriver
+from twinstep.fast.optimizers.driver import StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients, NormBucket
 from twinstep.fast.optimizers.scalers import LossScale, LossScaling
 from twinstep.parity.cases.fixed_inputs import moderate

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.helpers.wrappers_driven import check_rejected, reached
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
-from twinstep.fast.optimizers.driver import GroupTensors
+from twinstep.fast.optimizers.group_tensors import GroupTensors
 
 
 class KeepsGradients(BF16Optimizer):
