@@ -24,8 +24,8 @@ SUMS_ARE_EXACT = (
     "sums of squares by integers are exact and rounded once (tests/fast/test_fast_limbs)"
 )
 MODULES = ("_limbs", "_squares", "reduce")
-# Of LAMB's sweep only the choice between lanes' sums and another reading belongs to a sum.
-FUNCTIONS = {"_lamb_sweeps": ("both_limbs",)}
+# Of LAMB's sweep its windows, and the choice between lanes' sums and another reading, are a sum's.
+FUNCTIONS = {"_lamb_sweeps": ("window_of_tile", "both_limbs")}
 PACKAGE = "twinstep.fast.kernels."
 OUTSIDE = ("norm_kernel",)
 ROUNDING = ("norm_of", "sum_of", "leading_digits", "round_limbs")

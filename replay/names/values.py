@@ -239,6 +239,22 @@ def gathered(g: int, *names: Names) -> Names:
     return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(shape), g)
 
 
+def gathered_apart(g: int, *names: Names) -> Names:
+    """Names of a bitwise operation inside a sum: every granule has the mix of its own operands.
+
+    A compiler packs two small numbers, each of another sum, into one register.
+    """
+    numbers = [n["n"] >> 2 for n in names if n is not None]
+    if all((n == n[..., :1]).all() for n in numbers):
+        return gathered(g, *names)
+    return packed([(gathered(1, *(sliced(n, at, 1) for n in names)), 1) for at in range(g)], g)
+
+
+def gathered_choice(g: int, condition: Array, chooser: Names, a: Names, b: Names) -> Names:
+    """Names of a selection inside a sum: of what a predicate without a name selects."""
+    return gathered(g, chooser, a, b) if named(chooser) else merged(condition, a, b, g)
+
+
 def gathered_by_all(g: int, *names: Names) -> Names:
     """Names of what threads tell one another inside a sum: the mix of all that they have."""
     known = {int(code) >> 2 for n in names if n is not None for code in np.unique(n["n"])} - {-1}
