@@ -231,12 +231,9 @@ def gathered(g: int, *names: Names) -> Names:
     shape = np.broadcast_shapes(*(n.shape[:-1] for n in codes))
     columns = [np.broadcast_to(n, (*shape, n.shape[-1])) for n in codes]
     rows = np.concatenate(columns, axis=-1).reshape(-1, sum(n.shape[-1] for n in codes))
-    rows = np.sort(np.where(rows < 0, -1, rows >> 2), axis=1)
-    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    table, origin = session().table, session().sums.origin
-    known = [[origin(table, n) for n in row if n >= 0] for row in unique.tolist()]
-    found = [mix(table, numbers, g) for numbers in known]
-    return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(shape), g)
+    table, sums = session().table, session().sums
+    found = [sums.mixed(table, row, g) for row in map(tuple, (rows >> 2).tolist())]
+    return put(np.array(found, np.int64).reshape(shape), g)
 
 
 def gathered_apart(g: int, *names: Names) -> Names:
