@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from twinstep.replay.dtypes import Array, width
 from twinstep.replay.isa.forms import NO_EFFECT
 from twinstep.replay.machine.program import Layout
-from twinstep.replay.names import runtime, values
+from twinstep.replay.names import gathered, runtime, values
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.names.sums import INSIDE, ROUNDS, Places, nowhere
 from twinstep.replay.ptx.flow import family, used
@@ -22,8 +22,9 @@ from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.translate.emit import Emitter
 from twinstep.replay.translate.registers import RegisterTypes
 
-MOVING = ("ld", "ldu", "ldmatrix", "st", "mov", "prmt", "shfl", "atom", "red", "bar", "barrier")
-MOVING += ("call",)
+MOVING = frozenset(
+    ("ld", "ldu", "ldmatrix", "st", "mov", "prmt", "shfl", "atom", "red", "bar", "barrier", "call")
+)
 """Families that keep their rules inside a sum."""
 WARP_WIDE = ("vote", "match", "redux")
 BITWISE = ("and", "or", "xor")
@@ -44,7 +45,7 @@ class NamingEmitter(LiftedEmitter):
         super().__init__(kernel, types, layout, rules)
         self.sums = sums
         self.rounds = any(self.place_in_sum(i) == ROUNDS for i in kernel.code)
-        for module in (values, runtime):
+        for module in (values, gathered, runtime):
             public = {k: v for k, v in vars(module).items() if callable(v) and k[0] != "_"}
             self.namespace.update({f"s_{name}": value for name, value in public.items()})
 

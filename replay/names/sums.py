@@ -11,7 +11,7 @@ A mix is equal to no expression, so that whatever a sum reaches without such a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,18 @@ class Sum:
     outcome: bool
 
 
+class _Mixes(dict[tuple[int, ...], int]):
+    """Mixes, each made when it is first looked up: a lookup for each lane of an instruction."""
+
+    def __init__(self, make: Callable[[tuple[int, ...]], int]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, numbers: tuple[int, ...]) -> int:
+        found = self[numbers] = self.make(numbers)
+        return found
+
+
 @dataclass
 class Sums:
     """The sums of a session.
@@ -62,16 +74,17 @@ class Sums:
     places: Places = nowhere
     told: dict[int, Sum] = field(default_factory=dict)
     came: dict[int, int] = field(default_factory=dict)
-    _mixed: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
+    _mixes: dict[int, _Mixes] = field(default_factory=dict)
 
-    def mixed(self, table: Table, numbers: tuple[int, ...], granules: int) -> int:
-        """The number of the mix of these, -1 among them for plain bits; -1 of plain bits alone."""
-        key = granules, numbers
-        found = self._mixed.get(key)
-        if found is None:
-            known = (self.origin(table, number) for number in numbers if number >= 0)
-            found = self._mixed[key] = mix(table, known, granules)
-        return found
+    def mixes(self, table: Table, granules: int) -> Mapping[tuple[int, ...], int]:
+        """The mix of numbers, -1 among them for plain bits; -1 of plain bits alone."""
+        if granules not in self._mixes:
+            self._mixes[granules] = _Mixes(
+                lambda numbers: mix(
+                    table, (self.origin(table, n) for n in numbers if n >= 0), granules
+                )
+            )
+        return self._mixes[granules]
 
     def origin(self, table: Table, number: int) -> int:
         """The bag of what has left a sum, anything else as it is."""
@@ -93,7 +106,7 @@ class Sums:
         found = self._name(table, known, number, bits, granules)
         if found != number:
             self.came[found] = row.args[0]
-            self._mixed.clear()
+            self._mixes.clear()
         return found
 
     def _name(self, table: Table, known: Sum, number: int, bits: int, granules: int) -> int:

@@ -15,17 +15,12 @@ from twinstep.parity.prove.situations import situations
 from twinstep.parity.records.proof import NOT_PROVED, PROVED, REFUTED, Verdict
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
+from twinstep.replay.dtypes import Array
+from twinstep.replay.names.gathered import gathered, gathered_apart, gathered_choice
 from twinstep.replay.names.naming import naming
 from twinstep.replay.names.session import NotNamed, Session
 from twinstep.replay.names.sums import Sum, bag, mix
-from twinstep.replay.names.values import (
-    decided,
-    gathered,
-    gathered_apart,
-    gathered_choice,
-    put,
-    wrapped,
-)
+from twinstep.replay.names.values import Names, decided, put, wrapped
 
 
 def small(kernel: Kernel, dtype: str, *sizes: int) -> Verdict:
@@ -76,19 +71,24 @@ def test_only_the_same_elements_with_the_same_bits_take_the_name_of_a_sum() -> N
     assert table.row("add.rn.f32", (part, y), 2) == whole
 
 
+def codes(names: Names) -> Array:
+    assert names is not None
+    return np.asarray(names["n"])
+
+
 def test_a_register_of_two_sums_keeps_them_apart_and_a_plain_choice_takes_one() -> None:
     with naming() as session:
         table = session.table
         x, y = (mix(table, [table.leaf(name, 2)], 1) for name in "xy")
         both = wrapped(np.array([[[4 * x, 4 * y]]]))
-        assert_array_equal(gathered_apart(2, both)["n"], both["n"])
-        whole = table.row("mix", (bag(table, [x, y]),), 2)
-        assert_array_equal(gathered(2, both)["n"] >> 2, whole)
+        assert_array_equal(codes(gathered_apart(2, both)), codes(both))
+        assert_array_equal(codes(gathered(2, both)) >> 2, mix(table, [x, y], 2))
         one, two = (put(np.array([[n]]), 1) for n in (x, y))
-        assert_array_equal(gathered_choice(1, np.array([[False]]), None, one, two)["n"], two["n"])
-        flag = put(np.array([[table.leaf("flag", 1)]]), 0)
-        found = gathered_choice(1, np.array([[False]]), flag, one, two)["n"]
-        assert table.rows[int(found.flat[0]) >> 2].op == "mix" and not np.array_equal(found, two["n"])
+        second, chooser = np.array([[False]]), table.leaf("flag", 0)
+        assert_array_equal(codes(gathered_choice(1, second, None, one, two)), codes(two))
+        flag = put(np.array([[chooser]]), 0)
+        found = codes(gathered_choice(1, second, flag, one, two))
+        assert_array_equal(found >> 2, mix(table, [x, y, chooser], 1))
 
 
 def test_a_branch_on_a_sum_is_refused_outside_of_it() -> None:
