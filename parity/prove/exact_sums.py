@@ -24,8 +24,8 @@ SUMS_ARE_EXACT = (
     "sums of squares by integers are exact and rounded once (tests/fast/test_fast_limbs)"
 )
 MODULES = ("_limbs", "_squares", "reduce")
-# Of LAMB's sweep only the choice between lanes' sums and another reading belongs to a sum.
-FUNCTIONS = {"_lamb_sweeps": ("both_limbs",)}
+# Of LAMB's sweep its windows, and the choice between lanes' sums and another reading, are a sum's.
+FUNCTIONS = {"_lamb_sweeps": ("window_of_tile", "both_limbs")}
 PACKAGE = "twinstep.fast.kernels."
 OUTSIDE = ("norm_kernel",)
 ROUNDING = ("norm_of", "sum_of", "leading_digits", "round_limbs")
@@ -33,7 +33,7 @@ ROUNDING = ("norm_of", "sum_of", "leading_digits", "round_limbs")
 
 def places(file: str, line: int) -> str:
     """`INSIDE` the code of our sums, where it `ROUNDS`, or neither."""
-    module = Path(file).stem
+    module = _path(file).stem
     if module not in (*MODULES, *FUNCTIONS) or not _ours(file):
         return ""
     function = next((name for name, first, last in _functions(file) if first <= line <= last), "")
@@ -45,9 +45,14 @@ def places(file: str, line: int) -> str:
 
 
 def _ours(file: str) -> bool:
-    module = sys.modules.get(PACKAGE + Path(file).stem)
+    module = sys.modules.get(PACKAGE + _path(file).stem)
     own = getattr(module, "__file__", None)
-    return own is not None and Path(own).resolve() == Path(file).resolve()
+    return own is not None and _path(own) == _path(file)
+
+
+@cache
+def _path(file: str) -> Path:
+    return Path(file).resolve()
 
 
 @cache

@@ -49,6 +49,7 @@ FORMAT = {
     torch.float32: "f32",
     torch.float64: "f64",
 }
+UNKNOWN_SUM = "a sum of squares by integers is none of the reference's: of other elements, or bits"
 FLAGS = (0, 0x3F80_0000)
 """Bits of the values of a flag."""
 INFINITY = {"f32": 0x7F80_0000, "f64": 0x7FF0_0000_0000_0000}
@@ -217,6 +218,8 @@ class Prover:
         here = assume.Path(self.tracer.table, path)
         pairs = list(self._different(trace, here))
         for output, at in pairs[:LOOKED_AT]:
+            if self._of_unknown_sum(*self._pair(output, at)):
+                continue
             found = self._witness(case, output, at, path)
             if found is not None:
                 return found
@@ -237,6 +240,11 @@ class Prover:
                 a, b = map(here.rewritten, self._pair(output, at))
                 if a == b:
                     continue
+                if self._of_unknown_sum(a, b):
+                    if doubt is None:
+                        lines = f"{side_by_side(table, a, b)}\n{UNKNOWN_SUM}"
+                        doubt = _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
+                    continue
                 ranges = partial(control_values, case, self.tracer.leaves, table, (a, b))
                 opinion = beyond.opinion((a, b), kind, path, bits, ranges)
                 if opinion.equal:
@@ -250,6 +258,10 @@ class Prover:
                 lines = f"{side_by_side(table, a, b)}\n{opinion.words}".strip()
                 doubt = doubt or _Found(NOT_PROVED, f"{output.label}[{at}]\n{lines}")
         return doubt
+
+    def _of_unknown_sum(self, *pair: int) -> bool:
+        """True if one of two expressions is a mix, which equals nothing and has no value."""
+        return any(self.tracer.table.rows[number].op == "mix" for number in pair)
 
     def _different(self, trace: Trace, here: assume.Path) -> Iterator[tuple[Output, int]]:
         """Elements whose expressions differ: of each output the first and the last first."""

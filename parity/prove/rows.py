@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -89,8 +90,18 @@ def prove_situation(situation: Situation, seconds: float) -> Verdict:
         return Prover(tracer, situation.case(), seconds, kernel.arithmetic).prove()
 
 
-def prove_row(kernel: Kernel, dtype: str, limits: Limits) -> list[Proof]:
-    """Proofs of one kernel on one dtype combination, the smallest sizes first."""
+def prove_row(
+    kernel: Kernel, dtype: str, limits: Limits, known: dict[object, Verdict] | None = None
+) -> list[Proof]:
+    """Proofs of one kernel on one dtype combination, the smallest sizes first.
+
+    Args:
+        kernel: that is proved.
+        dtype: combination.
+        limits: of time.
+        known: verdicts on other rows of the same function; this row's are added.
+    """
+    known = {} if known is None else known
     began, found = time.process_time(), []
     # Those of a list in small tensors show every path, and cost least.
     chosen = sorted(situations(kernel, [dtype]), key=lambda s: (s.aligned, s.layout != "list"))
@@ -99,10 +110,20 @@ def prove_row(kernel: Kernel, dtype: str, limits: Limits) -> list[Proof]:
         if left <= 0:
             words = f"the {limits.row:.0f} s of this row were over; parity prove has no such limit"
             verdict = Verdict(OUT_OF_TIME, words)
+        elif (key := _subject(situation)) in known:
+            verdict = replace(known[key], seconds=0.0)
         else:
             verdict = prove_situation(situation, min(limits.situation, left))
+            known[key] = verdict
         found.append(as_proof(situation, verdict))
     return found
+
+
+def _subject(situation: Situation) -> object:
+    """What the verdict on a situation depends on, besides time."""
+    kernel, options = situation.kernel, tuple(situation.options.items())
+    place = situation.layout, situation.sizes, situation.aligned
+    return id(kernel.function), kernel.engines, kernel.arithmetic, situation.dtype, place, options
 
 
 def as_proof(situation: Situation, verdict: Verdict) -> Proof:
@@ -142,7 +163,12 @@ def _start(file: str | None, limits: Limits) -> None:
     _worker[:] = [({kernel.name: kernel for kernel in known}, limits)]
 
 
-def _row(name: RowName) -> list[Proof]:
+def _rows(names: Sequence[RowName]) -> list[list[Proof]]:
+    verdicts: dict[object, Verdict] = {}
+    return [_row(name, verdicts) for name in names]
+
+
+def _row(name: RowName, verdicts: dict[object, Verdict]) -> list[Proof]:
     known, limits = _worker[0]
     kernel, dtype = known[name[0]], name[1]
     if time.process_time() > limits.total:
@@ -153,7 +179,7 @@ def _row(name: RowName) -> list[Proof]:
     signal.setitimer(signal.ITIMER_REAL, limits.hang)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return prove_row(kernel, dtype, limits)
+            return prove_row(kernel, dtype, limits, verdicts)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -175,6 +201,7 @@ def proved_rows(
         jobs: number of processes.
     """
     operations = {kernel.name: kernel.operation.name for kernel in known}
+    functions = {kernel.name: id(kernel.function) for kernel in known}
     left = rows_of(known, chosen)
     if limits.briefly:
         # Every kernel on one dtype combination, before any on its next; what is refused at once is
@@ -183,24 +210,30 @@ def proved_rows(
             (k.name, dtype): (_cost(k), turn) for k in known for turn, dtype in enumerate(k.dtypes)
         }
         left.sort(key=lambda row: places[row])
+    alone = False
     while left:
-        count = max(1, min(jobs, len(left)))
+        # Neighbours of one function and dtype (`triton.*`, `fast.*`) share their situations.
+        groups = groupby(left, lambda name: (functions[name[0]], name[1]))
+        tasks = [[name] for name in left] if alone else [list(own) for _, own in groups]
+        count = max(1, min(jobs, len(tasks)))
         with ProcessPoolExecutor(
             count, mp_context=fresh_processes(), initializer=_start, initargs=(file, limits)
         ) as pool:
-            futures = [pool.submit(_row, name) for name in left]
+            futures = [pool.submit(_rows, names) for names in tasks]
             try:
                 for future in futures:
-                    yield future.result()
-                    left.pop(0)
+                    for own in future.result():
+                        yield own
+                        left.pop(0)
+                    tasks.pop(0)
             except BrokenProcessPool:
-                if count == 1:
+                if count == 1 and len(tasks[0]) == 1:
                     name, dtype = left.pop(0)
                     words = f"the call ends its process, or takes more than {limits.hang:.0f} s"
                     verdict = Verdict(UNSUPPORTED, words)
                     yield [_unsituated(name, operations[name], dtype, verdict)]
         # With several it is not known whose row it was.
-        jobs = 1
+        jobs, alone = 1, True
 
 
 def _cost(kernel: Kernel) -> int:

@@ -59,7 +59,7 @@ def drawn(
     rng = np.random.default_rng(seed)
     every = needed(table, numbers)
     leaves = [n for n in every if table.rows[n].op == "leaf"]
-    edges = {g: thresholds(table, every, g) for g in (1, 2, 4)}
+    edges = {g: _edges(g, thresholds(table, every, g)) for g in (1, 2, 4)}
     # Some assignments change all leaves, others few or one of them.
     share = np.array([0.1, 0.7, 1.0 - 1.0 / max(len(leaves), 1)])[np.arange(count) % 3]
     found = {}
@@ -90,7 +90,19 @@ def thresholds(table: Table, numbers: Sequence[int], g: int) -> list[int]:
     return sorted(found)
 
 
-def _pool(rng: np.random.Generator, g: int, count: int, thresholds: Sequence[int]) -> Array:
+def _edges(g: int, thresholds: Sequence[int]) -> Array:
+    """Bits of the special numbers of formats of this many granules, and thresholds."""
+    top = (1 << 16 * g) - 1
+    special = [*thresholds, 0, 1, top >> 1, top]
+    for bits in MANTISSA[g]:
+        inf = (top >> 1) & ~((1 << bits) - 1)
+        one = (inf >> 1) & ~((1 << bits) - 1)
+        signed = (0, 1, 1 << bits, inf - 1, inf, inf | 1 << (bits - 1), one, one + 1, one - 1)
+        special += [x | s for x in signed for s in (0, (top >> 1) + 1)]
+    return np.array(special, f"u{2 * g}")
+
+
+def _pool(rng: np.random.Generator, g: int, count: int, special: Array) -> Array:
     kind = np.dtype(f"u{2 * g}")
     top = (1 << 16 * g) - 1
     anything = rng.integers(0, top, count, kind, endpoint=True)
@@ -101,13 +113,7 @@ def _pool(rng: np.random.Generator, g: int, count: int, thresholds: Sequence[int
     if g == 1:
         wide = np.where(rng.random(count) < 0.5, real, near).astype(np.float32).view(np.uint32)
         ordinary = np.where(rng.random(count) < 0.5, ordinary, (wide >> 16).astype(kind))
-    special = list(thresholds) + [0, 1, top >> 1, top]
-    for bits in MANTISSA[g]:
-        inf = (top >> 1) & ~((1 << bits) - 1)
-        one = (inf >> 1) & ~((1 << bits) - 1)
-        signed = (0, 1, 1 << bits, inf - 1, inf, inf | 1 << (bits - 1), one, one + 1, one - 1)
-        special += [x | s for x in signed for s in (0, (top >> 1) + 1)]
-    edges = rng.choice(np.array(special, kind), count)
+    edges = rng.choice(special, count)
     turn = rng.random(count)
     return np.where(turn < 0.15, anything, np.where(turn < 0.65, ordinary, edges))
 

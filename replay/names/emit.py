@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from twinstep.replay.dtypes import Array, width
 from twinstep.replay.isa.forms import NO_EFFECT
 from twinstep.replay.machine.program import Layout
-from twinstep.replay.names import runtime, values
+from twinstep.replay.names import gathered, runtime, values
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.names.sums import INSIDE, ROUNDS, Places, nowhere
 from twinstep.replay.ptx.flow import family, used
@@ -22,9 +22,12 @@ from twinstep.replay.shadow64.emit import LiftedEmitter, Rule
 from twinstep.replay.translate.emit import Emitter
 from twinstep.replay.translate.registers import RegisterTypes
 
-MOVING = ("ld", "ldu", "ldmatrix", "st", "mov", "shfl", "atom", "red", "bar", "barrier", "call")
+MOVING = frozenset(
+    ("ld", "ldu", "ldmatrix", "st", "mov", "prmt", "shfl", "atom", "red", "bar", "barrier", "call")
+)
 """Families that keep their rules inside a sum."""
 WARP_WIDE = ("vote", "match", "redux")
+BITWISE = ("and", "or", "xor")
 CARRIES = ("addc", "subc", "madc")
 
 
@@ -42,7 +45,7 @@ class NamingEmitter(LiftedEmitter):
         super().__init__(kernel, types, layout, rules)
         self.sums = sums
         self.rounds = any(self.place_in_sum(i) == ROUNDS for i in kernel.code)
-        for module in (values, runtime):
+        for module in (values, gathered, runtime):
             public = {k: v for k, v in vars(module).items() if callable(v) and k[0] != "_"}
             self.namespace.update({f"s_{name}": value for name, value in public.items()})
 
@@ -140,13 +143,21 @@ def gather(emitter: LiftedEmitter, instruction: Instruction) -> None:
     assert isinstance(emitter, NamingEmitter)
     if family(instruction) in IGNORED or not instruction.operands:
         return
-    together = "_by_all" if family(instruction) in WARP_WIDE else ""
+    name = family(instruction)
+    how = "_by_all" if name in WARP_WIDE else "_apart" if name in BITWISE else ""
     names = "".join(f", {emitter.shadow_of(Reg(name))}" for name in used(instruction))
     for target in emitter.targets(instruction.operands[0]):
         if isinstance(target, Reg) and emitter.has_shadow(target.name):
             kind = emitter.types.kind(target.name)
             size = 0 if kind == "pred" else emitter.size(target.name)
-            emitter.give(target, f"s_gathered{together}({size}{names})", instruction)
+            found = f"s_gathered{how}({size}{names})"
+            if name == "selp":
+                # A plain predicate (an element behind the end) lets one of the two alone enter.
+                a, b, flag = instruction.operands[1:]
+                own = ", ".join(emitter.shadow_of(operand) for operand in (flag, a, b))
+                plain = emitter.source(flag, "pred")
+                found = f"s_gathered_choice({size}, {plain}, {own})"
+            emitter.give(target, found, instruction)
 
 
 def nothing(emitter: LiftedEmitter, instruction: Instruction) -> None:

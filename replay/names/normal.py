@@ -21,7 +21,7 @@ import numpy as np
 from twinstep.replay.names.evaluate import evaluate_row
 from twinstep.replay.names.flags import below_infinity, flag, logic
 from twinstep.replay.names.integers import by_cases, joined_of, part_of, whole_number
-from twinstep.replay.names.sums import mix, union
+from twinstep.replay.names.sums import mix, united
 from twinstep.replay.names.table import Table
 
 FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
@@ -77,10 +77,10 @@ def simplified(
     table: Table, op: str, args: tuple[int, ...], granules: int, site: str
 ) -> int | None:
     """The number of an expression in normal form; None where it is one already."""
-    if op in ("leaf", "const", "bag", "mix"):
+    if op in ("leaf", "const", "mix"):
         return None
-    if op == "union":
-        return union(table, args)
+    if op == "bag":
+        return united(table, args)
     rows = table.rows
     for number in args:
         if rows[number].op == "mix":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from twinstep.replay.dtypes import width
 from twinstep.replay.isa.forms import resolve
-from twinstep.replay.names.emit import IGNORED, NamingEmitter, computed, nothing
+from twinstep.replay.names.emit import IGNORED, NamingEmitter, computed, gather, nothing
 from twinstep.replay.names.normal import canonical_opcode
 from twinstep.replay.ptx.flow import family, used
 from twinstep.replay.ptx.syntax import Instruction, Operand, Reg, Symbol, Vec
@@ -163,12 +163,13 @@ def _shift(emitter: LiftedEmitter, instruction: Instruction) -> None:
 
 
 def _permute(emitter: LiftedEmitter, instruction: Instruction) -> None:
-    """prmt: of whole granules bits move."""
+    """prmt: of whole granules bits move, inside a sum too."""
+    naming = _naming(emitter)
     value = getattr(instruction.operands[3], "value", None)
     nibbles = [value >> 4 * i & 15 for i in range(4)] if isinstance(value, int) else []
     pairs = list(zip(nibbles[::2], nibbles[1::2], strict=True))
     if not pairs or any(low % 2 or high != low + 1 or low > 6 for low, high in pairs):
-        computed(emitter, instruction)
+        (gather if naming.place_in_sum(instruction) else computed)(emitter, instruction)
     else:
         emit_moves.permute(emitter, instruction)
 

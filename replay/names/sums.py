@@ -11,7 +11,7 @@ A mix is equal to no expression, so that whatever a sum reaches without such a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,18 @@ class Sum:
     outcome: bool
 
 
+class _Mixes(dict[tuple[int, ...], int]):
+    """Mixes, each made when it is first looked up: a lookup for each lane of an instruction."""
+
+    def __init__(self, make: Callable[[tuple[int, ...]], int]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, numbers: tuple[int, ...]) -> int:
+        found = self[numbers] = self.make(numbers)
+        return found
+
+
 @dataclass
 class Sums:
     """The sums of a session.
@@ -62,6 +74,17 @@ class Sums:
     places: Places = nowhere
     told: dict[int, Sum] = field(default_factory=dict)
     came: dict[int, int] = field(default_factory=dict)
+    _mixes: dict[int, _Mixes] = field(default_factory=dict)
+
+    def mixes(self, table: Table, granules: int) -> Mapping[tuple[int, ...], int]:
+        """The mix of numbers, -1 among them for plain bits; -1 of plain bits alone."""
+        if granules not in self._mixes:
+            self._mixes[granules] = _Mixes(
+                lambda numbers: mix(
+                    table, (self.origin(table, n) for n in numbers if n >= 0), granules
+                )
+            )
+        return self._mixes[granules]
 
     def origin(self, table: Table, number: int) -> int:
         """The bag of what has left a sum, anything else as it is."""
@@ -83,6 +106,7 @@ class Sums:
         found = self._name(table, known, number, bits, granules)
         if found != number:
             self.came[found] = row.args[0]
+            self._mixes.clear()
         return found
 
     def _name(self, table: Table, known: Sum, number: int, bits: int, granules: int) -> int:
@@ -114,36 +138,41 @@ def _is_nan(bits: int) -> bool:
 
 def bag(table: Table, numbers: Iterable[int]) -> int:
     """The number of a set of elements, from what they were widened to, or masked."""
-    return table.row("union", sorted(set(numbers)), 8)
+    return table.row("bag", sorted(set(numbers)), 8)
 
 
 def mix(table: Table, numbers: Iterable[int], granules: int) -> int:
     """The number of a mix; -1 without any element."""
     whole = bag(table, numbers)
-    return table.row("mix", (whole,), granules) if table.rows[whole].args else -1
+    return table.row("mix", (whole,), granules) if table.sets.bits[whole] else -1
 
 
-def union(table: Table, numbers: Iterable[int]) -> int:
-    """The bag that holds the elements of all these."""
-    found: set[int] = set()
+def united(table: Table, numbers: Iterable[int]) -> int | None:
+    """The bag that holds the elements of all these; None if it is new, and the next row."""
+    sets, bits = table.sets, 0
     for number in numbers:
-        found.update(_elements(table, number))
-    return table.row("bag", sorted(found), 8)
+        bits |= _elements(table, number)
+    found = sets.rows.get(bits)
+    if found is None:
+        sets.rows[bits] = len(table.rows)
+        sets.bits[len(table.rows)] = bits
+    return found
 
 
-def _elements(table: Table, number: int) -> Iterable[int]:
-    row = table.rows[number]
+def _elements(table: Table, number: int) -> int:
+    """The set of the elements in a value."""
+    row, sets = table.rows[number], table.sets
     if row.op == "mix":
-        return table.rows[row.args[0]].args
+        return sets.bits[row.args[0]]
     if row.op == "bag":
-        return row.args
+        return sets.bits[number]
     if row.op == "const":
-        return ()
-    if row.op == "part" or row.op in EXACT:
-        return _elements(table, row.args[0])
-    if row.op == "join":
-        return [element for part in row.args for element in _elements(table, part)]
+        return 0
     mask = UNSIGNED.get(row.op)
-    if mask is not None and mask in [table.constant_bits(n) for n in row.args]:
-        return [e for n in row.args for e in _elements(table, n)]
-    return (number,)
+    masked = mask is not None and mask in [table.constant_bits(n) for n in row.args]
+    if row.op in ("part", "join", *EXACT) or masked:
+        bits = 0
+        for part in row.args:
+            bits |= _elements(table, part)
+        return bits
+    return sets.of(number)

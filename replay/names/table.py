@@ -42,6 +42,25 @@ class Row:
     site: str
 
 
+@dataclass
+class Sets:
+    """Sets of rows, a bit for each member.
+
+    Attributes:
+        place: which bit a member is.
+        bits: of the set that a row stands for, by its number.
+        rows: the row of each set.
+    """
+
+    place: dict[int, int] = field(default_factory=dict)
+    bits: dict[int, int] = field(default_factory=dict)
+    rows: dict[int, int] = field(default_factory=dict)
+
+    def of(self, member: int) -> int:
+        """The set of one member."""
+        return 1 << self.place.setdefault(member, len(self.place))
+
+
 Simplify = Callable[["Table", str, tuple[int, ...], int, str], int | None]
 
 
@@ -53,12 +72,15 @@ class Table:
         simplified: gives the number of an expression that is not in normal form.
         rows: by number.
         leaves: what the leaves are called, by their number.
+        sets: what rows of sets stand for.
     """
 
     simplified: Simplify
     rows: list[Row] = field(default_factory=list)
     leaves: list[str] = field(default_factory=list)
+    sets: Sets = field(default_factory=Sets)
     _known: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _joins: set[int] = field(default_factory=set)
 
     def row(self, op: str, args: Sequence[int], granules: int, site: str = "") -> int:
         """The number of an expression, in normal form."""
@@ -69,6 +91,8 @@ class Table:
             if found is None:
                 found = len(self.rows)
                 self.rows.append(Row(op, tuple(args), granules, site))
+                if op == JOIN:
+                    self._joins.add(found)
             self._known[key] = found
         return found
 
@@ -149,8 +173,10 @@ class Table:
         """The granules of values, along a new last axis; plain where the number is -1."""
         whole = 4 * numbers[..., None] + np.arange(g)
         result = np.where(numbers[..., None] < 0, PLAIN, whole)
-        rows, flat = self.rows, result.reshape(-1, g)
-        for at, number in enumerate(numbers.reshape(-1).tolist()):
-            if number >= 0 and rows[number].op == JOIN:
-                flat[at] = [4 * part for part in rows[number].args]
+        each = numbers.reshape(-1).tolist()
+        if not self._joins.isdisjoint(each):
+            flat = result.reshape(-1, g)
+            for at, number in enumerate(each):
+                if number in self._joins:
+                    flat[at] = [4 * part for part in self.rows[number].args]
         return result

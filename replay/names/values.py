@@ -14,7 +14,6 @@ from twinstep.replay.dtypes import NUMPY, Array
 from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.machine.warp import shuffle
 from twinstep.replay.names.session import NotNamed, session
-from twinstep.replay.names.sums import mix
 from twinstep.replay.names.table import PLAIN
 
 CODES = {g: np.dtype([("n", "i8", (g,))]) for g in (1, 2, 3, 4)}
@@ -221,47 +220,6 @@ def selected(
     pair = [value(b, n, kind) for b, n in zip(bits, names, strict=True)]
     flags, a, b = complete([conditions, *pair], [condition, *bits], ("pred", kind, kind))
     return put(table.each("if", (flags, a, b), g, site), g)
-
-
-def gathered(g: int, *names: Names) -> Names:
-    """Names inside a sum: the mix of what a result was made of."""
-    codes = [n["n"] for n in names if n is not None]
-    if not any((n >= 0).any() for n in codes):
-        return None
-    shape = np.broadcast_shapes(*(n.shape[:-1] for n in codes))
-    columns = [np.broadcast_to(n, (*shape, n.shape[-1])) for n in codes]
-    rows = np.concatenate(columns, axis=-1).reshape(-1, sum(n.shape[-1] for n in codes))
-    rows = np.sort(np.where(rows < 0, -1, rows >> 2), axis=1)
-    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
-    table, origin = session().table, session().sums.origin
-    known = [[origin(table, n) for n in row if n >= 0] for row in unique.tolist()]
-    found = [mix(table, numbers, g) for numbers in known]
-    return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(shape), g)
-
-
-def gathered_by_all(g: int, *names: Names) -> Names:
-    """Names of what threads tell one another inside a sum: the mix of all that they have."""
-    known = {int(code) >> 2 for n in names if n is not None for code in np.unique(n["n"])} - {-1}
-    found = mix(session().table, known, g) if known else -1
-    return put(np.full((1, 1), found), g)
-
-
-def left(bits: Array, names: Names, g: int) -> Names:
-    """Names of what leaves a sum."""
-    if not named(names):
-        return names
-    assert names is not None
-    numbers, own = np.broadcast_arrays(names["n"][..., 0] >> 2, bits)
-    pairs = np.stack(
-        [numbers.reshape(-1), own.reshape(-1).astype(np.uint64).view(np.int64)], axis=1
-    )
-    unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    state = session()
-    found = [
-        n if n < 0 else state.sums.left(state.table, n, b % (1 << 64), g)
-        for n, b in unique.tolist()
-    ]
-    return put(np.array(found, np.int64)[inverse.reshape(-1)].reshape(numbers.shape), g)
 
 
 def decided(flags: Array, names: Names, site: str, inside: bool = False) -> None:
