@@ -16,7 +16,6 @@ and besides, while backward runs, the gradients themselves: 2 N bytes in stage 1
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -179,7 +178,6 @@ def of_rank(sizes: Sizes, ranks: Ranks, device: torch.device) -> Found:
         for _ in range(STEPS):
             optimizer.backward(torch.stack([param.sum() for param in params]).sum())
             optimizer.step()
-            gc.collect()  # a launch on replay holds its arguments in cycles
         told = {kind: size for kind, size in optimizer.memory_report().items() if size}
         return Found(told=told, kept=counted.bytes, most=counted.most)
 

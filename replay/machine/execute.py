@@ -9,6 +9,7 @@ the highest counter is given a turn, so that a loop which waits for another thre
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -49,7 +50,8 @@ class Execution:
         self.steps = 0
         self.at = 0
         self.max_steps = max_steps
-        self.watchdog = Watchdog(self, patience)
+        # A circle would keep the arguments' memory until garbage is collected.
+        self.watchdog = Watchdog(weakref.proxy(self), patience)
         self.look_at = EVERY if patience < math.inf else math.inf
         self.turns = 0
         self.overdue = False
