@@ -15,8 +15,8 @@ SCALED = (
 )
 SCALERS = ("_block", "_counters", "_placed", "compat", "rule", "scaling", "state")
 PRIVATE = {
-    "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan"),
-    "FusedLamb": ("_blocks", "_cache", "_fixed", "_plan", "_ratios"),
+    "FusedAdam": ("_blocks", "_cache", "_fixed", "_plan", "_repeated"),
+    "FusedLamb": ("_blocks", "_cache", "_fixed", "_plan", "_ratios", "_repeated"),
     "FusedLAMB": ("_cache", "_groups"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
