@@ -313,7 +313,9 @@ class StepDriver:
                 self._update(first, groups, optimizer)
 
         one_sum = is_one_sum(gradients) and not gradients.over_ranks
-        if self._repeats and one_sum and timed is nullcontext and not clip_apart:
+        # A norm that the host forms is written to memory by it, not by a launch.
+        launched = self._repeats and one_sum and self.kind != GIVEN
+        if launched and timed is nullcontext and not clip_apart:
             roles = [gradients.counted, *(group.lists[1] for group in groups)]
             key = self._key(groups, optimizer, external)
             try:
