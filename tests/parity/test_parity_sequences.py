@@ -155,11 +155,7 @@ def test_a_property_that_raises_is_seen_like_a_value() -> None:
 @pytest.mark.parametrize("rules", RULES.values(), ids=lambda rules: type(rules).__name__)
 def test_actions_say_which_methods_they_really_call(rules: Rules) -> None:
     """`drives` is believed by the gap test, so it is held against the source of each action."""
-    file = Path(inspect.getfile(type(rules)))
-    parsed = ast.parse(file.read_text())
-    # Rules of a special case may lie beside them.
-    own = [c for c in parsed.body if getattr(c, "name", "") == type(rules).__name__]
-    for function in ast.walk(own[0]):
+    for function in ast.walk(ast.parse(inspect.getsource(type(rules)))):
         if isinstance(function, ast.FunctionDef) and declares_action(function):
             called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
             if isinstance(rules, BF16Rules):
