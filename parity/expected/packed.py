@@ -56,8 +56,7 @@ class Packed:
 def packed(case: Case) -> Packed | None:
     """The groups of a case; None where nothing would be saved or elements depend on one another."""
     lists = [list(tensors) for tensors in case.lists.values() if tensors]
-    # Where a few elements of a huge tensor can be judged alone, others beside them change nothing.
-    if "large_index" not in case.operation.laws or len({len(tensors) for tensors in lists}) != 1:
+    if not case.operation.elementwise or len({len(tensors) for tensors in lists}) != 1:
         return None
     groups: dict[object, Group] = {}
     for at, row in enumerate(zip(*lists, strict=True)):

@@ -41,7 +41,7 @@ LAMB_STEP = Operation(
     reference=twinstep.reference.lamb.lamb_step,
     combinations=ADAM_STEP.combinations,
     # The trust ratio is that of a whole tensor.
-    laws=arguments.without(arguments.STEP_LAWS, "splitting", "large_index"),
+    laws=arguments.without(arguments.STEP_LAWS, "splitting"),
     whole_tensors=True,
     together=ADAM_STEP.together,
 )

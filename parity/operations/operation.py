@@ -162,7 +162,8 @@ class Operation:
         laws: names of the laws that hold, in the order of the table's columns.
         layouts: `flat` (one tensor per list) and `list`; operations without lists have neither.
         bound: what `arithmetic="bounded"` allows.
-        whole_tensors: a result depends on all elements of its tensor.
+        whole_tensors: a result depends on all elements of its tensor; under the law large_index
+            zeros among them should change nothing, and stay zeros.
         dims: numbers of dimensions that tensors have; empty ones have one.
         together: values of controls and options that some cases give all at once: customary
             settings, and those that meet in one branch.
@@ -218,6 +219,11 @@ class Operation:
     def skippable(self) -> bool:
         """True if an overflow turns the call into a skipped step."""
         return "skipped_step" in self.laws
+
+    @property
+    def elementwise(self) -> bool:
+        """True if an element does not depend on others: a few of a huge tensor decide alone."""
+        return "large_index" in self.laws and not self.whole_tensors
 
     @property
     def takes_norms(self) -> bool:

@@ -9,9 +9,11 @@ from twinstep.parity.proof.corpus.calls import (
     AccumulateCall,
     CastCopyCall,
     GlobalNormCall,
+    LambCall,
     SgdCall,
 )
 from twinstep.parity.proof.corpus.entry import Variant
+from twinstep.parity.proof.corpus.lamb_kernels import lamb_in_two_sweeps
 from twinstep.parity.proof.corpus.shelf import harmless
 
 SHELF: list[Variant] = []
@@ -53,6 +55,12 @@ def triton_striding_programs(call: CastCopyCall) -> None:
 def triton_controls_on_the_device(call: SgdCall) -> None:
     """The device reads every control; products and sums by fma."""
     kernels.sgd_on_the_device(call)
+
+
+@launched("lamb_step", dtypes=("bf16",))
+def triton_lamb_in_two_sweeps(call: LambCall) -> None:
+    """Two launches for each tensor; sums in float64, one place for each program."""
+    lamb_in_two_sweeps(call)
 
 
 @launched("global_norm", dtypes=MASTERS)

@@ -6,8 +6,15 @@ from functools import partial
 
 from twinstep.parity.proof.corpus import launch_kernels
 from twinstep.parity.proof.corpus import triton_kernels as kernels
-from twinstep.parity.proof.corpus.calls import AccumulateCall, AdamCall, CastCopyCall, UnscaleCall
+from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
+    AdamCall,
+    CastCopyCall,
+    LambCall,
+    UnscaleCall,
+)
 from twinstep.parity.proof.corpus.entry import Entry
+from twinstep.parity.proof.corpus.lamb_kernels import lamb_in_two_sweeps
 from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 from twinstep.parity.proof.corpus.triton_kernels import AdamwLaunch, adamw
 
@@ -73,6 +80,12 @@ def empty_last_tensor_drops_the_launch(call: AdamCall) -> None:
 def offsets_in_int32(call: AdamCall) -> None:
     """`program_id * BLOCK` is a 32-bit product: it wraps past 2**31 elements."""
     adamw(call, AdamwLaunch(narrow_index=True))
+
+
+@fault("lamb_step", law="large_index")
+def lamb_offsets_in_int32(call: LambCall) -> None:
+    """Both sweeps of LAMB multiply program and block in 32 bits."""
+    lamb_in_two_sweeps(call, narrow=True)
 
 
 @fault("accumulate", law="large_index", arithmetic="exact", alone=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.large_index import PLACES
+from twinstep.parity.laws.large_index import places
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine, as_on
 from twinstep.parity.runner.calls import large_tensors
@@ -50,7 +50,7 @@ def execute_call(
             ended = large_tensors.call_large(function, grown, engine)
         if ended.failure:
             return ended
-        memory.ends = {which: grown.end(memory, which) for which in PLACES}
+        memory.ends = {which: grown.end(memory, which) for which in places(call.case)}
     memory.block.copy_(memory.ends[call.end])
     return Ended()
 

@@ -48,6 +48,20 @@ class _Device:
                 self.kept[value.untyped_storage()._cdata] = value
 
 
+class _Numbers(_Device):
+    """Which tensors hold floats of the lists, or what came of them; of controls it does not."""
+
+    def __init__(self, data: Iterable[Tensor]) -> None:
+        self.kept = {}
+        self.places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in data]
+
+    def among(self, values: Iterable[object]) -> bool:
+        """True if one of the values is a tensor that holds such floats."""
+        floats = [t for t in _flat(values) if isinstance(t, Tensor) and t.is_floating_point()]
+        given = any(start <= t.data_ptr() < stop for t in floats for start, stop in self.places)
+        return given or super().among(floats)
+
+
 def _flat(values: Iterable[object]) -> Iterator[object]:
     for value in values:
         if isinstance(value, list | tuple):
@@ -122,7 +136,19 @@ def watched(given: Tensor) -> Iterator[list[str]]:
     Args:
         given: the memory that the kernel is given views of.
     """
+    with _noted(_Device(given)) as reads:
+        yield reads
+
+
+@contextlib.contextmanager
+def numbers_read(data: Iterable[Tensor]) -> Iterator[list[str]]:
+    """Collect what the host reads of floats of these tensors, or of what was computed from them."""
+    with _noted(_Numbers(data)) as reads:
+        yield reads
+
+
+@contextlib.contextmanager
+def _noted(device: _Device) -> Iterator[list[str]]:
     reads: list[str] = []
-    device = _Device(given)
     with _Methods(reads, device), _Operators(reads, device):
         yield reads

@@ -47,6 +47,12 @@ class LargePlaces:
         times = ROWS // count if which in REPEATED else 1
         return flat.narrow(0, self.start(which, count), times * count).view(times, count)
 
+    def apart(self, flat: Tensor, count: int) -> list[Tensor]:
+        """Both ends and the middle, which together have `count` elements."""
+        third = count // 3
+        sizes = {"first": third, "middle": third, "last": count - 2 * third}
+        return [flat.narrow(0, self.start(which, n), n) for which, n in sizes.items()]
+
 
 def odd_one(pieces: Tensor) -> Tensor:
     """A piece that differs from the first; the first itself if all are alike.

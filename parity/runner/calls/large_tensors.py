@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.large_index import PLACES
+from twinstep.parity.laws.large_index import APART, places
 from twinstep.parity.records.errors import CannotJudge, CannotRun
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.calls.invoke import Ended, invoke
@@ -121,9 +121,12 @@ class LargeTensors:
             tensor = held[span.name] if held else self.lists[span.name][span.index]
             flat, count = tensor.reshape(-1), span.value.numel()
             if flat.numel() == self.numel:
-                pieces = self.places.pieces(flat, which, count)
-                flat = odd_one(pieces)
-                reached |= changed(pieces, span.value)
+                if which == APART:
+                    flat = torch.cat(self.places.apart(flat, count))
+                else:
+                    pieces = self.places.pieces(flat, which, count)
+                    flat = odd_one(pieces)
+                    reached |= changed(pieces, span.value)
             span.of(after).copy_(flat.view(span.value.shape))
         if which in REPEATED and not reached:
             # Blocks in an order of their own: those that run were not those of this place.
@@ -138,8 +141,14 @@ class LargeTensors:
             return copies
         small = copies[-1].reshape(-1)
         large = zeros(self.numel, small.dtype)
-        for which in PLACES:
-            self.places.pieces(large, which, small.numel()).copy_(small)
+        for which in places(self.case):
+            if which == APART:
+                parts = self.places.apart(large, small.numel())
+                own = torch.split(small, [part.numel() for part in parts])
+                for part, held in zip(parts, own, strict=True):
+                    part.copy_(held)
+            else:
+                self.places.pieces(large, which, small.numel()).copy_(small)
         return [*copies[:-1], large]
 
 
@@ -184,7 +193,9 @@ class _PiecesOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         f"the kernel calls {func} on all of {value.numel()} elements, which exist "
                         "on replay only where they are touched"
                     )
-        return func(*args, **(kwargs or {}))
+        value = func(*args, **(kwargs or {}))
+        # Blocks that do not run leave what they would have made of zeros.
+        return value.zero_() if name in LIKE or name in MAKERS else value
 
 
 def _made(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:

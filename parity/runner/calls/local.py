@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.formula import lifted
 from twinstep.parity.expected.instruction_error import (
@@ -21,7 +23,7 @@ from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.calls.allocations import allocations
 from twinstep.parity.runner.calls.execute_call import execute_call
-from twinstep.parity.runner.calls.host_sync import watched
+from twinstep.parity.runner.calls.host_sync import numbers_read, watched
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Made, work_of
 from twinstep.parity.runner.calls.process_state import (
@@ -66,6 +68,7 @@ class LocalCaller:
             recorded_launches(self.engine) as log,
             watched(memory.block) if call.watched else NOT_WATCHED as reads,
             lifted(memory, call.lifted) as lift,
+            numbers_read(_floats(memory)) if call.lifted else NOT_WATCHED as numbers,
             allocations(call.garbage, memory, self.engine) as allocated,
         ):
             seconds = work_of(call, self.seconds)
@@ -85,11 +88,16 @@ class LocalCaller:
             error=instruction_error_on(self.engine, log),
             approximate=tuple(_approximate(log)),
             wide={} if lift is None or ended.failure else _wide(lift, memory),
-            foreign=lift is not None and lift.foreign,
+            foreign=lift is not None and (lift.foreign or bool(numbers)),
             changed=(*memory.changed, *changed),
             keeps=keeps,
             remark=tuning_remark(log) + (allocated.remark if allocated else ""),
         )
+
+
+def _floats(memory: GuardedMemory) -> list[Tensor]:
+    found = [span.of(memory.block) for span in memory.spans if not span.control]
+    return [tensor for tensor in found if tensor.is_floating_point()]
 
 
 def _wide(lift: Lift, memory: GuardedMemory) -> dict[tuple[str, int], Wide]:
