@@ -53,13 +53,21 @@ class _Numbers(_Device):
 
     def __init__(self, data: Iterable[Tensor]) -> None:
         self.kept = {}
+        data = list(data)
         self.places = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in data]
+        # Controls are in the same memory: a view of a list says nothing of all of it.
+        self.memory = {t.untyped_storage()._cdata for t in data}
 
     def among(self, values: Iterable[object]) -> bool:
         """True if one of the values is a tensor that holds such floats."""
         floats = [t for t in _flat(values) if isinstance(t, Tensor) and t.is_floating_point()]
         given = any(start <= t.data_ptr() < stop for t in floats for start, stop in self.places)
         return given or super().among(floats)
+
+    def add(self, values: Iterable[object]) -> None:
+        """These hold such floats too; what lies among the lists is known by its place."""
+        tensors = [value for value in _flat(values) if isinstance(value, Tensor)]
+        super().add(t for t in tensors if t.untyped_storage()._cdata not in self.memory)
 
 
 def _flat(values: Iterable[object]) -> Iterator[object]:
