@@ -69,6 +69,14 @@ def _selection(table: Table, args: tuple[int, ...], granules: int, site: str) ->
     if other.op == "if" and other.args[1] == args[1]:
         either = table.row("or", (args[0], other.args[0]), 0, site)
         return table.row("if", (either, args[1], other.args[2]), granules, site)
+    if then.op == "if" and then.args[1] == args[2]:
+        no = table.row("not", (then.args[0],), 0, site)
+        both = table.row("and", (args[0], no), 0, site)
+        return table.row("if", (both, then.args[2], args[2]), granules, site)
+    if other.op == "if" and other.args[2] == args[1]:
+        no = table.row("not", (args[0],), 0, site)
+        both = table.row("and", (no, other.args[0]), 0, site)
+        return table.row("if", (both, other.args[1], args[1]), granules, site)
     if granules == 0:
         yes = table.row("and", (args[0], args[1]), 0, site)
         no = table.row("and", (table.row("not", (args[0],), 0, site), args[2]), 0, site)

@@ -28,6 +28,8 @@ FLOAT_GRANULES = {"f16": 1, "bf16": 1, "f32": 2, "f64": 4}
 INTEGER_TYPES = {"u": "b", "s": "b", "b": "b"}
 SIGN = {1: 0x8000, 2: 0x8000_0000, 4: 0x8000_0000_0000_0000}
 ONE = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F80_0000, "f64": 0x3FF0_0000_0000_0000}
+HALF_OF_LEAST = 0x3690_0000_0000_0000
+"""Bits of 2^-150 in float64."""
 THROUGH_FLOAT64 = ("add", "sub", "mul", "div", "sqrt")
 THROUGH_FLOAT32 = {
     "cvt.rn.f16.f32": ("add", "sub", "mul"),
@@ -158,6 +160,9 @@ def _compared(table: Table, op: str, args: tuple[int, ...], site: str) -> int | 
         sizes = [2 * table.rows[number].granules for number in args]
         bits = [np.array([[b]], f"u{size}") for b, size in zip(known, sizes, strict=True)]
         return table.const(int(evaluate_row(op, bits).flat[0]), 0)
+    rounded = _rounded_beside_zero(table, name, args, site) if kind == "f32" else None
+    if rounded is not None:
+        return rounded
     if kind == "f64":
         narrow = [_single(table, number) for number in args]
         if None not in narrow and any(table.rows[n].op == "cvt.f64.f32" for n in args):
@@ -170,6 +175,26 @@ def _compared(table: Table, op: str, args: tuple[int, ...], site: str) -> int | 
             number = next(n for n in row.args if table.constant_bits(n) != SIGN[2] - 1)
             return table.row("eq.f32", (number, table.const(0, 2)), 0, site)
     return None
+
+
+def _rounded_beside_zero(table: Table, name: str, args: tuple[int, ...], site: str) -> int | None:
+    """A float64 number rounded to float32 beside 0 is that number beside where rounding gives 0.
+
+    Rounding is monotone, and 2^-150, half of the least float32 number, is a tie that goes to 0.
+    """
+    inside = [_rounded_from(table, number) for number in args]
+    at = 0 if inside[0] is not None else 1
+    known, bits = inside[at], table.constant_bits(args[1 - at])
+    if name not in ("lt", "le") or known is None or bits is None or bits & SIGN[2] - 1:
+        return None
+    above = (name == "lt") == (at == 1)
+    limit = table.const(HALF_OF_LEAST | (0 if above else SIGN[4]), 4)
+    return table.row(f"{name}.f64", (known, limit) if at == 0 else (limit, known), 0, site)
+
+
+def _rounded_from(table: Table, number: int) -> int | None:
+    row = table.rows[number]
+    return row.args[0] if row.op == "cvt.rn.f32.f64" else None
 
 
 def _single(table: Table, number: int) -> int | None:

@@ -72,6 +72,30 @@ def nested(table: Table, leaves: list[int]) -> int:
     return table.row("if", (table.row("not", (p,), 0), inner, leaves[2]), 2)
 
 
+def nested_across(where: int) -> Rule:
+    """A selection in a branch of another, whose other branch is that of the other one."""
+
+    def built(table: Table, leaves: list[int]) -> int:
+        p, q = (table.row("lt.f32", (leaves[0], leaves[i]), 0) for i in (1, 2))
+        own = [leaves[1], leaves[1]]
+        inner = [leaves[2], leaves[1]] if where else [leaves[1], leaves[2]]
+        own[where] = table.row("if", (q, *inner), 2)
+        return table.row("if", (p, *own), 2)
+
+    return built
+
+
+def beside_zero(word: str, place: int, zero: int = 0) -> Rule:
+    """A float64 number rounded to float32, compared with 0."""
+
+    def built(table: Table, leaves: list[int]) -> int:
+        pair = [table.const(zero, 2), table.const(zero, 2)]
+        pair[place] = table.row("cvt.rn.f32.f64", (leaves[0],), 2)
+        return table.row(f"{word}.f32", pair, 0)
+
+    return built
+
+
 def flags(table: Table, leaves: list[int]) -> int:
     one, zero = table.const(1, 2), table.const(0, 2)
     p, q = (
@@ -175,6 +199,8 @@ MANY: dict[str, tuple[Rule, int, str]] = {
     "a finite number": (finite, 2, ""),
     "zero by bits": (zero_by_bits, 2, ""),
     "nested selection": (nested, 2, "f32"),
+    "selection across, in the first": (nested_across(0), 2, "f32"),
+    "selection across, in the second": (nested_across(1), 2, "f32"),
     "integers as flags": (flags, 2, ""),
 }
 
@@ -214,6 +240,21 @@ def test_rules_on_many_values(name: str) -> None:
         written, normal, changed = both(rule, granules, values)
         assert changed
         assert equal(written, normal, kind)
+
+
+@pytest.mark.parametrize("word", ["lt", "le"])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("zero", [0, 0x8000_0000])
+def test_a_rounded_number_beside_zero(word: str, place: int, zero: int) -> None:
+    """Rounding is monotone: the neighbours of the two limits, and the special numbers, are all."""
+    limit, infinite = 0x3690_0000_0000_0000, 0x7FF0_0000_0000_0000
+    around = [bits + d for bits in (limit, infinite) for d in (-1, 0, 1)]
+    around = [*around, 0, 1, 1 << 52, 0x36A0_0000_0000_0000, 0x3FF0_0000_0000_0000]
+    bits = [b | sign for b in around if b >= 0 for sign in (0, 1 << 63)]
+    every = np.array([bits], np.uint64)
+    written, normal, changed = both(beside_zero(word, place, zero), 4, [every, every, every])
+    assert changed
+    assert equal(written, normal, "")
 
 
 def test_a_product_of_sixteen_bits_is_no_name_of_the_fused_one() -> None:
