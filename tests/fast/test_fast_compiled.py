@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.helpers.battery import HYPER, Subject, fill
+from tests.helpers.battery import HYPER, Subject, fill, runs_of_triton
 from twinstep.fast.runtime import compiled
 from twinstep.fast.runtime.dispatch import launch
 from twinstep.replay.triton.launcher import Launcher
@@ -46,19 +46,6 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Triton make every launch."""
     monkeypatch.setattr(compiled, "surroundings", lambda _: None)
-
-
-def runs_of_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the kernels that Triton's own Python launches from now on."""
-    names: list[str] = []
-    run = triton.runtime.jit.JITFunction.run
-
-    def counted(self: Any, *args: Any, **named: Any) -> Any:
-        names.append(self.__name__)
-        return run(self, *args, **named)
-
-    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", counted)
-    return names
 
 
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers.battery import HYPER, Subject, advance, fill, observed
+from tests.helpers.battery import HYPER, Subject, advance, fill, observed, runs_of_triton
 from twinstep.fast.kernels.reduce import reduce_list_kernel
 from twinstep.fast.runtime import recorder, repeated
 
@@ -192,18 +192,6 @@ def test_no_gradient_is_kept_alive(kind: str) -> None:
             assert [grad() for grad in grads] == [None] * len(params)
 
 
-def _ran_by_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    run = triton.runtime.jit.JITFunction.run
-
-    def counted(self: Any, *args: Any, **named: Any) -> Any:
-        names.append(self.__name__)
-        return run(self, *args, **named)
-
-    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", counted)
-    return names
-
-
 @pytest.mark.parametrize("listener", ["launch", "kernel"])
 def test_somebody_who_listens_hears_of_every_launch(
     listener: str, replay: object, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +204,7 @@ def test_somebody_who_listens_hears_of_every_launch(
 
     for seed in range(4):
         step(seed)
-    names = _ran_by_triton(monkeypatch)
+    names = runs_of_triton(monkeypatch)
     step(4)
     assert names == []
     heard: list[object] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -238,3 +239,16 @@ class Twins:
         assert ours.keys() == theirs.keys()
         for what in theirs:
             assert ours[what] == theirs[what], what
+
+
+def runs_of_triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the kernels that Triton's own Python launches from now on."""
+    names: list[str] = []
+    run = triton.runtime.jit.JITFunction.run
+
+    def counted(self: Any, *args: Any, **named: Any) -> Any:
+        names.append(self.__name__)
+        return run(self, *args, **named)
+
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", counted)
+    return names
