@@ -72,7 +72,7 @@ def _measured(document: Document, name: str) -> Iterator[str]:
     for line in lines({"groups": groups}):
         yield f"| {' | '.join(cell.replace('|', '/') for cell in line)} |"
     for title, sentences in (
-        ("Cut by the budget", document["cut"]),
+        ("Left out", document["cut"]),
         ("Failed", document["problems"]),
     ):
         if sentences:

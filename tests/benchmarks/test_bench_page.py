@@ -74,7 +74,7 @@ def test_the_table_names_the_faster_side_only_where_the_interval_does(tmp_path: 
     assert (said["torch"], said["slow"], said["quick"]) == ("ours", "not told apart", "theirs")
     assert said["apex"] == "apex is not installed"
     assert any("load before it began 0.2" in line for line in lines)
-    assert "Cut by the budget: something: cut by the budget." in lines
+    assert "Left out: something: cut by the budget." in lines
     assert any("1.01 (0.91 to 1.11) in `sgd_step fp32 16,777,216`" in line for line in lines)
 
 
