@@ -32,9 +32,11 @@ def steps(file: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def test_the_workflow_runs_on_every_change_on_both_kinds_of_machine() -> None:
-    (file,) = WORKFLOWS
-    document: dict[Any, Any] = read(file)
+def test_benchmarks_run_on_every_change_on_both_kinds_of_machine_and_peers_every_week() -> None:
+    documents: dict[str, dict[Any, Any]] = {file.stem: read(file) for file in WORKFLOWS}
+    assert documents.keys() == {"benchmarks", "peers"}
+    assert set(documents["peers"][True]) == {"schedule", "workflow_dispatch"}
+    document = documents["benchmarks"]
     assert set(document[True]) == {"pull_request", "push"}
     runners = {name: job["runs-on"] for name, job in document["jobs"].items()}
     assert runners == {"cpu": "ubuntu-latest", "gpu": ["self-hosted", "gpu"]}
