@@ -17,10 +17,12 @@ from twinstep.parity.proof.commands.mutate import Choice, run_mutate, subjects
 from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.mutate.edits import Edit, edited, text_of
 from twinstep.parity.proof.mutate.judging import QUICK, verdict_on
+from twinstep.parity.proof.mutate.proving import faults, meetings, pairs, situations
 from twinstep.parity.proof.mutate.rules import IN_KERNELS, IN_LAUNCHERS
 from twinstep.parity.proof.mutate.same_code import instructions
 from twinstep.parity.proof.mutate.score import Score
 from twinstep.parity.proof.mutate.sites import ROOT, Mutant, edits_of, functions, mutants
+from twinstep.parity.proof.mutate.still_proved import STILL_PROVED
 from twinstep.parity.proof.mutate.survivors import SURVIVORS
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
@@ -324,6 +326,19 @@ def test_instructions_leave_out_lines_and_files() -> None:
     two = '\t.file 1 "b.py"\n$L__tmp9:\n\t.loc 1 8 3\n\tadd.f32 %f1, %f2, %f3;\n'
     assert instructions(one) == instructions(two) != ""
     assert instructions(one) != instructions(two.replace("add", "sub"))
+
+
+def test_faults_that_stay_proved_are_put_before_the_prover_and_argued() -> None:
+    assert set(STILL_PROVED) <= set(faults(()))
+    assert all(STILL_PROVED.values())
+
+
+def test_few_situations_have_every_pair_of_dtypes_layouts_and_options() -> None:
+    mutant = mutants()[next(name for name in faults(("apex_lamb_step",)) if "apex" in name)]
+    every = list(situations(mutant))
+    few = list(meetings(every))
+    assert set().union(*map(pairs, few)) == set().union(*map(pairs, every))
+    assert len(few) < len(every) / 10
 
 
 def test_survivors_are_planted_and_argued() -> None:

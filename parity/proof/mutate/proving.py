@@ -75,10 +75,10 @@ def outcome_of(name: str) -> Outcome:
     """Plant a fault in a copy of our kernels and prove what it reaches.
 
     First where any two choices of options meet, on one dtype combination; a fault that is proved
-    there, and whose compiled code differs, is put into every situation.
+    there, and whose compiled code differs, is put where any two of these and dtypes meet.
     """
     mutant, proved = mutants()[name], 0
-    for chosen in (_meetings, _situations):
+    for chosen in (_small, _on_every_dtype):
         with tempfile.TemporaryDirectory() as folder:
             with changed(mutant, Path(folder)):
                 for situation in chosen(mutant):
@@ -94,7 +94,7 @@ def outcome_of(name: str) -> Outcome:
     return Outcome(name, PROVED, f"{proved} situations")
 
 
-def _situations(mutant: Mutant) -> Iterator[Situation]:
+def situations(mutant: Mutant) -> Iterator[Situation]:
     """Every choice of options and dtypes of every operation that a fault reaches; a whole chunk."""
     for operation in mutant.operations:
         if operation not in UNPROVED:
@@ -106,30 +106,42 @@ def _situations(mutant: Mutant) -> Iterator[Situation]:
                         yield Situation(kernel, dtype, layout, large, True, one)
 
 
-def _meetings(mutant: Mutant) -> list[Situation]:
-    """Of those on one dtype combination enough that any two choices meet in one."""
-    found: list[Situation] = []
-    for operation, own in groupby(_situations(mutant), lambda s: s.kernel.operation.name):
-        del operation
-        known = list(own)
+def _small(mutant: Mutant) -> Iterator[Situation]:
+    """Situations on one dtype combination, of few elements, in which any two choices meet."""
+    for known in _by_operation(mutant):
         have = {situation.dtype for situation in known}
         dtype = next((d for d in DTYPES if d in have), known[0].dtype)
-        left = [situation for situation in known if situation.dtype == dtype]
-        met: set[frozenset[object]] = set()
-        while left:
-            best = max(left, key=lambda s: len(_pairs(s) - met))
-            if not _pairs(best) - met:
-                break
-            met |= _pairs(best)
-            found.append(replace(best, sizes=SIZES[best.layout]))
-            left.remove(best)
-    return found
+        for one in meetings([s for s in known if s.dtype == dtype]):
+            yield replace(one, sizes=SIZES[one.layout])
 
 
-def _pairs(situation: Situation) -> set[frozenset[object]]:
-    """Pairs of choices that meet in a situation, the layout among them."""
-    every = [("layout", situation.layout), *situation.options.items()]
-    return {frozenset(pair) for pair in combinations(every, 2)} or {frozenset(every)}
+def _on_every_dtype(mutant: Mutant) -> Iterator[Situation]:
+    """Situations of a whole chunk in which any two of dtypes, layouts and choices meet."""
+    for known in _by_operation(mutant):
+        yield from meetings(known)
+
+
+def _by_operation(mutant: Mutant) -> Iterator[list[Situation]]:
+    for _, known in groupby(situations(mutant), lambda s: s.kernel.operation.name):
+        yield list(known)
+
+
+def meetings(left: list[Situation]) -> Iterator[Situation]:
+    """Of these enough that any two choices that meet in one of them do."""
+    met: set[frozenset[object]] = set()
+    while left:
+        best = max(left, key=lambda s: len(pairs(s) - met))
+        if not pairs(best) - met:
+            return
+        met |= pairs(best)
+        yield best
+        left = [situation for situation in left if situation is not best]
+
+
+def pairs(situation: Situation) -> set[frozenset[object]]:
+    """Pairs of choices that meet in a situation, dtype and layout among them."""
+    every = [("dtype", situation.dtype), ("layout", situation.layout), *situation.options.items()]
+    return {frozenset(pair) for pair in combinations(every, 2)}
 
 
 def _verdict(situation: Situation) -> Verdict:
