@@ -175,11 +175,11 @@ CLIPPED: Settings = {"max_norm": 1.0, "scale": 65536.0}
 UNSCALED_CLIPPED: Settings = {"max_norm": 1.0, "scale": 1.0}
 # Overflow at the floor with nothing left of the hysteresis: raised, or silent.
 AT_FLOOR: Settings = {"scale": 1.0, "min_scale": 1.0, "cur_hysteresis": 1, "exhausted": 0}
-# No float64 holds the counter.
+# No float64 holds the counter, and the scale grows as soon as one may: after one clean step.
 LATE: Settings = {
     "cur_iter": 2**53 + 1,
-    "last_overflow_iter": 3,
-    "scale_window": 4,
+    "last_overflow_iter": 2**53 - 1,
+    "scale_window": 1,
     "scale": 1024.0,
     "scale_factor": 4.0,
     "found_inf": 0.0,

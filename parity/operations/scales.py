@@ -208,6 +208,7 @@ UPDATE_SCALE_WRAPPER = Operation(
     laws=arguments.SCALER_LAWS,
     layouts=(),
     bound=Bound.EXACT,
+    together=(controls.LATE,),
 )
 
 UPDATE_SCALE_TORCH = Operation(

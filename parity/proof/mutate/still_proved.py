@@ -16,11 +16,14 @@ STILL_PROVED: dict[str, str] = {
     "fast/kernels/clip.py clip_coefficient_kernel, comparison: k < 1.0 -> k <= 1.0": (
         "where k is 1, k and the constant 1 are one number"
     ),
-    "fast/kernels/_arith.py power, operator: left >> 1 -> left << 1": (
-        "the loop ends when all exponents have run out, below 2^32 steps; a proof holds for the "
-        "counters that it names, of 0 and 4 steps, and `value` rejects it at the large ones"
+    "fast/kernels/_arith.py step_pointers, operator: steps + lane -> steps - lane": (
+        "without a table there is one counter, and every lane but lane 0 is masked"
     ),
     "fast/kernels/_lamb.py lamb_moments, constant: 6 -> 6 + 1": (
         "Triton pairs six names with the first six of seven coefficients and drops the last"
+    ),
+    "fast/kernels/_lamb_sweeps.py window_of_tile, operator: tl.max(bits_of(tl.abs(x))) -> "
+    "tl.min(bits_of(tl.abs(x)))": (
+        "a window decides how fast a sum is formed; a span that leaves it is summed the general way"
     ),
 }
