@@ -118,7 +118,7 @@ def compare(situation: Situation, configurations: Sequence[Configuration], secon
             engine = own.engine
             with running(engine) if engine.name == "replay" else nullcontext():
                 tracer = _Twin(own.function, engine, other=first)
-                verdict = Prover(tracer, case, seconds).prove()
+                verdict = Prover(tracer, [case], seconds).prove()
             if verdict.word == PROVED:
                 names.append(own.name)
                 break

@@ -20,6 +20,7 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call
+from twinstep.parity.operations.operation import Operation
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
@@ -50,6 +51,8 @@ FORMAT = {
     torch.float64: "f64",
 }
 UNKNOWN_SUM = "a sum of squares by integers is none of the reference's: of other elements, or bits"
+LISTED = 8
+"""Most values of a counter that are printed one by one."""
 FLAGS = (0, 0x3F80_0000)
 """Bits of the values of a flag."""
 INFINITY = {"f32": 0x7F80_0000, "f64": 0x7FF0_0000_0000_0000}
@@ -70,27 +73,36 @@ class Prover:
 
     Attributes:
         tracer: makes its calls.
-        case: of the first call; sizes, layout, options and counters stay as they are.
+        cases: of first calls; sizes, layout, options and counters stay as they are.
         seconds: after which it stops.
         arithmetic: what the kernel claims; a `bounded` one is refuted only by values that its bound
             excludes, at controls of the declared ranges.
     """
 
     tracer: Tracer
-    case: Case
+    cases: Sequence[Case]
     seconds: float = 60.0
     arithmetic: str = "exact"
     elements: int = 0
+    paths: int = 0
     done: list[Path] = field(default_factory=list)
     assumed: dict[str, None] = field(default_factory=dict)
     beyond: Beyond | None = None
     measured: tuple[Case, InstructionError] | None = None
 
+    @property
+    def operation(self) -> Operation:
+        """Operation of the cases."""
+        return self.cases[0].operation
+
     def prove(self) -> Verdict:
-        """Follow every path and compare every written element on it."""
-        started = time.process_time()
+        """Follow every path of every case and compare every written element on it."""
+        started, found = time.process_time(), _Found(PROVED, "")
         try:
-            found = self._paths(started + self.seconds)
+            for case in self.cases:
+                found = self._paths(case, started + self.seconds)
+                if found.word != PROVED:
+                    break
         except NotNamed as error:
             found = _Found(UNSUPPORTED, str(error))
         except CannotReplay as error:
@@ -102,18 +114,18 @@ class Prover:
             found.word,
             found.detail,
             self.elements,
-            len(self.done),
-            (*assumptions(self.case), *self.assumed),
+            self.paths,
+            (*assumptions(self.cases), *self.assumed),
             time.process_time() - started,
         )
 
-    def _paths(self, deadline: float) -> _Found:
-        queue: list[Case] = [self.case]
+    def _paths(self, first: Case, deadline: float) -> _Found:
+        queue, self.done = [first], []
         sides: set[Path] = set()
         doubt: _Found | None = None
         while queue:
             if time.process_time() > deadline:
-                return _Found(OUT_OF_TIME, f"after {len(self.done)} paths")
+                return _Found(OUT_OF_TIME, f"after {self.paths} paths")
             if len(self.done) >= PATHS:
                 return _Found(NOT_PROVED, f"more than {PATHS} paths")
             case = queue.pop()
@@ -123,6 +135,7 @@ class Prover:
             if path in self.done:
                 continue
             self.done.append(path)
+            self.paths += 1
             found = self._run(case, trace)
             if found is None and trace.foreign:
                 return _Found(UNSUPPORTED, f"numbers that the host has computed: {trace.foreign}")
@@ -139,7 +152,7 @@ class Prover:
                 table, held = self.tracer.table, (*contract, *side)
                 if self._impossible(held):
                     continue
-                bits = satisfying(table, held, self._bits(case), self._bits(self.case))
+                bits = satisfying(table, held, self._bits(case), self._bits(first))
                 if bits is None:
                     condition = text(table, number, 5)
                     word = "false" if outcome else "true"
@@ -153,7 +166,7 @@ class Prover:
     def _contract(self) -> Path:
         """What holds on every path: a flag is 0 or 1, and most numbers are finite."""
         table, found = self.tracer.table, []
-        for control in self.case.operation.controls:
+        for control in self.operation.controls:
             number = self.tracer.leaves.get((control.name, 0, 0))
             kind = FORMAT.get(control.dtype)
             if number is None or kind is None or control.output:
@@ -172,7 +185,7 @@ class Prover:
         table, (last, outcome) = self.tracer.table, conditions[-1]
         if (last, not outcome) in conditions:
             return True
-        controls = self.case.operation.controls
+        controls = self.operation.controls
         names = [(control.name, 0, 0) for control in controls if control.decision]
         flags = [self.tracer.leaves[name] for name in names if name in self.tracer.leaves]
         inside = [(n, o) for n, o in conditions if set(flags).issuperset(leaves_of(table, [n]))]
@@ -328,6 +341,7 @@ class Prover:
             name, index, element = by_number[number]
             tensor = case.controls[name] if name in case.controls else case.lists[name][index]
             words.append(f"{self._leaf(number)}={tensor.reshape(-1)[element].item()!r}")
+        words += [f"{name} = {_listed(values)}" for name, values in kept_values(case)]
         got, expected = (t.reshape(-1)[at].item() for t in (output.got, output.expected))
         return (
             f"{output.label}[{at}] is {got!r}, but should be {expected!r}, "
@@ -365,15 +379,24 @@ def _allowed(case: Case, arithmetic: str) -> bool:
     )
 
 
-def assumptions(case: Case) -> tuple[str, ...]:
-    """Conditions of a proof: arguments that keep the values of the case."""
-    found = []
-    for name, tensors in case.lists.items():
+def assumptions(cases: Sequence[Case]) -> tuple[str, ...]:
+    """Conditions of a proof: arguments that keep the values of the cases."""
+    kept: dict[str, set[int]] = {}
+    for case in cases:
+        for name, values in kept_values(case):
+            kept.setdefault(name, set()).update(values)
+    return tuple(f"{name} = {_listed(sorted(values))}" for name, values in kept.items())
+
+
+def kept_values(case: Case) -> Iterator[tuple[str, list[int]]]:
+    """Arguments that are no names, and their values: counters, and flags that are written."""
+    for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
         kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
         if kept:
-            values = sorted({int(t.reshape(-1)[0]) for t in kept})
-            found.append(f"{name} = {', '.join(map(str, values))}")
-    for name, tensor in case.controls.items():
-        if not is_named(case, name, tensor):
-            found.append(f"{name} = {tensor.item()}")
-    return tuple(found)
+            yield name, [int(t.reshape(-1)[0]) for t in kept]
+
+
+def _listed(values: Sequence[int]) -> str:
+    if len(values) <= LISTED:
+        return ", ".join(map(str, values))
+    return f"{len(values)} values from {values[0]} to {values[-1]}"

@@ -86,8 +86,8 @@ def prove_situation(situation: Situation, seconds: float) -> Verdict:
     if engine.name == "cpu" and kernel.file.resolve().is_relative_to(OURS):
         return Verdict(UNSUPPORTED, "C++ for the CPU, whose machine code nothing here follows")
     with running(engine) if engine.name == "replay" else nullcontext():
-        tracer = Tracer(kernel.function, engine)
-        return Prover(tracer, situation.case(), seconds, kernel.arithmetic).prove()
+        tracer, cases = Tracer(kernel.function, engine), list(situation.cases())
+        return Prover(tracer, cases, seconds, kernel.arithmetic).prove()
 
 
 def prove_row(
@@ -105,7 +105,9 @@ def prove_row(
     began, found = time.process_time(), []
     # Those of a list in small tensors show every path, and cost least.
     chosen = sorted(situations(kernel, [dtype]), key=lambda s: (s.aligned, s.layout != "list"))
-    for situation in chosen[:1] if limits.briefly else chosen:
+    if limits.briefly:
+        chosen = [replace(chosen[0], counters=chosen[0].counters[:1])]
+    for situation in chosen:
         left = limits.row - (time.process_time() - began)
         if left <= 0:
             words = f"the {limits.row:.0f} s of this row were over; parity prove has no such limit"
@@ -123,7 +125,9 @@ def _subject(situation: Situation) -> object:
     """What the verdict on a situation depends on, besides time."""
     kernel, options = situation.kernel, tuple(situation.options.items())
     place = situation.layout, situation.sizes, situation.aligned
-    return id(kernel.function), kernel.engines, kernel.arithmetic, situation.dtype, place, options
+    counters = tuple(tuple(setting.items()) for setting in situation.counters)
+    claim = kernel.engines, kernel.arithmetic
+    return id(kernel.function), *claim, situation.dtype, place, options, counters
 
 
 def as_proof(situation: Situation, verdict: Verdict) -> Proof:

@@ -1,12 +1,13 @@
-"""Situations in which a kernel is proved: dtypes, layout, sizes and options, one case for each."""
+"""Situations in which a kernel is proved: dtypes, layout, sizes, options and counters."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.covering import STEPS, covering_recipes
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.operations.operation import Operation, OptionValue
 from twinstep.parity.registry.kernels import Kernel
@@ -17,6 +18,11 @@ SMALL: Mapping[str, tuple[int, ...]] = {"flat": (150,), "list": (150, 37)}
 """Sizes of tensors that start anywhere, and of choices of options that dtypes share."""
 FEW = 2
 """Most choices of options that each dtype combination has at every size."""
+COUNTERS = 60
+"""Settings of counters of an operation without lists, whose proofs are quick."""
+LATE = STEPS.index(2**53)
+"""A step that needs all bits of a float64; the next tensor has completed few."""
+Counters = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Situation:
         sizes: elements of each tensor.
         aligned: tensors start at multiples of 64 bytes.
         options: plain arguments.
+        counters: settings of the controls that are whole numbers, each with a case of its own.
     """
 
     kernel: Kernel
@@ -38,6 +45,7 @@ class Situation:
     sizes: tuple[int, ...]
     aligned: bool
     options: Mapping[str, OptionValue]
+    counters: tuple[Counters, ...] = ({},)
 
     @property
     def place(self) -> str:
@@ -52,21 +60,28 @@ class Situation:
         return " ".join([*([self.place] if self.place else []), *options])
 
     def case(self) -> Case:
-        """The case of the first call; values matter only to what keeps them."""
+        """The first case."""
+        return next(self.cases())
+
+    def cases(self) -> Iterator[Case]:
+        """The case of the first call for each setting; values matter only to what keeps them."""
         operation = self.kernel.operation
-        recipe = Recipe(
-            layout=self.layout or "flat",
-            sizes=self.sizes or (1,),
-            regime="ordinary",
-            # Seeds that 3 divides have tensors of zeros, whose sums no element shows in.
-            seed=1,
-            controls={control.name: control.values[0] for control in operation.controls},
-            options=self.options,
-            aligned=self.aligned,
-            # Unaligned tensors have made no step yet.
-            step=int(not self.aligned),
-        )
-        return generate(operation, self.dtype, recipe)
+        first = {control.name: control.values[0] for control in operation.controls}
+        late = LATE if self.layout == "list" else 0
+        for setting in self.counters:
+            recipe = Recipe(
+                layout=self.layout or "flat",
+                sizes=self.sizes or (1,),
+                regime="ordinary",
+                # Seeds that 3 divides have tensors of zeros, whose sums no element shows in.
+                seed=1,
+                controls={**first, **setting},
+                options=self.options,
+                aligned=self.aligned,
+                # Unaligned tensors have made no step yet.
+                step=late if self.aligned else 1,
+            )
+            yield generate(operation, self.dtype, recipe)
 
 
 def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation]:
@@ -81,13 +96,33 @@ def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation
             continue
         shared = len(rest) >= FEW
         own = rest[turn :: len(kernel.dtypes)] if shared else rest
+        found = []
         for layout in kernel.layouts or ("",):
             large, small = LARGE.get(layout, ()), SMALL.get(layout, ())
-            yield Situation(kernel, dtype, layout, large, True, first)
+            found.append(Situation(kernel, dtype, layout, large, True, first))
             for one in own:
-                yield Situation(kernel, dtype, layout, small if shared else large, True, one)
+                sizes = small if shared else large
+                found.append(Situation(kernel, dtype, layout, sizes, True, one))
             if layout:
-                yield Situation(kernel, dtype, layout, small, False, first)
+                found.append(Situation(kernel, dtype, layout, small, False, first))
+        yield from with_counters(found)
+
+
+def with_counters(subjects: Sequence[Situation]) -> list[Situation]:
+    """The situations of one kernel and dtype combination, with counters dealt out among them.
+
+    The settings are those of the judge's cases: listed values in pairs, triples where there are no
+    lists, and drawn ones; the very first has the first of each. A situation with lists has one.
+    """
+    kernel, dtype = subjects[0].kernel, subjects[0].dtype
+    whole = [c.name for c in kernel.operation.controls if not c.dtype.is_floating_point]
+    if not whole:
+        return list(subjects)
+    count = len(subjects) if kernel.layouts else max(COUNTERS, len(subjects))
+    recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, count, None)
+    settings = [{name: recipe.controls[name] for name in whole} for recipe in recipes]
+    every = len(subjects)
+    return [replace(one, counters=tuple(settings[k::every])) for k, one in enumerate(subjects)]
 
 
 def choices(operation: Operation) -> list[dict[str, OptionValue]]:

@@ -41,3 +41,25 @@ def test_a_fault_in_the_arithmetic_is_not_proved(
         small = replace(first, sizes=(70,))
         verdict = prove_situation(small, 60.0)
     assert verdict.word in (REFUTED, NOT_PROVED), (mutant.name, verdict)
+
+
+AT_OTHER_COUNTERS = (
+    ("power, operator: left >> 1 -> left << 1", "adam_step", "steps = 9007199254740992, 4"),
+    ("grows_now, comparison: clean > 0 -> clean >= 0", "update_scale_dynamic", "cur_iter = "),
+    ("grows_now, constant: 0 -> 0 + 1 (2)", "update_scale_wrapper", "scale_window = 1"),
+    ("dynamic_rule, condition: RAISE -> not (RAISE)", "update_scale_dynamic", "exhausted = "),
+)
+
+
+@pytest.mark.parametrize(("fault", "operation", "said"), AT_OTHER_COUNTERS)
+def test_a_fault_at_other_counters_than_the_first_is_refuted(
+    fault: str, operation: str, said: str, tmp_path: Path
+) -> None:
+    name = next(name for name in mutants() if name.endswith(fault))
+    with changed(mutants()[name], tmp_path):
+        known = situations(kernel_of(operation), ["bf16", "scalar"])
+        subject = next(s for s in known if s.layout != "flat")
+        sizes = (70, 37)[: len(subject.sizes)]
+        verdict = prove_situation(replace(subject, sizes=sizes), 60.0)
+    assert verdict.word == REFUTED
+    assert said in verdict.detail

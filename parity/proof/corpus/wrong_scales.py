@@ -34,6 +34,12 @@ def also_at_zero(cur_iter: int, last_overflow: int, window: int) -> bool:
     return (cur_iter - last_overflow - 1) % window == 0
 
 
+def from_the_second(cur_iter: int, last_overflow: int, window: int) -> bool:
+    """The growth test with q > 1 for q > 0: wrong with a window of one alone."""
+    q = cur_iter - last_overflow - 1
+    return q > 1 and q % window == 0
+
+
 DYNAMIC: Faults[WindowPieces] = {
     "hysteresis_ignored": (
         "Every overflow shrinks the scale.",
@@ -61,6 +67,10 @@ DYNAMIC: Faults[WindowPieces] = {
     "growth_right_after_an_overflow": (
         "The first clean step after an overflow grows the scale.",
         WindowPieces(grows=also_at_zero),
+    ),
+    "growth_from_the_second_clean_step": (
+        "The first clean step never grows the scale, with a window of one neither.",
+        WindowPieces(grows=from_the_second),
     ),
     "growth_never": ("The scale only shrinks.", WindowPieces(grows=lambda *_: False)),
     "floor_not_honoured": (
@@ -154,6 +164,10 @@ WRAPPER: Faults[WindowPieces] = {
     "wrapper_growth_right_after_an_overflow": (
         "The first clean step after an overflow grows the scale.",
         WindowPieces(grows=also_at_zero),
+    ),
+    "wrapper_growth_from_the_second_clean_step": (
+        "The first clean step never grows the scale, with a window of one neither.",
+        WindowPieces(grows=from_the_second),
     ),
     "wrapper_floor_not_honoured": (
         "The scale shrinks below min_scale.",
