@@ -11,7 +11,15 @@ from rich.console import Console
 
 from twinstep.parity.prove.rows import Limits, cores, proved_rows, rows_of
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
-from twinstep.parity.records.proof import REFUTED, WORST, Proof, counted, held_for, word_of
+from twinstep.parity.records.proof import (
+    REFUTED,
+    WORST,
+    Proof,
+    conditions,
+    counted,
+    held_for,
+    word_of,
+)
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
@@ -73,7 +81,7 @@ def print_row(console: Console, row: Sequence[Proof], verbose: bool) -> None:
             for line in verdict.detail.splitlines():
                 console.print(f"        {line}", markup=False)
         elif verbose:
-            assumed = "; ".join(verdict.assumes)
+            assumed = "; ".join(conditions([verdict]))
             console.print(
                 f"    {words}: {verdict.word}, {verdict.paths} paths"
                 + (f", assuming {assumed}" if assumed else ""),

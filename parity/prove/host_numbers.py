@@ -33,6 +33,8 @@ MATH: dict[str, Callable[..., Any]] = {
     "pow": math.pow,
 }
 LOST = ("tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__dlpack__")
+BY_ZERO = "division by zero"
+"""Place of a condition whose other side raises: a call that does is no part of a proof."""
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 
 
@@ -64,14 +66,16 @@ class NamedFloat(HostNumber):
             return NotImplemented
         if not all(isinstance(x, NamedFloat | int | float) for x in (left, right)):
             return NotImplemented
+        if word == "div" and isinstance(right, NamedFloat) and right.value:
+            right._decided("eq", 0.0, False, BY_ZERO)
         numbers = [np.array([[self._number(x)]]) for x in (left, right)]
         found = self.mode.session.table.each(f"{word}.rn.f64", numbers, 4, _here())
         return NamedFloat(EXACT[word](_plain(left), _plain(right)), int(found.flat[0]), self.mode)
 
-    def _decided(self, word: str, other: object, outcome: bool) -> bool:
+    def _decided(self, word: str, other: object, outcome: bool, place: str = "") -> bool:
         numbers = [np.array([[n]]) for n in (self.number, self._number(other))]
         found = comparison(word, "f64", numbers, _here())
-        self.mode.session.decide(int(found.flat[0]), outcome, f"host branch{_here()}")
+        self.mode.session.decide(int(found.flat[0]), outcome, place or f"host branch{_here()}")
         return outcome
 
     def __add__(self, other: object) -> Any:

@@ -22,6 +22,7 @@ from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.prove.beyond import Beyond, control_values
+from twinstep.parity.prove.host_numbers import BY_ZERO
 from twinstep.parity.prove.search import satisfying, telling
 from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
 from twinstep.parity.records.proof import (
@@ -31,6 +32,7 @@ from twinstep.parity.records.proof import (
     REFUTED,
     UNSUPPORTED,
     Verdict,
+    listed,
 )
 from twinstep.parity.runner.calls.local import LocalCaller
 from twinstep.replay.dtypes import Array
@@ -51,8 +53,6 @@ FORMAT = {
     torch.float64: "f64",
 }
 UNKNOWN_SUM = "a sum of squares by integers is none of the reference's: of other elements, or bits"
-LISTED = 8
-"""Most values of a counter that are printed one by one."""
 FLAGS = (0, 0x3F80_0000)
 """Bits of the values of a flag."""
 INFINITY = {"f32": 0x7F80_0000, "f64": 0x7FF0_0000_0000_0000}
@@ -115,7 +115,8 @@ class Prover:
             found.detail,
             self.elements,
             self.paths,
-            (*assumptions(self.cases), *self.assumed),
+            tuple(self.assumed),
+            kept_values(self.cases),
             time.process_time() - started,
         )
 
@@ -146,7 +147,8 @@ class Prover:
             doubt = doubt or found
             for at, (number, outcome, place) in enumerate(trace.decided):
                 side = (*path[:at], (number, not outcome))
-                if side in sides or any(p[: at + 1] == side for p in self.done):
+                followed = side in sides or any(p[: at + 1] == side for p in self.done)
+                if followed or place == BY_ZERO:
                     continue
                 sides.add(side)
                 table, held = self.tracer.table, (*contract, *side)
@@ -341,7 +343,7 @@ class Prover:
             name, index, element = by_number[number]
             tensor = case.controls[name] if name in case.controls else case.lists[name][index]
             words.append(f"{self._leaf(number)}={tensor.reshape(-1)[element].item()!r}")
-        words += [f"{name} = {_listed(values)}" for name, values in kept_values(case)]
+        words += [f"{name} = {listed(kept)}" for name, kept in kept_values([case]).items()]
         got, expected = (t.reshape(-1)[at].item() for t in (output.got, output.expected))
         return (
             f"{output.label}[{at}] is {got!r}, but should be {expected!r}, "
@@ -379,24 +381,12 @@ def _allowed(case: Case, arithmetic: str) -> bool:
     )
 
 
-def assumptions(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Conditions of a proof: arguments that keep the values of the cases."""
-    kept: dict[str, set[int]] = {}
-    for case in cases:
-        for name, values in kept_values(case):
-            kept.setdefault(name, set()).update(values)
-    return tuple(f"{name} = {_listed(sorted(values))}" for name, values in kept.items())
-
-
-def kept_values(case: Case) -> Iterator[tuple[str, list[int]]]:
+def kept_values(cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
     """Arguments that are no names, and their values: counters, and flags that are written."""
-    for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
-        kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
-        if kept:
-            yield name, [int(t.reshape(-1)[0]) for t in kept]
-
-
-def _listed(values: Sequence[int]) -> str:
-    if len(values) <= LISTED:
-        return ", ".join(map(str, values))
-    return f"{len(values)} values from {values[0]} to {values[-1]}"
+    found: dict[str, set[int]] = {}
+    for case in cases:
+        for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
+            kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
+            if kept:
+                found.setdefault(name, set()).update(int(t.reshape(-1)[0]) for t in kept)
+    return {name: tuple(sorted(values)) for name, values in found.items()}

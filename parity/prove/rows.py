@@ -74,8 +74,8 @@ def rows_of(known: Sequence[Kernel], chosen: Selection) -> list[RowName]:
     ]
 
 
-def prove_situation(situation: Situation, seconds: float) -> Verdict:
-    """The verdict on one situation."""
+def prove_situation(situation: Situation, seconds: float, *, briefly: bool = False) -> Verdict:
+    """The verdict on one situation; briefly with the first of its settings of counters."""
     kernel = situation.kernel
     engine = engine_for(kernel)
     if engine.name == "cuda":
@@ -86,7 +86,8 @@ def prove_situation(situation: Situation, seconds: float) -> Verdict:
     if engine.name == "cpu" and kernel.file.resolve().is_relative_to(OURS):
         return Verdict(UNSUPPORTED, "C++ for the CPU, whose machine code nothing here follows")
     with running(engine) if engine.name == "replay" else nullcontext():
-        tracer, cases = Tracer(kernel.function, engine), list(situation.cases())
+        tracer = Tracer(kernel.function, engine)
+        cases = [situation.case()] if briefly else list(situation.cases())
         return Prover(tracer, cases, seconds, kernel.arithmetic).prove()
 
 
@@ -105,9 +106,7 @@ def prove_row(
     began, found = time.process_time(), []
     # Those of a list in small tensors show every path, and cost least.
     chosen = sorted(situations(kernel, [dtype]), key=lambda s: (s.aligned, s.layout != "list"))
-    if limits.briefly:
-        chosen = [replace(chosen[0], counters=chosen[0].counters[:1])]
-    for situation in chosen:
+    for situation in chosen[:1] if limits.briefly else chosen:
         left = limits.row - (time.process_time() - began)
         if left <= 0:
             words = f"the {limits.row:.0f} s of this row were over; parity prove has no such limit"
@@ -115,7 +114,8 @@ def prove_row(
         elif (key := _subject(situation)) in known:
             verdict = replace(known[key], seconds=0.0)
         else:
-            verdict = prove_situation(situation, min(limits.situation, left))
+            seconds = min(limits.situation, left)
+            verdict = prove_situation(situation, seconds, briefly=limits.briefly)
             known[key] = verdict
         found.append(as_proof(situation, verdict))
     return found
@@ -125,9 +125,7 @@ def _subject(situation: Situation) -> object:
     """What the verdict on a situation depends on, besides time."""
     kernel, options = situation.kernel, tuple(situation.options.items())
     place = situation.layout, situation.sizes, situation.aligned
-    counters = tuple(tuple(setting.items()) for setting in situation.counters)
-    claim = kernel.engines, kernel.arithmetic
-    return id(kernel.function), *claim, situation.dtype, place, options, counters
+    return id(kernel.function), kernel.engines, kernel.arithmetic, situation.dtype, place, options
 
 
 def as_proof(situation: Situation, verdict: Verdict) -> Proof:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.covering import STEPS, covering_recipes
@@ -18,11 +18,10 @@ SMALL: Mapping[str, tuple[int, ...]] = {"flat": (150,), "list": (150, 37)}
 """Sizes of tensors that start anywhere, and of choices of options that dtypes share."""
 FEW = 2
 """Most choices of options that each dtype combination has at every size."""
-COUNTERS = 60
-"""Settings of counters of an operation without lists, whose proofs are quick."""
+SETTINGS = 60
+"""Settings of the counters of an operation, dealt out among the choices of its options."""
 LATE = STEPS.index(2**53)
 """A step that needs all bits of a float64; the next tensor has completed few."""
-Counters = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Situation:
         sizes: elements of each tensor.
         aligned: tensors start at multiples of 64 bytes.
         options: plain arguments.
-        counters: settings of the controls that are whole numbers, each with a case of its own.
     """
 
     kernel: Kernel
@@ -45,7 +43,6 @@ class Situation:
     sizes: tuple[int, ...]
     aligned: bool
     options: Mapping[str, OptionValue]
-    counters: tuple[Counters, ...] = ({},)
 
     @property
     def place(self) -> str:
@@ -68,7 +65,7 @@ class Situation:
         operation = self.kernel.operation
         first = {control.name: control.values[0] for control in operation.controls}
         late = LATE if self.layout == "list" else 0
-        for setting in self.counters:
+        for setting in settings(operation, self.options):
             recipe = Recipe(
                 layout=self.layout or "flat",
                 sizes=self.sizes or (1,),
@@ -96,33 +93,34 @@ def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation
             continue
         shared = len(rest) >= FEW
         own = rest[turn :: len(kernel.dtypes)] if shared else rest
-        found = []
         for layout in kernel.layouts or ("",):
             large, small = LARGE.get(layout, ()), SMALL.get(layout, ())
-            found.append(Situation(kernel, dtype, layout, large, True, first))
+            yield Situation(kernel, dtype, layout, large, True, first)
             for one in own:
-                sizes = small if shared else large
-                found.append(Situation(kernel, dtype, layout, sizes, True, one))
+                yield Situation(kernel, dtype, layout, small if shared else large, True, one)
             if layout:
-                found.append(Situation(kernel, dtype, layout, small, False, first))
-        yield from with_counters(found)
+                yield Situation(kernel, dtype, layout, small, False, first)
 
 
-def with_counters(subjects: Sequence[Situation]) -> list[Situation]:
-    """The situations of one kernel and dtype combination, with counters dealt out among them.
+def settings(
+    operation: Operation, options: Mapping[str, OptionValue]
+) -> Sequence[Mapping[str, float]]:
+    """Counters that a choice of options is proved with; one setting where there are lists.
 
-    The settings are those of the judge's cases: listed values in pairs, triples where there are no
-    lists, and drawn ones; the very first has the first of each. A situation with lists has one.
+    They are those of the judge's cases: listed values in pairs, triples where there are no lists,
+    and drawn ones. The first choice has the first value of each.
     """
-    kernel, dtype = subjects[0].kernel, subjects[0].dtype
-    whole = [c.name for c in kernel.operation.controls if not c.dtype.is_floating_point]
+    whole = [c.name for c in operation.controls if not c.dtype.is_floating_point]
     if not whole:
-        return list(subjects)
-    count = len(subjects) if kernel.layouts else max(COUNTERS, len(subjects))
-    recipes = covering_recipes(kernel.operation, dtype, kernel.layouts, count, None)
-    settings = [{name: recipe.controls[name] for name in whole} for recipe in recipes]
-    every = len(subjects)
-    return [replace(one, counters=tuple(settings[k::every])) for k, one in enumerate(subjects)]
+        return [{}]
+    every = choices(operation)
+    count, layouts = max(SETTINGS, len(every)), LARGE if operation.lists else ()
+    recipes = covering_recipes(
+        operation, next(iter(operation.combinations)), tuple(layouts), count, None
+    )
+    own = recipes[every.index(dict(options)) :: len(every)]
+    known = [{name: recipe.controls[name] for name in whole} for recipe in own]
+    return known[:1] if operation.lists else known
 
 
 def choices(operation: Operation) -> list[dict[str, OptionValue]]:

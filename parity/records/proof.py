@@ -21,6 +21,8 @@ WORDS: Mapping[str, str] = {
 """What each word says."""
 WORST = (REFUTED, NOT_PROVED, UNSUPPORTED, OUT_OF_TIME, PROVED)
 """The words in the order in which one decides for many."""
+LISTED = 8
+"""Most values of a counter that are printed one by one."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Verdict:
         elements: written elements that were compared, over all paths.
         paths: that were followed.
         assumes: what the proof holds under.
+        kept: steps and counters, which are no names, and their values: it holds for these.
         seconds: that it took.
     """
 
@@ -41,6 +44,7 @@ class Verdict:
     elements: int = 0
     paths: int = 0
     assumes: tuple[str, ...] = ()
+    kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,20 +100,38 @@ def by_row(proofs: Iterable[Proof]) -> dict[tuple[str, str], list[Proof]]:
     return rows
 
 
+def conditions(verdicts: Sequence[Verdict]) -> list[str]:
+    """Values of counters that proofs hold for, and what they assume, in words."""
+    kept: dict[str, set[int]] = {}
+    for verdict in verdicts:
+        for name, values in verdict.kept.items():
+            kept.setdefault(name, set()).update(values)
+    words = [f"{name} = {listed(values)}" for name, values in kept.items()]
+    return [*words, *dict.fromkeys(line for v in verdicts for line in v.assumes)]
+
+
+def listed(values: Iterable[int]) -> str:
+    """Numbers one by one; of many their count and the ends."""
+    order = sorted(values)
+    if len(order) <= LISTED:
+        return ", ".join(map(str, order))
+    return f"{len(order)} values from {order[0]} to {order[-1]}"
+
+
 def held_for(proofs: Sequence[Proof]) -> list[str]:
-    """Sizes, layouts and assumptions of what is proved, one line for each set of assumptions."""
+    """Sizes, layouts and conditions of what is proved, one line for each set of conditions."""
     by_place: dict[str, list[Proof]] = {}
     for proof in proofs:
         by_place.setdefault(proof.place, []).append(proof)
     found: dict[tuple[str, ...], dict[str, None]] = {}
     for place, own in by_place.items():
-        whole = word_of(own) == PROVED
-        for proof in own:
-            if proof.verdict.word == PROVED:
-                choices = f" with {len(own)} choices of options" if len(own) > 1 else ""
-                words = place + choices if whole else proof.words
-                found.setdefault(proof.verdict.assumes, {})[words or "scalars"] = None
+        choices = f" with {len(own)} choices of options" if len(own) > 1 else ""
+        whole = {place + choices: own} if word_of(own) == PROVED else {p.words: [p] for p in own}
+        for words, some in whole.items():
+            if word_of(some) == PROVED:
+                under = tuple(conditions([proof.verdict for proof in some]))
+                found.setdefault(under, {})[words or "scalars"] = None
     return [
-        f"proved for {', '.join(words)}" + (f"; {'; '.join(assumes)}" if assumes else "")
-        for assumes, words in found.items()
+        f"proved for {', '.join(words)}" + (f"; {'; '.join(under)}" if under else "")
+        for under, words in found.items()
     ]

@@ -67,13 +67,12 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
 
 
 def assumptions(rows: Mapping[tuple[str, str], Sequence[Proof]]) -> dict[str, set[str]]:
-    """Assumptions of proofs beside values that the case keeps, and the rows that have them."""
+    """Assumptions of proofs, and the rows that have them."""
     found: dict[str, set[str]] = {}
     for name, row in rows.items():
         for proof in row:
             for assumed in proof.verdict.assumes if proof.verdict.word == PROVED else ():
-                if " = " not in assumed:
-                    found.setdefault(assumed, set()).add(" ".join(name))
+                found.setdefault(assumed, set()).add(" ".join(name))
     return found
 
 

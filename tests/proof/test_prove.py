@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.proved_kernels import by_torch, by_triton, row
+from twinstep.parity.operations.operation import OptionValue
 from twinstep.parity.prove import command, solver
+from twinstep.parity.prove import situations as of_situations
 from twinstep.parity.prove.prove import Prover
 from twinstep.parity.prove.rows import as_proof, prove_situation
 from twinstep.parity.prove.situations import Situation, situations
@@ -30,9 +32,8 @@ def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
     first = next(s for s in situations(kernel, [dtype]) if not s.aligned or not s.layout)
     options = {name: False if value is True else value for name, value in first.options.items()}
     sizes = tuple(min(size, 70) for size in first.sizes)
-    return prove_situation(
-        Situation(kernel, dtype, first.layout, sizes, first.aligned, options), 60.0
-    )
+    subject = Situation(kernel, dtype, first.layout, sizes, first.aligned, options)
+    return prove_situation(subject, 60.0, briefly=True)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,26 @@ def test_our_kernels_are_proved(name: str, dtype: str, paths: int) -> None:
     assert (verdict.word, verdict.paths) == (PROVED, paths), verdict
 
 
+def test_values_with_which_the_reference_divides_by_zero_are_no_part_of_a_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register_house()
+    kernel = next(k for k in kernels() if k.name == "triton.mixed_step")
+    options: dict[str, OptionValue] = {"rule": "dynamic", "consecutive_hysteresis": True}
+    options |= dict.fromkeys(("adam_w_mode", "bias_correction", "raise_error_at_min_scale"), False)
+    # An overflow shrinks the scale by a factor that the search for the floor's branch makes zero.
+    spent = {"cur_iter": 2, "last_overflow_iter": 1, "cur_hysteresis": 1, "growth_tracker": 662}
+    spent |= {"exhausted": 0, "scale_window": 38, "delayed_shift": 1}
+    monkeypatch.setattr(of_situations, "settings", lambda *_: [spent])
+    verdict = prove_situation(Situation(kernel, "fp16", "flat", (150,), True, options), 60.0)
+    assert verdict.word == PROVED, verdict
+
+
 def test_a_kernel_of_a_user_is_proved_on_both_sides_of_its_branch() -> None:
     verdict = small(row(by_triton(), "replay"))
     assert (verdict.word, verdict.paths) == (PROVED, 2), verdict
     assert verdict.elements == 2 * (3 * 70 + 1)
-    assert verdict.assumes[0].startswith("steps = ")
+    assert verdict.kept["steps"]
 
 
 @pytest.mark.parametrize("fault", ["factor of one", "large rate", "small beta", "contracted"])
@@ -125,7 +141,7 @@ def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
 ) -> None:
     def _rows(*_: object) -> Iterator[list[Proof]]:
         kernel = next(k for k in kernels() if k.name == "triton.accumulate")
-        verdict = Verdict(word, assumes=("steps = 4",))
+        verdict = Verdict(word, kept={"steps": (4,)})
         yield [as_proof(situation, verdict) for situation in situations(kernel, ["bf16"])]
 
     monkeypatch.setattr(command, "proved_rows", _rows)

@@ -48,8 +48,10 @@ def ledger(word: str) -> Ledger:
     """A run with one law kept and one proof."""
     found = Ledger(declared=(KEY,))
     found.add(Cell(key=KEY, status=Status.PASSED, calls=1))
-    assumes = ("steps = 4", "torch is torch")
-    verdict = Verdict(word, "" if word == PROVED else f"because of {word}", assumes=assumes)
+    assumes = ("torch is torch",)
+    verdict = Verdict(
+        word, "" if word == PROVED else f"because of {word}", assumes=assumes, kept={"steps": (4,)}
+    )
     proof = Proof(
         kernel="mine", operation="adamw_step", dtype="fp32", place="flat 70", verdict=verdict
     )

@@ -21,7 +21,7 @@ from twinstep.parity.proof.mutate.pool import prepare
 from twinstep.parity.proof.mutate.same_code import compiled, same_code
 from twinstep.parity.proof.mutate.sites import Mutant, mutants, reaching
 from twinstep.parity.prove.rows import prove_situation
-from twinstep.parity.prove.situations import LARGE, Situation, choices, with_counters
+from twinstep.parity.prove.situations import LARGE, Situation, choices
 from twinstep.parity.records.proof import PROVED, UNSUPPORTED, Verdict
 from twinstep.parity.registry.kernels import Kernel
 
@@ -111,15 +111,14 @@ def _small(mutant: Mutant) -> Iterator[Situation]:
     for known in _by_operation(mutant):
         have = {situation.dtype for situation in known}
         dtype = next((d for d in DTYPES if d in have), known[0].dtype)
-        chosen = list(meetings([s for s in known if s.dtype == dtype]))
-        for one in with_counters(chosen):
+        for one in meetings([s for s in known if s.dtype == dtype]):
             yield replace(one, sizes=SIZES[one.layout])
 
 
 def _on_every_dtype(mutant: Mutant) -> Iterator[Situation]:
     """Situations of a whole chunk in which any two of dtypes, layouts and choices meet."""
     for known in _by_operation(mutant):
-        yield from with_counters(list(meetings(known)))
+        yield from meetings(known)
 
 
 def _by_operation(mutant: Mutant) -> Iterator[list[Situation]]:
