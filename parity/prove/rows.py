@@ -92,7 +92,11 @@ def prove_situation(situation: Situation, seconds: float, *, briefly: bool = Fal
 
 
 def prove_row(
-    kernel: Kernel, dtype: str, limits: Limits, known: dict[object, Verdict] | None = None
+    kernel: Kernel,
+    dtype: str,
+    limits: Limits,
+    known: dict[object, Verdict] | None = None,
+    among: Sequence[str] = (),
 ) -> list[Proof]:
     """Proofs of one kernel on one dtype combination, the smallest sizes first.
 
@@ -101,11 +105,13 @@ def prove_row(
         dtype: combination.
         limits: of time.
         known: verdicts on other rows of the same function; this row's are added.
+        among: combinations of its function, which share the choices of options.
     """
     known = {} if known is None else known
     began, found = time.process_time(), []
     # Those of a list in small tensors show every path, and cost least.
-    chosen = sorted(situations(kernel, [dtype]), key=lambda s: (s.aligned, s.layout != "list"))
+    every = situations(kernel, [dtype], among)
+    chosen = sorted(every, key=lambda s: (s.aligned, s.layout != "list"))
     for situation in chosen[:1] if limits.briefly else chosen:
         left = limits.row - (time.process_time() - began)
         if left <= 0:
@@ -173,6 +179,8 @@ def _rows(names: Sequence[RowName]) -> list[list[Proof]]:
 def _row(name: RowName, verdicts: dict[object, Verdict]) -> list[Proof]:
     known, limits = _worker[0]
     kernel, dtype = known[name[0]], name[1]
+    alike = [other for other in known.values() if other.function is kernel.function]
+    among = tuple(dict.fromkeys(d for other in alike for d in other.dtypes))
     if time.process_time() > limits.total:
         words = f"the {limits.total:.0f} s of all proofs were over; parity prove has no such limit"
         verdict = Verdict(OUT_OF_TIME, words)
@@ -181,7 +189,7 @@ def _row(name: RowName, verdicts: dict[object, Verdict]) -> list[Proof]:
     signal.setitimer(signal.ITIMER_REAL, limits.hang)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return prove_row(kernel, dtype, limits, verdicts)
+            return prove_row(kernel, dtype, limits, verdicts, among)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -81,18 +81,26 @@ class Situation:
             yield generate(operation, self.dtype, recipe)
 
 
-def situations(kernel: Kernel, dtypes: Sequence[str] = ()) -> Iterator[Situation]:
+def situations(
+    kernel: Kernel, dtypes: Sequence[str] = (), among: Sequence[str] = ()
+) -> Iterator[Situation]:
     """The situations of a kernel; unaligned tensors with the first choice of each option.
 
     Where options have more than a few choices, each dtype combination has the first, and its share
     of the others in small tensors: together they have all.
+
+    Args:
+        kernel: that is proved.
+        dtypes: combinations; empty for all of the kernel's.
+        among: combinations that share the choices; empty for the kernel's.
     """
     first, *rest = choices(kernel.operation)
-    for turn, dtype in enumerate(kernel.dtypes):
+    among = among or kernel.dtypes
+    for dtype in kernel.dtypes:
         if dtypes and dtype not in dtypes:
             continue
         shared = len(rest) >= FEW
-        own = rest[turn :: len(kernel.dtypes)] if shared else rest
+        own = rest[among.index(dtype) :: len(among)] if shared else rest
         for layout in kernel.layouts or ("",):
             large, small = LARGE.get(layout, ()), SMALL.get(layout, ())
             yield Situation(kernel, dtype, layout, large, True, first)
