@@ -27,7 +27,7 @@ DEFAULTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HELD = ("lr", "eps", "weight_decay")
 # What a group may not ask for, each with the value that asks.
 ASKED: Mapping[str, object] = {"maximize": True, "amsgrad": True, "differentiable": True}
-WRONG_GROUPS = (*ASKED, "fp64", "text")
+WRONG_GROUPS = (*ASKED, "fp64", "text", "set")
 OLD_STEP = "arguments of an old step"
 LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
 
@@ -38,6 +38,7 @@ BY_HAND: Mapping[str, Motif] = {
     "other forms of parameters": (
         *(("start_again", {"how": "generator"}), PLAIN),
         *(("start_again", {"how": "names"}), PLAIN, "save"),
+        *(("start_again", {"how": "tensor"}), PLAIN),
     ),
     "a rate by position": (("start_again", {"how": "rate"}), PLAIN),
     "state in other hands": (
@@ -56,16 +57,22 @@ BY_HAND: Mapping[str, Motif] = {
         *(PLAIN, ("load_elsewhere", {"whose": "apex"}), PLAIN),
         *(("load_elsewhere", {"whose": "torch"}), PLAIN),
     ),
-    "numbers in tensors": (PLAIN, LOWER, PLAIN, "hold_numbers", PLAIN, "change_held", PLAIN),
+    "numbers in other forms": (
+        *(PLAIN, LOWER, PLAIN, "write_numbers", PLAIN),
+        *("hold_numbers", PLAIN, "change_held", PLAIN),
+    ),
     "groups that ask for too much": tuple(
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),
     OLD_STEP: ("fill", *(("step_wrongly", {"name": name}) for name in LEGACY)),
     "another default dtype": (("train_by_default", {"dtype": "bf16"}), PLAIN),
     "nothing to divide": (("build", {"alike": False}), "forget_eps", ZEROS),
-    "closures that give something else": tuple(
-        ("step_with_closure", {"gives": gives, "fails": False})
-        for gives in ("tensor", "nothing", "pair")
+    "closures that give something else": (
+        *(
+            ("step_with_closure", {"gives": gives, "fails": False})
+            for gives in ("tensor", "nothing", "pair")
+        ),
+        "step_with_warm_up",
     ),
     "gradients that are freed": (PLAIN, "free", LOWER, PLAIN),
 }
@@ -76,13 +83,14 @@ class ByHand(OptimizerRules):
 
     motifs = {**OptimizerRules.motifs, **BY_HAND}
 
-    @action(seed=SEEDS, how=("generator", "names", "rate"))
+    @action(seed=SEEDS, how=("generator", "names", "rate", "tensor"))
     def start_again(self, world: World, seed: int, how: str) -> None:
-        """A new instance of one group over all parameters, which are given in another form."""
+        """A new instance over all parameters in one group, or two, given in another form."""
         hyper, params = self.drawn_hyper(Dice(seed)), world.params
         forms: dict[str, object] = {
             "generator": (param for param in params),
             "names": [(f"p{at}", param) for at, param in enumerate(params)],
+            "tensor": [{"params": params[0]}, *([{"params": params[1:]}] * (len(params) > 1))],
         }
         rate = [hyper.pop("lr")] if how == "rate" else []
         world.optimizer = world.cls(forms.get(how, params), *rate, **hyper, **world.options)
@@ -140,6 +148,26 @@ class ByHand(OptimizerRules):
         self.enter(world, state)
 
     @action(often=0)
+    def write_numbers(self, world: World) -> None:
+        """Write rates as whole numbers and betas as lists, where numbers need not be floats."""
+        for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
+            given: dict[str, object] = {"lr": 1, "betas": [0.75, 0.5]}
+            group.update({name: value for name, value in given.items() if name in group})
+
+    @action(often=0, drives=("step",), seed=SEEDS)
+    def step_with_warm_up(self, world: World, seed: int) -> object:
+        """Update once with a closure that makes the gradients and sets every rate."""
+
+        def closure() -> float:
+            self.fill(world, seed, "ordinary", 0)
+            world.updating()
+            for group in world.torch_optimizer.param_groups:
+                group["lr"] = 0.125
+            return 0.5
+
+        return world.torch_optimizer.step(closure)
+
+    @action(often=0)
     def hold_numbers(self, world: World) -> None:
         """Put the numbers of every group into 0-dim tensors, where they may be tensors."""
         for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
@@ -165,7 +193,8 @@ class ByHand(OptimizerRules):
         dtype = torch.float64 if what == "fp64" else torch.float32
         extra = Parameter(torch.ones(2, device=world.device, dtype=dtype))
         asked = {what: ASKED[what]} if what in ASKED else {"lr": "fast"} if what == "text" else {}
-        world.torch_optimizer.add_param_group({"params": [extra], **asked})
+        given = {extra} if what == "set" else [extra]
+        world.torch_optimizer.add_param_group({"params": given, **asked})
 
     @action(drives=("step",), name=LEGACY)
     def step_wrongly(self, world: World, name: str) -> object:

@@ -47,6 +47,73 @@ class DropsNames(FusedAdam):
 
 
 @put(WRONG_BY_HAND)
+class GroupsAreLists(FusedAdam):
+    """Refuses a group whose parameters are one tensor, without a list."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        if isinstance(param_group.get("params"), Tensor):
+            raise TypeError("params should be a list")
+        super().add_param_group(param_group)
+
+
+@put(WRONG_BY_HAND)
+class TakesSets(FusedAdam):
+    """Takes a set of parameters, whose order is another one in each process."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        given = param_group.get("params")
+        rows = sorted(given, key=id) if isinstance(given, set) else given
+        super().add_param_group({**param_group, "params": rows})
+
+
+@put(WRONG_BY_HAND)
+class RatesOfBeforeTheClosure(FusedAdam):
+    """Steps with the rates that it read before it called the closure."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, **legacy: object
+    ) -> object:
+        if closure is None:
+            return STEP(self, None, **legacy)
+        before = [group["lr"] for group in self.param_groups]
+        with torch.enable_grad():
+            loss = closure()
+        after = [group["lr"] for group in self.param_groups]
+        self._assign(before)
+        try:
+            STEP(self, None, **legacy)
+        finally:
+            self._assign(after)
+        return loss
+
+    def _assign(self, rates: list[Any]) -> None:
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+@put(WRONG_BY_HAND)
+class NumbersOfOneForm(FusedAdam):
+    """Takes rates that are no floats, and betas that are no tuple, for those of its defaults."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, **legacy: object
+    ) -> object:
+        kept = [{name: group[name] for name in ("lr", "betas")} for group in self.param_groups]
+        for group in self.param_groups:
+            if isinstance(group["lr"], int):
+                group["lr"] = self.defaults["lr"]
+            if isinstance(group["betas"], list):
+                group["betas"] = self.defaults["betas"]
+        try:
+            return STEP(self, closure, **legacy)
+        finally:
+            for group, held in zip(self.param_groups, kept, strict=True):
+                group.update(held)
+
+
+@put(WRONG_BY_HAND)
 class RateByNameAlone(FusedAdam):
     """Takes what comes after the parameters for the weight decay."""
 
