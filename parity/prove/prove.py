@@ -53,10 +53,16 @@ FORMAT = {
     torch.float64: "f64",
 }
 UNKNOWN_SUM = "a sum of squares by integers is none of the reference's: of other elements, or bits"
+SHOWN = 16
+"""Most values of a witness that are printed."""
 FLAGS = (0, 0x3F80_0000)
 """Bits of the values of a flag."""
 INFINITY = {"f32": 0x7F80_0000, "f64": 0x7FF0_0000_0000_0000}
 Path = tuple[tuple[int, bool], ...]
+
+
+class _OutOfTimeError(Exception):
+    """The seconds of a situation are over."""
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Prover:
     seconds: float = 60.0
     arithmetic: str = "exact"
     elements: int = 0
+    deadline: float = 0.0
     paths: int = 0
     done: list[Path] = field(default_factory=list)
     assumed: dict[str, None] = field(default_factory=dict)
@@ -98,11 +105,14 @@ class Prover:
     def prove(self) -> Verdict:
         """Follow every path of every case and compare every written element on it."""
         started, found = time.process_time(), _Found(PROVED, "")
+        self.deadline = started + self.seconds
         try:
             for case in self.cases:
-                found = self._paths(case, started + self.seconds)
+                found = self._paths(case)
                 if found.word != PROVED:
                     break
+        except _OutOfTimeError:
+            found = _Found(OUT_OF_TIME, f"after {self.paths} paths")
         except NotNamed as error:
             found = _Found(UNSUPPORTED, str(error))
         except CannotReplay as error:
@@ -120,13 +130,16 @@ class Prover:
             time.process_time() - started,
         )
 
-    def _paths(self, first: Case, deadline: float) -> _Found:
+    def _in_time(self) -> None:
+        if time.process_time() > self.deadline:
+            raise _OutOfTimeError
+
+    def _paths(self, first: Case) -> _Found:
         queue, self.done = [first], []
         sides: set[Path] = set()
         doubt: _Found | None = None
         while queue:
-            if time.process_time() > deadline:
-                return _Found(OUT_OF_TIME, f"after {self.paths} paths")
+            self._in_time()
             if len(self.done) >= PATHS:
                 return _Found(NOT_PROVED, f"more than {PATHS} paths")
             case = queue.pop()
@@ -146,6 +159,7 @@ class Prover:
                 return found
             doubt = doubt or found
             for at, (number, outcome, place) in enumerate(trace.decided):
+                self._in_time()
                 side = (*path[:at], (number, not outcome))
                 followed = side in sides or any(p[: at + 1] == side for p in self.done)
                 if followed or place == BY_ZERO:
@@ -233,6 +247,7 @@ class Prover:
         here = assume.Path(self.tracer.table, path)
         pairs = list(self._different(trace, here))
         for output, at in pairs[:LOOKED_AT]:
+            self._in_time()
             if self._of_unknown_sum(*self._pair(output, at)):
                 continue
             found = self._witness(case, output, at, path)
@@ -252,6 +267,7 @@ class Prover:
         for output in trace.outputs:
             kind = FORMAT.get(output.got.dtype, "")
             for at in np.flatnonzero(output.kernel != output.reference).tolist():
+                self._in_time()
                 a, b = map(here.rewritten, self._pair(output, at))
                 if a == b:
                     continue
@@ -343,6 +359,8 @@ class Prover:
             name, index, element = by_number[number]
             tensor = case.controls[name] if name in case.controls else case.lists[name][index]
             words.append(f"{self._leaf(number)}={tensor.reshape(-1)[element].item()!r}")
+        if len(words) > SHOWN:
+            words[SHOWN:] = [f"{len(words) - SHOWN} more values"]
         words += [f"{name} = {listed(kept)}" for name, kept in kept_values([case]).items()]
         got, expected = (t.reshape(-1)[at].item() for t in (output.got, output.expected))
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import time
 from multiprocessing.util import _finalizer_registry  # type: ignore[attr-defined]
 from pathlib import Path
@@ -226,6 +227,16 @@ def test_who_waits_for_the_reader_of_the_output_does_not_hang(
         time.sleep(0.3)
     os.close(reader)
     os.close(writer)
+
+
+def test_the_limit_of_a_call_leaves_that_of_its_caller_running() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 100.0)
+    try:
+        with invoke.time_limit(5.0):
+            pass
+        assert 90.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_a_closed_process_is_never_killed_again() -> None:

@@ -1,9 +1,12 @@
 """Proofs of whole kernels: right ones are proved, wrong ones never are."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
+from torch import Tensor
 
 from tests.helpers.proved_kernels import by_torch, by_triton, row
 from twinstep.parity.operations.operation import OptionValue
@@ -15,6 +18,7 @@ from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.records.errors import EXIT_BROKEN
 from twinstep.parity.records.proof import (
     NOT_PROVED,
+    OUT_OF_TIME,
     PROVED,
     REFUTED,
     UNSUPPORTED,
@@ -156,3 +160,19 @@ def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
 def test_a_word_that_is_in_no_table_is_refused() -> None:
     with pytest.raises(ValueError, match="is none of proved, refuted"):
         Verdict("nearly proved")
+
+
+def test_the_time_of_a_situation_ends_between_the_branches_of_one_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def adamw(params: list[Tensor], *_: object, **__: object) -> None:
+        for at in range(params[0].numel()):
+            if params[0].reshape(-1)[at].item() > 0.0:
+                continue
+
+    seconds = count()
+    monkeypatch.setattr(time, "process_time", lambda: float(next(seconds)))
+    first = next(s for s in situations(row(adamw, "cpu"), ["fp32"]) if not s.aligned)
+    verdict = prove_situation(replace(first, sizes=(70,)), 30.0)
+    assert (verdict.word, verdict.paths) == (OUT_OF_TIME, 1), verdict
+    assert next(seconds) < 40

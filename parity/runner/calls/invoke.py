@@ -111,13 +111,16 @@ def time_limit(seconds: float) -> Iterator[None]:
             # A kernel that swallows this is interrupted again: the timer goes on.
             raise KernelTimeout(f"no return after {spent}{place_in(frame)}")
 
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 8)
+    previous, started = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    left, again = signal.setitimer(signal.ITIMER_REAL, seconds, seconds / 8)
     try:
         yield
     finally:
+        # A caller's own limit goes on.
+        rest = max(left - (time.monotonic() - started), 1e-3) if left else 0.0
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, rest, again)
 
 
 def _unread() -> bool:
