@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from twinstep.parity.records.errors import CannotRun, KernelDied
-from twinstep.parity.sequences.actions import Rules, read_properties
+from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.contracts import Contract, Place
 from twinstep.parity.sequences.observe import Difference, Observation, differences, shown
 from twinstep.parity.sequences.over_ranks.compare import Found, compared
@@ -147,7 +147,7 @@ class Side:
         return observe(
             self.world,
             outcome=self.outcome,
-            properties=read_properties(twin.reference, twin.subject),
+            properties=twin.properties,
             private=twin.private,
             overlap=twin.flat,
         )

@@ -11,7 +11,12 @@ from typing import TypeVar
 
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.names import check_among
-from twinstep.parity.sequences.actions import Rules, public_methods, public_properties
+from twinstep.parity.sequences.actions import (
+    Rules,
+    public_methods,
+    public_properties,
+    read_properties,
+)
 from twinstep.parity.sequences.adam_rules import AdamRules, CompatAdamRules
 from twinstep.parity.sequences.apex_lamb_rules import ApexLambRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
@@ -81,6 +86,8 @@ class Twin:
         arithmetic: `exact`, or `bounded` for each update.
         dtypes: dtypes of parameters that it claims.
         private: attributes of the optimizer that are its own business: caches, buffers.
+        properties: that are read after every action; found where the class is itself, since the
+            judge's own process has a name in its place.
         flat: tensors of its state may be views of one buffer.
         engines: where it may run; empty means that the judge finds out.
         place: file and line of the class.
@@ -95,6 +102,7 @@ class Twin:
     arithmetic: str
     dtypes: tuple[str, ...]
     private: tuple[str, ...]
+    properties: tuple[str, ...]
     flat: bool
     engines: tuple[str, ...]
     place: str
@@ -179,6 +187,7 @@ def register_optimizer(
             arithmetic=arithmetic,
             dtypes=tuple(dtypes),
             private=(*private, *kept_by(cls)),
+            properties=read_properties(against, cls),
             flat=flat,
             engines=tuple(engines),
             place=place,

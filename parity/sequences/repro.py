@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from twinstep.parity.records.standalone import GUARD, Run, repro_path, run_file
-from twinstep.parity.sequences.actions import read_properties
 from twinstep.parity.sequences.drive import Mismatch
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.world import Act
@@ -82,7 +81,7 @@ def repro_text(
         "RANK": repr(None if mismatch.over is None else mismatch.over.rank),
         "PRIVATE": repr(twin.private),
         "OVERLAP": repr(twin.flat),
-        "PROPERTIES": repr(read_properties(twin.reference, twin.subject)),
+        "PROPERTIES": repr(twin.properties),
         "ACTIONS": _rows([(act.name, dict(act.values)) for act in acts]),
         "WANTED": _table(wanted),
         "RESETS": repr(resets),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,10 @@ from twinstep.contract.moments import StateDict
 from twinstep.fast.optimizers.fp16 import FP16Optimizer
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
+from twinstep.parity.registry.engines import engine_named
+from twinstep.parity.runner.calls.remote import RemoteSides
+from twinstep.parity.runner.source import Source
+from twinstep.parity.sequences.drive import run, sequence
 from twinstep.parity.sequences.fills import filled
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.judge import one_thread
@@ -137,3 +143,33 @@ def test_a_gradient_with_a_graph_does_not_depend_on_the_number_of_threads() -> N
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+def test_a_wrapper_in_a_process_of_its_own_is_seen_as_its_reference_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from twinstep import fast\n"
+        "from twinstep.parity import register_optimizer\n"
+        "against = {'reference': 'FP16Optimizer', 'arithmetic': 'exact', 'dtypes': ('fp16',)}\n"
+        "@register_optimizer('mine', **against)\n"
+        "class Mine(fast.FP16Optimizer):\n"
+        "    pass\n"
+    )
+    opened = Source(file=str(file)).open()
+    assert opened.subject is not None
+    try:
+        twin = opened.optimizers[0].over_ranks()
+        assert twin is not None
+        build = sequence(twin.rules, 0, "fp16", 0)[:1]
+        assert (
+            run(
+                twin,
+                "fp16",
+                "cpu",
+                build,
+                RemoteSides(opened.subject, engine_named("replay"), 60.0),
+            )
+            is None
+        )
+    finally:
+        opened.subject.close()
