@@ -6,7 +6,6 @@ the state dicts wait for it; `backward` and `step` do not.
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import cast
 
@@ -131,17 +130,15 @@ class ScaledWrapper(Wrapper, Scaled):
             RuntimeError: one is sparse.
         """
         plan = self._plan
-        found = None if plan is None else plan.read(groups)
-        if plan is None or found is None:
+        if plan is None or not plan.read(groups):
             params = list(chain(*groups))
             check_dense_gradients(params, f"{type(self).__name__}.step")
             places = self._parallelism.places(params, without_experts=self._without_experts)
             plan = GradientPlan(groups, places, self._zeros)
-            self._plan = plan if plan.fits else None
-            found = plan.read(groups) if plan.fits else None
-            if found is None:
+            self._plan = plan if plan.fits and plan.read(groups) else None
+            if self._plan is None:
                 return self._read_strided(groups, places)
-        return self._parallelism.gradients(plan.counted(found)), partial(plan.given, found)
+        return plan.gradients(self._parallelism), plan.given
 
     def _read_strided(
         self, groups: Sequence[Sequence[Tensor]], places: Sequence[Place]
@@ -169,9 +166,10 @@ class ScaledWrapper(Wrapper, Scaled):
         # Its hooks want to be called, and clipping each gradient comes after unscaling it.
         if inside._optimizer_step_pre_hooks or inside._optimizer_step_post_hooks:
             return None
-        limits = [group.get("max_grad_norm", 0.0) for group in inside.param_groups]
-        if any(isinstance(limit, Tensor) or limit > 0.0 for limit in limits):
-            return None
+        for group in inside.param_groups:
+            limit = group.get("max_grad_norm", 0.0)
+            if isinstance(limit, Tensor) or limit > 0.0:
+                return None
         return cast(FusedAdam | FusedLamb, inside)
 
     def _sync_state(self) -> None:

@@ -39,9 +39,9 @@ class Counted:
         self.anew = 0
         original = recorder.Recorder.__init__
 
-        def counted(made: recorder.Recorder, roles: recorder.Roles) -> None:
+        def counted(made: recorder.Recorder, lists: recorder.TensorLists) -> None:
             self.anew += 1
-            original(made, roles)
+            original(made, lists)
 
         monkeypatch.setattr(recorder.Recorder, "__init__", counted)
 
@@ -179,12 +179,15 @@ def test_a_parameter_of_another_dtype_ends_it(kind: str) -> None:
     assert trained("fast", kind, half) == trained("reference", kind, half)
 
 
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_gradient_is_kept_alive(kind: str) -> None:
+def test_no_gradient_is_kept_alive(kind: str, strided: bool) -> None:
     for shapes in (SHAPES, (40,)):
         optimizer, params = built("fast", kind, *shapes)
         for seed in range(4):
             fill(params, seed)
+            for param in params if strided else ():
+                param.grad = torch.full((*param.shape, 2), 0.25, dtype=param.dtype)[..., 0]
             grads = [weakref.ref(param.grad) for param in params if param.grad is not None]
             advance(optimizer)
             for param in params:
