@@ -18,6 +18,7 @@ take one more: clipping rounds to their dtype, as storing the clipped gradient w
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -296,24 +297,7 @@ class StepDriver:
             clip_apart: gradients that are clipped by a launch of their own, before the update.
             timed: is entered with the name of each phase, "compute_norm" and "basic_step".
         """
-
-        def make() -> None:
-            apart = len(groups[0].steps) > SERIAL
-            with timed("compute_norm"):
-                first = self.decide(
-                    gradients,
-                    None if apart else groups[0],
-                    external=external,
-                    clips_apart=len(clip_apart) > 0,
-                )
-            with timed("basic_step"):
-                if clip_apart:
-                    # Only the norm decides: gradients that do not count in it cannot skip a step.
-                    self.clip(clip_apart)
-                if apart:
-                    first = self._prepared(0, groups[0], first)
-                self._update(first, groups, optimizer)
-
+        make = partial(self._launch, gradients, groups, optimizer, external, clip_apart, timed)
         one_sum = gradients.one_sum and not gradients.over_ranks
         # A norm that the host forms is written to memory by it, not by a launch.
         launched = self._repeats and one_sum and self.kind != GIVEN
@@ -329,7 +313,33 @@ class StepDriver:
             self.forget()
             make()
         if isinstance(optimizer, FusedLamb):
-            optimizer.record_coeffs([self._ratios[index] for index in range(len(groups))])
+            optimizer.record_coeffs(list(self._ratios.values()))
+
+    def _launch(
+        self,
+        gradients: Gradients,
+        groups: Sequence[GroupTensors],
+        optimizer: FusedAdam | FusedLamb,
+        external: bool,
+        clip_apart: Sequence[Tensor],
+        timed: Callable[[str], AbstractContextManager[object]],
+    ) -> None:
+        """Make all launches of a step; see `run`."""
+        apart = len(groups[0].steps) > SERIAL
+        with timed("compute_norm"):
+            first = self.decide(
+                gradients,
+                None if apart else groups[0],
+                external=external,
+                clips_apart=len(clip_apart) > 0,
+            )
+        with timed("basic_step"):
+            if clip_apart:
+                # Only the norm decides: gradients that do not count in it cannot skip a step.
+                self.clip(clip_apart)
+            if apart:
+                first = self._prepared(0, groups[0], first)
+            self._update(first, groups, optimizer)
 
     def _key(
         self, groups: Sequence[GroupTensors], optimizer: FusedAdam | FusedLamb, external: bool

@@ -9,7 +9,7 @@ on the device before a backward pass that comes earlier.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -29,7 +29,6 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
@@ -78,6 +77,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     """
 
     _copies = False  # the update reads gradients in any layout
+
+    _counts_together = False
 
     @constructed_by_all
     def __init__(
@@ -158,11 +159,6 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         """
         self._initialize(self._masters())
 
-    def _fused(self) -> FusedAdam | FusedLamb | None:
-        # One counter for tensors that the kernels would count one by one.
-        inside = super()._fused()
-        return None if inside is None or inside.compat.shared_step_counter else inside
-
     def _sync_state(self) -> None:
         stale, self._stale = self._stale, None
         if stale is not None and self._step.control["found_inf"].item():
@@ -224,8 +220,11 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         if inside is None:
             self._step_inside(self._params(), gradients, external)
             return None
-        with nullcontext() if lent is None else lent:
+        if lent is None:
             self._step.run(gradients, groups, inside, external=external)
+        else:
+            with lent:
+                self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
         self._stale = NotedGradients(self._params()) if self._plan is None else self._plan.noted()
         return None

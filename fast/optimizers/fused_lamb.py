@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import repeat
 from typing import cast, overload
 
 import torch
@@ -89,6 +89,7 @@ class FusedLamb(torch.optim.Optimizer):
     ) -> None:
         check_keywords("FusedLamb", torchs, amsgrad)
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
+        # Without places: those that follow.
         self._ratios: list[tuple[Sequence[int], Tensor]] = []
         self._forget_device()
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
@@ -122,17 +123,14 @@ class FusedLamb(torch.optim.Optimizer):
         Waits for the device.
         """
         found: dict[int, float] = {}
-        for places, ratios in self._ratios:
+        for given, ratios in self._ratios:
+            places = given or range(len(found), len(found) + len(ratios))
             found.update(zip(places, ratios.tolist(), strict=True))
         return [found[place] for place in sorted(found)]
 
     def record_coeffs(self, ratios: Sequence[Tensor]) -> None:
         """Remember trust ratios of a step that was taken elsewhere, in order; none forgets all."""
-        ends = list(accumulate(map(len, ratios), initial=0))
-        self._ratios = [
-            (range(first, end), each)
-            for first, end, each in zip(ends, ends[1:], ratios, strict=False)
-        ]
+        self._ratios = list(zip(repeat(()), ratios))
 
     @overload
     def step(

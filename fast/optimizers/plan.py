@@ -148,7 +148,7 @@ class GroupPlan:
             gradients is self._gradients
             and len(placed) == len(self._rows)
             and all(map(same, placed, self._rows))
-            and same(corrections, self._corrections)
+            and corrections == self._corrections
             and self._placed.holds()
             and all(map(StateWatch.holds, self._states, states))
         )

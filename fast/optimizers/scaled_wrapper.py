@@ -7,7 +7,6 @@ the state dicts wait for it; `backward` and `step` do not.
 import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.fast.kernels.finalise import Finish
-from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.driver import KERNELS, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import kind_of_norm
@@ -51,6 +50,8 @@ class ScaledWrapper(Wrapper, Scaled):
     _unscaled = "low_precision_dtype"
     # Whether the update reads contiguous copies of gradients.
     _copies = True
+    # Whether kernels may advance one counter for all parameters of a group.
+    _counts_together = True
     # Whether finite gradients whose squares are past fp32 are an overflow.
     _bounded = True
 
@@ -161,7 +162,9 @@ class ScaledWrapper(Wrapper, Scaled):
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
         inside = self._held()
-        if type(inside) not in (FusedAdam, FusedLamb):
+        if not isinstance(inside, KERNELS) or type(inside) not in KERNELS:
+            return None
+        if inside.compat.shared_step_counter and not self._counts_together:
             return None
         # Its hooks want to be called, and clipping each gradient comes after unscaling it.
         if inside._optimizer_step_pre_hooks or inside._optimizer_step_post_hooks:
@@ -170,7 +173,7 @@ class ScaledWrapper(Wrapper, Scaled):
             limit = group.get("max_grad_norm", 0.0)
             if isinstance(limit, Tensor) or limit > 0.0:
                 return None
-        return cast(FusedAdam | FusedLamb, inside)
+        return inside
 
     def _sync_state(self) -> None:
         """Take notice of the last step; waits for the device where there was one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.plan import GroupPlan
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
+
+_CORRECTION: Callable[[Mapping[str, object]], object] = itemgetter("bias_correction")
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
@@ -86,7 +89,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """
         if gradients is None:
             return make()
-        held, corrections = self._group_plan, [g["bias_correction"] for g in self.param_groups]
+        held, corrections = self._group_plan, list(map(_CORRECTION, self.param_groups))
         if held is None or not held.holds(gradients, placed, self._states(), corrections):
             groups = make()
             held = GroupPlan(gradients, groups, placed, self._states(), corrections)

@@ -199,7 +199,7 @@ class GroupBlock(ControlBlock):
 
     def set_group(self, group: ParamGroup) -> None:
         """Take over a group's hyper-parameters, in at most one asynchronous copy."""
-        values = [*cast(Iterable[Number], group["betas"]), *map(group.__getitem__, self._names)]
+        values = [*cast("Iterable[Number]", group["betas"]), *map(group.__getitem__, self._names)]
         if self._last is not None and all(map(is_, values, self._last)):
             return
         self._last = None

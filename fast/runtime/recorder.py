@@ -35,15 +35,14 @@ class Noted:
     Attributes:
         call: launches.
         words: its arguments, with None in the places of `alone`.
-        alone: place among them, list and slot of a tensor that may move.
-        by_address: tensors are given as addresses.
+        alone: place among them, list and slot of a tensor that may move, and whether its address is
+            the argument.
         reaches: lists that it reaches through tables.
     """
 
     call: Callable[..., object]
     words: list[object]
-    alone: list[tuple[int, MovingTensors, int]]
-    by_address: bool
+    alone: list[tuple[int, MovingTensors, int, bool]]
     reaches: TensorLists
 
 
@@ -90,18 +89,18 @@ class Recorder:
     ) -> None:
         """Note that `call(*words)` was made; `args` are the kernel's, from place `first` on."""
         moving = [(role[slot], role, slot) for role, slot in self.alone]
-        alone: list[tuple[int, MovingTensors, int]] = []
+        alone: list[tuple[int, MovingTensors, int, bool]] = []
         kept = list(words)
         for place, arg in enumerate(args, start=first):
             found = next((each[1:] for each in moving if each[0] is arg), None)
             if found is not None:
-                alone.append((place, *found))
+                alone.append((place, *found, by_address))
                 kept[place] = None  # a gradient lives no longer than its step
             elif isinstance(arg, Tensor):
                 self.tensors.append(arg)
         for role in reaches:
             self.complete &= self._knows(role) or not isinstance(role, MovingTensors)
-        self.launches.append(Noted(call, kept, alone, by_address, tuple(reaches)))
+        self.launches.append(Noted(call, kept, alone, tuple(reaches)))
         if kernel is not None and kernel not in self.kernels:
             self.kernels.append(kernel)
 

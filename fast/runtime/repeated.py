@@ -85,24 +85,29 @@ class _Recording:
 
     def __init__(self, noted: Recorder, key: Key, around: Key, result: Any) -> None:
         self._key, self._around, self.result = key, around, result
-        self._launches, self._tables, self._zeros = noted.launches, noted.tables, noted.zeros
-        self._sources, self._alone = Sources(noted.kernels), noted.alone
-        self._tensors = list({id(tensor): tensor for tensor in noted.tensors}.values())
+        self._tables, self._zeros = noted.tables, noted.zeros
+        self._launches = [
+            (each.call, each.words, each.alone, reachable(each.reaches) if each.reaches else None)
+            for each in noted.launches
+        ]
+        self._sources = Sources(noted.kernels)
+        # Whether a kernel may take the only tensor of a list as it is.
+        self._aligned = [(each, at, each.addresses[at] % 16 == 0) for each, at in noted.alone]
+        # Controls are views of one memory: it lies elsewhere for all of them, or for none.
+        memories = {tensor.untyped_storage().data_ptr(): tensor for tensor in noted.tensors}
+        self._tensors = list(memories.values())
         self._places = addresses_of(self._tensors)
-        self._aligned = self._alignments()
-
-    def _alignments(self) -> list[bool]:
-        """Of lists of one tensor, whether a kernel may take that as it is."""
-        return [role.addresses[slot] % 16 == 0 for role, slot in self._alone]
 
     def fits(self, key: Key, around: Key) -> bool:
         """Return True if everything is as it was."""
+        for role, slot, aligned in self._aligned:
+            if (role.addresses[slot] % 16 == 0) is not aligned:
+                return False
         return (
             around == self._around
             and same(key, self._key)
             and addresses_of(self._tensors) == self._places
             and self._sources.unchanged()
-            and self._alignments() == self._aligned
         )
 
     def launch(self) -> None:
@@ -111,14 +116,13 @@ class _Recording:
             table.move(role)
         for memory in self._zeros:
             memory.zero_()
-        for each in self._launches:
-            words, alone = each.words, each.alone
-            for place, role, slot in alone:
-                words[place] = role.addresses[slot] if each.by_address else role[slot]
-            if each.reaches:
-                with reachable(each.reaches):
-                    each.call(*words)
+        for call, words, alone, within in self._launches:
+            for place, role, slot, by_address in alone:
+                words[place] = role.addresses[slot] if by_address else role[slot]
+            if within is None:
+                call(*words)
             else:
-                each.call(*words)
-            for place, _, _ in alone:
+                with within:
+                    call(*words)
+            for place, _, _, _ in alone:
                 words[place] = None

@@ -46,9 +46,10 @@ def addresses_of(tensors: Iterable[Tensor]) -> array[int]:
 
 def same(found: Sequence[object], before: Sequence[object]) -> bool:
     """Return True if two sequences hold the same objects."""
-    if len(found) != len(before):
+    count = len(found)
+    if count != len(before):
         return False
-    if len(found) >= LONG and type(found) is type(before) is list:
+    if count >= LONG and type(found) is type(before) is list:
         reader = library()
         if reader is not None:
             return reader.same_objects(found, before)
