@@ -90,7 +90,9 @@ class Runs:
             self._key = [(address, list(has)) for address, has in key]
             self._at = {place: FixedTensors(runs) for place, runs in self._by_place().items()}
             self._gradients = None
-        if self._gradients is None or not self._parallelism.alone:
+        if not self._parallelism.alone:
+            return self._parallelism.gradients(self._at)
+        if self._gradients is None:
             self._gradients = self._parallelism.gradients(self._at)
         return self._gradients
 

@@ -80,7 +80,9 @@ class GradientPlan:
 
     def gradients(self, parallelism: Parallelism) -> Gradients:
         """Gradients by what they count for."""
-        if self._gradients is None or not parallelism.alone:
+        if not parallelism.alone:
+            return parallelism.gradients(self._counted)
+        if self._gradients is None:
             self._gradients = parallelism.gradients(self._counted)
         return self._gradients
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch.nn import Parameter
 
 from tests.helpers.battery import HYPER, Subject, advance, fill, observed, runs_of_triton
 from twinstep.fast.kernels.reduce import reduce_list_kernel
+from twinstep.fast.optimizers.parallelism import SHARED, Parallelism
+from twinstep.fast.optimizers.plan import GradientPlan
 from twinstep.fast.runtime import recorder, repeated
 
 PLAIN = ("FusedAdam", "FusedLamb")
@@ -246,3 +249,16 @@ def test_an_argument_that_lies_elsewhere_ends_it(counted: Counted) -> None:
     memory: Tensor = optimizer._step._limbs
     memory.data = memory.data.clone()
     assert step(4) == before + 1
+
+
+def test_gradients_are_kept_apart_from_those_of_steps_that_ask_other_ranks() -> None:
+    param = Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    plan = GradientPlan([[param]], [SHARED], torch.zeros_like)
+    engine = SimpleNamespace(enable_backward_allreduce=True)
+    ranks = Parallelism(engine=engine)
+    kept = plan.gradients(ranks)
+    engine.enable_backward_allreduce = False
+    assert plan.gradients(ranks) is not kept
+    engine.enable_backward_allreduce = True
+    assert plan.gradients(ranks) is kept
