@@ -18,7 +18,6 @@ take one more: clipping rounds to their dtype, as storing the clipped gradient w
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import NoReturn
 
 import torch
@@ -297,11 +296,27 @@ class StepDriver:
             clip_apart: gradients that are clipped by a launch of their own, before the update.
             timed: is entered with the name of each phase, "compute_norm" and "basic_step".
         """
-        make = partial(self._launch, gradients, groups, optimizer, external, clip_apart, timed)
-        one_sum = gradients.one_sum and not gradients.over_ranks
+
+        def make() -> None:
+            apart = len(groups[0].steps) > SERIAL
+            with timed("compute_norm"):
+                first = self.decide(
+                    gradients,
+                    None if apart else groups[0],
+                    external=external,
+                    clips_apart=len(clip_apart) > 0,
+                )
+            with timed("basic_step"):
+                if clip_apart:
+                    # Only the norm decides: gradients that do not count in it cannot skip a step.
+                    self.clip(clip_apart)
+                if apart:
+                    first = self._prepared(0, groups[0], first)
+                self._update(first, groups, optimizer)
+
         # A norm that the host forms is written to memory by it, not by a launch.
-        launched = self._repeats and one_sum and self.kind != GIVEN
-        if launched and timed is nullcontext and not clip_apart:
+        launched = self._repeats and self.kind != GIVEN and gradients.one_sum
+        if launched and not gradients.over_ranks and timed is nullcontext and not clip_apart:
             lists = [gradients.counted, *[group.lists[1] for group in groups]]
             key = self._key(groups, optimizer, external)
             try:
@@ -315,41 +330,12 @@ class StepDriver:
         if isinstance(optimizer, FusedLamb):
             optimizer.record_coeffs(list(self._ratios.values()))
 
-    def _launch(
-        self,
-        gradients: Gradients,
-        groups: Sequence[GroupTensors],
-        optimizer: FusedAdam | FusedLamb,
-        external: bool,
-        clip_apart: Sequence[Tensor],
-        timed: Callable[[str], AbstractContextManager[object]],
-    ) -> None:
-        """Make all launches of a step; see `run`."""
-        apart = len(groups[0].steps) > SERIAL
-        with timed("compute_norm"):
-            first = self.decide(
-                gradients,
-                None if apart else groups[0],
-                external=external,
-                clips_apart=len(clip_apart) > 0,
-            )
-        with timed("basic_step"):
-            if clip_apart:
-                # Only the norm decides: gradients that do not count in it cannot skip a step.
-                self.clip(clip_apart)
-            if apart:
-                first = self._prepared(0, groups[0], first)
-            self._update(first, groups, optimizer)
-
     def _key(
         self, groups: Sequence[GroupTensors], optimizer: FusedAdam | FusedLamb, external: bool
     ) -> list[object]:
         """What decides about the launches of a step, but for gradients."""
-        if isinstance(optimizer, FusedLamb):
-            form = optimizer.eps_inside_sqrt
-        else:
-            form = optimizer.adam_w_mode
-        key: list[object] = [type(optimizer), form, external, *groups]
+        form = "eps_inside_sqrt" if isinstance(optimizer, FusedLamb) else "adam_w_mode"
+        key: list[object] = [form, getattr(optimizer, form), external, *groups]
         key += self.control.several(OWN if self._finish is None else SCALED)
         for hyper in self._hyper:
             key += hyper.hyper()

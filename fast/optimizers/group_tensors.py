@@ -28,5 +28,5 @@ class GroupTensors:
 
     @cached_property
     def contiguous(self) -> bool:
-        """Whether all tensors of the lists are."""
+        """True if all tensors of the lists are contiguous."""
         return are_contiguous(self.lists)

@@ -46,7 +46,7 @@ class Driver(Protocol):
 
 @dataclass(eq=False)
 class Known:
-    """What is known of one kernel.
+    """Facts about one kernel, and its launches.
 
     Attributes:
         kernel: kept alive, since it is found by its identity.
