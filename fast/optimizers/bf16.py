@@ -240,8 +240,7 @@ class BF16Optimizer(Wrapper, Accumulated):
             inside = self._fused()
             if inside is None:
                 check_numbers(self.param_groups, "BF16Optimizer.step")
-            count = 0 if inside is None else len(self.groups)
-            groups = [self._group_tensors(index) for index in range(count)]
+            groups = [] if inside is None else self._group_tensors()
             apart = self._clipped_apart()
         except Exception as error:
             self._step.refuse(self._parallelism, error)
@@ -275,12 +274,19 @@ class BF16Optimizer(Wrapper, Accumulated):
         drop_gradients(self.fp32_groups_flat_partition)
         copy_masters_to_model(self.groups)
 
-    def _group_tensors(self, index: int) -> GroupTensors:
+    def _group_tensors(self) -> list[GroupTensors]:
+        placed = [[group.master, group.accumulator, group.flat] for group in self.groups]
+        count = len(self.groups)
+        return self._groups_laid_out(
+            self.groups, placed, lambda: [self._laid(index) for index in range(count)]
+        )
+
+    def _laid(self, index: int) -> GroupTensors:
         group = self.groups[index]
         state = self._state_to_step(group.master)
         moments = [state[name] for name in MOMENTS]
         row = [group.master, group.accumulator, *moments, group.flat]
-        fixed = self._fixed[index].of(lambda: row, partial(group.lists, moments))
+        fixed = self._fixed[index].of(row, partial(group.lists, moments))
         bias_correction = bool(self.param_groups[index]["bias_correction"])
         return GroupTensors(lists=fixed, steps=[state["step"]], bias_correction=bias_correction)
 

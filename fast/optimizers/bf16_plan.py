@@ -45,17 +45,15 @@ class Accumulation:
             return
         reader = self._reader
         addresses = [group.accumulator.data_ptr() for group in self._groups]
-        found = None if reader is None or addresses != self._addresses else reader.read()
-        if reader is None or found is None:
+        if reader is None or addresses != self._addresses or not reader.read():
             self._addresses = addresses
             reader = self._reader = self._lay_out()
-            found = reader.read()
-            assert found is not None
-        if self._layout is None:
+            read = reader.read()
+            assert read
+        if self._grads is None:
             accumulate_gradients(self._groups)
             return
-        grads = found.moving(slice(0, len(found.params)), self._layout)
-        accumulate_lists(self._views, grads, self._cache)
+        accumulate_lists(self._views, self._grads, self._cache)
         for group, here in zip(self._groups, self._here, strict=True):
             group.has_gradient = list(map(or_, group.has_gradient, here))
 
@@ -69,7 +67,9 @@ class Accumulation:
             view for view, has in zip(views, chain(*self._here), strict=True) if has
         )
         grads = [gradient(param) for param in reader.params]
-        self._layout = Layout(grads) if all(reader.contiguous) else None
+        self._grads: Sequence[Tensor] | None = None
+        if all(reader.contiguous):
+            self._grads = reader.moving(slice(0, len(grads)), Layout(grads))
         return reader
 
 
@@ -81,6 +81,7 @@ class Runs:
         self._used = [group.numel for group in groups]
         self._key: object = None
         self._at: dict[Place, Sequence[Tensor]] = {}
+        self._gradients: Gradients | None = None
 
     def gradients(self) -> Gradients:
         """Gradients that count in the norm of this step."""
@@ -88,7 +89,12 @@ class Runs:
         if key != self._key:
             self._key = [(address, list(has)) for address, has in key]
             self._at = {place: FixedTensors(runs) for place, runs in self._by_place().items()}
-        return self._parallelism.gradients(self._at)
+            self._gradients = None
+        if not self._parallelism.alone:
+            return self._parallelism.gradients(self._at)
+        if self._gradients is None:
+            self._gradients = self._parallelism.gradients(self._at)
+        return self._gradients
 
     def whole(self) -> list[Tensor]:
         """Everything that is accumulated, in one view of each group."""

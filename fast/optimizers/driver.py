@@ -39,14 +39,16 @@ from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.norms import GIVEN, kind_of_norm, norm_on_host
 from twinstep.fast.optimizers.parallelism import Gradients, Parallelism
-from twinstep.fast.optimizers.reduction import is_one_sum, reduce_over_ranks
+from twinstep.fast.optimizers.reduction import reduce_over_ranks
 from twinstep.fast.optimizers.scalers import LossScale
 from twinstep.fast.runtime.control import SLOTS, ControlBlock, GroupBlock
 from twinstep.fast.runtime.repeated import Repeated
 from twinstep.fast.runtime.tables import TableCache
 
 SERIAL = 4 * LANES.value  # counters
+KERNELS = (FusedAdam, FusedLamb)  # whose update is a kernel here
 OWN = finalise_unscaled.CONTROLS[5:]  # that belong to no group
+SCALED = (*finalise_kernel.CONTROLS, "external_scale")
 
 
 class StepDriver:
@@ -105,7 +107,7 @@ class StepDriver:
             max_norm: largest norm of the gradients; 0 or less for any.
             external_scale: what the gradients were made with, where it is not the scaler's.
         """
-        if isinstance(optimizer, FusedAdam | FusedLamb):
+        if isinstance(optimizer, KERNELS):
             for index, group in enumerate(optimizer.param_groups):
                 if index == len(self._hyper):
                     lamb = isinstance(optimizer, FusedLamb)
@@ -312,14 +314,13 @@ class StepDriver:
                     first = self._prepared(0, groups[0], first)
                 self._update(first, groups, optimizer)
 
-        one_sum = is_one_sum(gradients) and not gradients.over_ranks
         # A norm that the host forms is written to memory by it, not by a launch.
-        launched = self._repeats and one_sum and self.kind != GIVEN
-        if launched and timed is nullcontext and not clip_apart:
-            roles = [gradients.counted, *(group.lists[1] for group in groups)]
+        launched = self._repeats and self.kind != GIVEN and gradients.one_sum
+        if launched and not gradients.over_ranks and timed is nullcontext and not clip_apart:
+            lists = [gradients.counted, *[group.lists[1] for group in groups]]
             key = self._key(groups, optimizer, external)
             try:
-                self._repeated(key, roles, self.device, make)
+                self._repeated(key, lists, self.device, make)
             except BaseException:
                 self._limbs.zero_()
                 raise
@@ -327,18 +328,17 @@ class StepDriver:
             self.forget()
             make()
         if isinstance(optimizer, FusedLamb):
-            optimizer.record_coeffs([self._ratios[index] for index in range(len(groups))])
+            optimizer.record_coeffs(list(self._ratios.values()))
 
     def _key(
         self, groups: Sequence[GroupTensors], optimizer: FusedAdam | FusedLamb, external: bool
     ) -> list[object]:
         """What decides about the launches of a step, but for gradients."""
         form = "eps_inside_sqrt" if isinstance(optimizer, FusedLamb) else "adam_w_mode"
-        names = OWN if self._finish is None else finalise_kernel.CONTROLS
-        controls = [self.control["external_scale"], *self.control.several(names)]
-        key: list[object] = [form, getattr(optimizer, form), external, *controls]
-        for group, hyper in zip(groups, self._hyper, strict=False):
-            key += [*group.key(), *hyper.hyper()]
+        key: list[object] = [form, getattr(optimizer, form), external, *groups]
+        key += self.control.several(OWN if self._finish is None else SCALED)
+        for hyper in self._hyper:
+            key += hyper.hyper()
         return key
 
     def clip(self, gradients: Sequence[Tensor]) -> None:

@@ -28,7 +28,7 @@ from twinstep.fast.kernels._arith import INV_SCALE
 from twinstep.fast.optimizers.flat_groups import flat_group
 from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
-from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scaled_wrapper import Given, ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.optimizers.zeros import clear_gradients
 
@@ -128,6 +128,7 @@ class FP16Optimizer(ScaledWrapper):
         self._groups = [flat_group(g["params"], where.format(i)) for i, g in enumerate(options)]
         for group, flat in zip(options, self._groups, strict=True):
             group["params"] = [flat.master]
+        self._rows = [[group.master] for group in self._groups]
         self._prepare(self._params())
         if compat.step_at_construction:
             self.initialize_optimizer_states()
@@ -189,7 +190,7 @@ class FP16Optimizer(ScaledWrapper):
             inside = self._fused()
             if inside is None:
                 check_numbers(self.param_groups, f"{type(self).__name__}.step")
-            groups = [] if inside is None else self._group_tensors(given())
+            groups = [] if inside is None else self._group_tensors(given)
         except Exception as error:
             self._step.refuse(self._parallelism, error)
         external = self._external_scale() is not None
@@ -207,27 +208,25 @@ class FP16Optimizer(ScaledWrapper):
             self.timers.log(PHASES if inside is not None else PHASES_BY_TORCH)
         return None
 
-    def _group_tensors(self, given: Sequence[Sequence[Tensor]]) -> list[GroupTensors]:
+    def _group_tensors(self, given: Given) -> list[GroupTensors]:
         """Groups as the kernels take them: pieces of masters, in the order of the parameters."""
-        found = []
-        for index, (group, grads) in enumerate(zip(self._groups, given, strict=True)):
-            state = self._state_to_step(group.master)
-            flat = [group.master, *(state[name] for name in MOMENTS)]
-            masters, *moments, weights = self._fixed[index].of(
-                partial(chain, flat, group.params),
-                partial(group.lists, flat),
-                few=flat,
-                plan=self._plan,
-            )
-            found.append(
-                GroupTensors(
-                    lists=[masters, grads, *moments, weights],
-                    steps=[state["step"]],
-                    bias_correction=bool(self.param_groups[index]["bias_correction"]),
-                    shared=True,
-                )
-            )
-        return found
+
+        def make() -> list[GroupTensors]:
+            return [self._laid(index, grads) for index, grads in enumerate(given())]
+
+        return self._groups_laid_out(self._plan, self._rows, make)
+
+    def _laid(self, index: int, grads: Sequence[Tensor]) -> GroupTensors:
+        group = self._groups[index]
+        state = self._state_to_step(group.master)
+        flat = [group.master, *(state[name] for name in MOMENTS)]
+        masters, *others = self._fixed[index].of([*flat, *group.params], partial(group.lists, flat))
+        return GroupTensors(
+            lists=[masters, grads, *others],
+            steps=[state["step"]],
+            bias_correction=bool(self.param_groups[index]["bias_correction"]),
+            shared=True,
+        )
 
     def _step_by_torch(self, params: list[Tensor], gradients: Gradients, external: bool) -> None:
         """Unscale with torch, call the inner optimizer, copy to the model; the host waits."""

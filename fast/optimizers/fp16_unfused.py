@@ -8,10 +8,12 @@ on the device before a backward pass that comes earlier.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import cast, overload
 
 import torch
@@ -27,17 +29,17 @@ from twinstep.contract.parallel import Engine, ExpertGroups, ModelParallelUnit
 from twinstep.contract.refusals import check_legacy_lamb
 from twinstep.contract.tensors import check_param, drop_gradients
 from twinstep.fast.kernels._arith import INV_SCALE
-from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.group_tensors import GroupTensors
 from twinstep.fast.optimizers.parallelism import Gradients
-from twinstep.fast.optimizers.plan import MasterPlan
-from twinstep.fast.optimizers.scaled_wrapper import ScaledWrapper
+from twinstep.fast.optimizers.scaled_wrapper import Given, ScaledWrapper
 from twinstep.fast.optimizers.scalers import LossScale, saved_scale, wrapper_loss_scale
 from twinstep.fast.optimizers.zeros import clear_gradients, clear_where
+from twinstep.fast.runtime.lists import FixedTensors
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.watch import NotedGradients, gradient
 
+_CONTIGUOUS: Callable[[GroupTensors], bool] = attrgetter("contiguous")
 WRITTEN = (0, 2, 3, 4)  # masters, both moments and model weights, among the lists of a group
 
 
@@ -75,6 +77,8 @@ class FP16UnfusedOptimizer(ScaledWrapper):
     """
 
     _copies = False  # the update reads gradients in any layout
+
+    _counts_together = False
 
     @constructed_by_all
     def __init__(
@@ -133,7 +137,6 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         self.fp32_groups = [[_master(p) for p in params] for params in self.fp16_groups]
         for group, masters in zip(groups, self.fp32_groups, strict=True):
             group["params"] = masters
-        self._laid_out: MasterPlan | None = None
         self._stale: NotedGradients | None = None
         self._prepare(
             self._params(),
@@ -155,11 +158,6 @@ class FP16UnfusedOptimizer(ScaledWrapper):
         An optimizer that is not ours makes its state when it first steps.
         """
         self._initialize(self._masters())
-
-    def _fused(self) -> FusedAdam | FusedLamb | None:
-        # One counter for tensors that the kernels would count one by one.
-        inside = super()._fused()
-        return None if inside is None or inside.compat.shared_step_counter else inside
 
     def _sync_state(self) -> None:
         stale, self._stale = self._stale, None
@@ -203,54 +201,52 @@ class FP16UnfusedOptimizer(ScaledWrapper):
             TypeError: a hyper-parameter is no number.
                 Over ranks as in `FP16Optimizer.step`. Nothing has changed.
         """
-        with ExitStack() as lent:
-            try:
-                self._refuse(closure)
-                gradients, given = self._read(self.fp16_groups)
-                self.sync_hyperparameters()
-                inside = self._fused()
-                if inside is None:
-                    check_numbers(self.param_groups, f"{type(self).__name__}.step")
-                    self._sync_state()
-                groups = [] if inside is None else self._group_tensors(given())
-                for index, group in enumerate(groups):
-                    lists = lent.enter_context(contiguous_lists(group.lists, WRITTEN))
-                    if lists is not group.lists:
-                        groups[index] = replace(group, lists=lists)
-            except Exception as error:
-                self._step.refuse(self._parallelism, error)
-            external = self._external_scale() is not None
+        lent: ExitStack | None = None
+        try:
+            self._refuse(closure)
+            gradients, given = self._read(self.fp16_groups)
+            self.sync_hyperparameters()
+            inside = self._fused()
             if inside is None:
-                self._step_inside(self._params(), gradients, external)
-                return None
+                check_numbers(self.param_groups, f"{type(self).__name__}.step")
+                self._sync_state()
+            groups = [] if inside is None else self._group_tensors(given)
+            if not all(map(_CONTIGUOUS, groups)):
+                lent = ExitStack()
+                groups = [_lent(lent, group) for group in groups]
+        except Exception as error:
+            self._step.refuse(self._parallelism, error)
+        external = self._external_scale() is not None
+        if inside is None:
+            self._step_inside(self._params(), gradients, external)
+            return None
+        if lent is None:
             self._step.run(gradients, groups, inside, external=external)
+        else:
+            with lent:
+                self._step.run(gradients, groups, inside, external=external)
         self._stepped = True
         self._stale = NotedGradients(self._params()) if self._plan is None else self._plan.noted()
         return None
 
-    def _group_tensors(self, given: Sequence[Sequence[Tensor]]) -> list[GroupTensors]:
+    def _group_tensors(self, given: Given) -> list[GroupTensors]:
         """Groups as the kernels take them."""
-        if self._laid_out is None or not self._laid_out.holds(
-            self._plan, self.fp32_groups, self._states()
-        ):
-            self._laid_out = MasterPlan(self._plan, self._columns(), self._fixed, self._states)
-        return [
-            GroupTensors(
-                lists=[masters, grads, *rest],
-                steps=steps,
-                bias_correction=bool(options["bias_correction"]),
-            )
-            for (masters, *rest), steps, grads, options in zip(
-                self._laid_out.lists, self._laid_out.steps, given, self.param_groups, strict=True
-            )
-        ]
 
-    def _columns(self) -> Iterator[list[list[Tensor]]]:
-        """Masters, counters, moments and model weights of each group."""
-        for params, masters in zip(self.fp16_groups, self.fp32_groups, strict=True):
-            states = [self._state_to_step(master) for master in masters]
-            named = [[state[name] for state in states] for name in ("step", *MOMENTS)]
-            yield [masters, *named, params]
+        def make() -> list[GroupTensors]:
+            return [self._laid(index, grads) for index, grads in enumerate(given())]
+
+        return self._groups_laid_out(self._plan, self.fp32_groups, make)
+
+    def _laid(self, index: int, grads: Sequence[Tensor]) -> GroupTensors:
+        states = [self._state_to_step(master) for master in self.fp32_groups[index]]
+        moments = [[state[name] for state in states] for name in MOMENTS]
+        columns = [self.fp32_groups[index], *moments, self.fp16_groups[index]]
+        masters, *others = self._fixed[index].of(chain(*columns), partial(_detached, columns))
+        return GroupTensors(
+            lists=[masters, grads, *others],
+            steps=FixedTensors(state["step"] for state in states),
+            bias_correction=bool(self.param_groups[index]["bias_correction"]),
+        )
 
     def _gradient(self, param: Tensor) -> Tensor:
         return self._zeros(param) if param.grad is None else param.grad
@@ -369,3 +365,12 @@ class FP16UnfusedOptimizer(ScaledWrapper):
 
 def _master(param: Tensor) -> Tensor:
     return param.detach().to(torch.float32, copy=True).requires_grad_()
+
+
+def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[tensor.detach() for tensor in column] for column in columns]
+
+
+def _lent(to: ExitStack, group: GroupTensors) -> GroupTensors:
+    """The same group with contiguous lists, which are written back at the end of a context."""
+    return replace(group, lists=to.enter_context(contiguous_lists(group.lists, WRITTEN)))

@@ -8,7 +8,8 @@ a control block, and only when they have changed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import cast, overload
 
 import torch
@@ -33,7 +34,6 @@ from twinstep.fast.runtime.lists import FixedLists
 from twinstep.fast.runtime.repeated import Repeated
 from twinstep.fast.runtime.strides import contiguous_lists
 from twinstep.fast.runtime.tables import TableCache
-from twinstep.fast.runtime.watch import Found
 
 KEPT = ("adam_w_mode", "set_grad_none", "compat")  # attributes that a pickle carries
 WRITTEN = (0, 2, 3)  # parameters and both moments, among the lists of an update
@@ -142,35 +142,30 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         shared = self.compat.shared_step_counter
-        found = None if self._plan is None else self._plan.read(self, shared=shared)
-        if self._plan is None or found is None:
-            self._plan, found = laid_out(self, self._state_of, self._fixed, shared=shared)
-        self._launch(self._plan, found)
+        plan = self._plan
+        if plan is None or not plan.read(self, shared=shared):
+            plan = self._plan = laid_out(self, self._state_of, self._fixed, shared=shared)
+        # In launches as they were at the last step where nothing has changed.
+        key: list[object] = [plan, self.adam_w_mode]
+        for part in plan.parts:
+            key.append(self.param_groups[part.index]["bias_correction"])
+            key += self._block(part).hyper()
+        self._repeated(key, plan.grads, plan.device, partial(self._update_all, plan))
         return loss
 
-    def _launch(self, plan: StepPlan, found: Found) -> None:
-        """Update all parts, in launches as they were at the last step where nothing has changed."""
-        rows = [
-            (part, self._block(part), found.moving(part.places, part.layout)) for part in plan.parts
-        ]
-        key: list[object] = [plan, self.adam_w_mode]
-        for part, block, _ in rows:
-            key += [self.param_groups[part.index]["bias_correction"], *block.hyper()]
-
-        def make() -> None:
-            for part, block, grads in rows:
-                self._update(part, block, grads)
-
-        self._repeated(key, [grads for *_, grads in rows], plan.device, make)
+    def _update_all(self, plan: StepPlan) -> None:
+        for part in plan.parts:
+            self._update(part, self._block(part))
 
     def _block(self, part: StepPart) -> GroupBlock:
         key = (part.index, part.device)
-        if key not in self._blocks:
-            self._blocks[key] = GroupBlock(part.device, lamb=False)
-        self._blocks[key].set_group(self.param_groups[part.index])
-        return self._blocks[key]
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = GroupBlock(part.device, lamb=False)
+        block.set_group(self.param_groups[part.index])
+        return block
 
-    def _update(self, part: StepPart, block: GroupBlock, grads: Sequence[Tensor]) -> None:
+    def _update(self, part: StepPart, block: GroupBlock) -> None:
         """Advance the counters of a part and update its parameters with their corrections."""
         coefficients = prepare_adam(
             part.steps,
@@ -178,8 +173,7 @@ class FusedAdam(torch.optim.Optimizer):
             bias_correction=bool(self.param_groups[part.index]["bias_correction"]),
             cache=self._cache,
         )
-        weights, *moments = part.lists
-        with contiguous_lists([weights, grads, *moments], WRITTEN) as lanes:
+        with contiguous_lists(part.lists, WRITTEN) as lanes:
             update_adam(
                 lanes,
                 coefficients,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from functools import partial
+from itertools import repeat
 from typing import cast, overload
 
 import torch
@@ -88,6 +89,7 @@ class FusedLamb(torch.optim.Optimizer):
     ) -> None:
         check_keywords("FusedLamb", torchs, amsgrad)
         self.eps_inside_sqrt, self.compat = bool(eps_inside_sqrt), compat
+        # Without places: those that follow.
         self._ratios: list[tuple[Sequence[int], Tensor]] = []
         self._forget_device()
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
@@ -121,17 +123,14 @@ class FusedLamb(torch.optim.Optimizer):
         Waits for the device.
         """
         found: dict[int, float] = {}
-        for places, ratios in self._ratios:
+        for given, ratios in self._ratios:
+            places = given or range(len(found), len(found) + len(ratios))
             found.update(zip(places, ratios.tolist(), strict=True))
         return [found[place] for place in sorted(found)]
 
     def record_coeffs(self, ratios: Sequence[Tensor]) -> None:
         """Remember trust ratios of a step that was taken elsewhere, in order; none forgets all."""
-        ends = list(accumulate(map(len, ratios), initial=0))
-        self._ratios = [
-            (range(first, end), each)
-            for first, end, each in zip(ends, ends[1:], ratios, strict=False)
-        ]
+        self._ratios = list(zip(repeat(()), ratios))
 
     @overload
     def step(
@@ -210,34 +209,29 @@ class FusedLamb(torch.optim.Optimizer):
 
     def _step_by_plan(self) -> None:
         """Step with the gradients of the parameters as they are."""
-        found = None if self._plan is None else self._plan.read(self, shared=False)
-        if self._plan is None or found is None:
-            self._plan, found = laid_out(self, self._state_of, self._fixed)
         plan = self._plan
-        rows = [
-            (part, self._block(part.index, part.device), found.moving(part.places, part.layout))
-            for part in plan.parts
-        ]
+        if plan is None or not plan.read(self, shared=False):
+            plan = self._plan = laid_out(self, self._state_of, self._fixed)
         key: list[object] = [plan, self.eps_inside_sqrt]
-        for part, block, _ in rows:
-            key += [self.param_groups[part.index]["bias_correction"], *block.hyper()]
+        for part in plan.parts:
+            key.append(self.param_groups[part.index]["bias_correction"])
+            key += self._block(part.index, part.device).hyper()
+        make = partial(self._update_all, plan)
+        self._ratios = self._repeated(key, plan.grads, plan.device, make)
 
-        def make() -> list[tuple[Sequence[int], Tensor]]:
-            return [(part.numbers, self._update(part, block, grads)) for part, block, grads in rows]
+    def _update_all(self, plan: StepPlan) -> list[tuple[Sequence[int], Tensor]]:
+        return [(part.numbers, self._update(part)) for part in plan.parts]
 
-        self._ratios = self._repeated(key, [grads for *_, grads in rows], plan.device, make)
-
-    def _update(self, part: StepPart, block: GroupBlock, grads: Sequence[Tensor]) -> Tensor:
+    def _update(self, part: StepPart) -> Tensor:
         """Advance the counters of a part and update its parameters; their trust ratios."""
-        group = self.param_groups[part.index]
+        group, block = self.param_groups[part.index], self._block(part.index, part.device)
         coefficients = prepare_lamb(
             part.steps,
             [*block.hyper(), block["factor"], block["found_inf"]],
             bias_correction=bool(group["bias_correction"]),
             cache=self._cache,
         )
-        weights, *moments = part.lists
-        return self._updated([weights, grads, *moments], coefficients)
+        return self._updated(part.lists, coefficients)
 
     def _step_batch(self, rows: list[Row], scale: Number) -> Tensor:
         """Step parameters that share their coefficients; their trust ratios."""
@@ -275,10 +269,11 @@ class FusedLamb(torch.optim.Optimizer):
 
     def _block(self, index: int, device: torch.device) -> GroupBlock:
         key = (index, device)
-        if key not in self._blocks:
-            self._blocks[key] = GroupBlock(device, lamb=True)
-        self._blocks[key].set_group(self.param_groups[index])
-        return self._blocks[key]
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = GroupBlock(device, lamb=True)
+        block.set_group(self.param_groups[index])
+        return block
 
     def initialize_states(self) -> None:
         """Make the state of parameters that have not been stepped yet; values stay as they are."""

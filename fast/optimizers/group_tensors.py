@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
-from twinstep.fast.runtime.lists import FixedTensors
+from twinstep.fast.runtime.strides import are_contiguous
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GroupTensors:
-    """The tensors of one group.
+    """The tensors of one group; compared by identity.
 
     Attributes:
-        lists: masters, gradients, first and second moments, model weights; contiguous.
+        lists: masters, gradients, first and second moments, model weights; contiguous where kernels
+            take them.
         steps: counters of completed steps.
         bias_correction: of the group.
         shared: the tensors are pieces of one master with one counter.
@@ -24,8 +26,7 @@ class GroupTensors:
     bias_correction: bool
     shared: bool = False
 
-    def key(self) -> list[object]:
-        """Objects that are the same for as long as nothing but gradients is elsewhere."""
-        masters, _, *others = self.lists
-        steps = [self.steps] if isinstance(self.steps, FixedTensors) else self.steps
-        return [masters, *others, *steps, self.bias_correction, self.shared]
+    @cached_property
+    def contiguous(self) -> bool:
+        """True if all tensors of the lists are contiguous."""
+        return are_contiguous(self.lists)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch.distributed as dist
 from torch import Tensor
@@ -66,12 +67,18 @@ class Gradients:
     unreduced: Groups = ()
     model: Groups = ()
 
-    @property
+    @cached_property
     def over_ranks(self) -> bool:
         """True if there is any group."""
         if self.model or self.unreduced:
             return True
         return any(share.experts or share.replicas for share in self.shares)
+
+    @cached_property
+    def one_sum(self) -> bool:
+        """True if all gradients are added over the same ranks."""
+        alone = all(share.experts is None and share.replicas is None for share in self.shares)
+        return alone and not self.uncounted and not self.unreduced
 
     @property
     def counted(self) -> Sequence[Tensor]:
@@ -132,6 +139,13 @@ class Parallelism:
             unreduced=self._unreduced(),
             model=[] if self.mpu is None else [self.mpu.get_model_parallel_group()],
         )
+
+    @property
+    def alone(self) -> bool:
+        """True if no rank is asked for anything: gradients at the same places are the same."""
+        if self.mpu is not None or self.expert_groups or self.expert_data_groups:
+            return False
+        return self.engine is None or bool(self.engine.enable_backward_allreduce)
 
     def _names(self) -> list[str]:
         return sorted({*self.expert_groups, *self.expert_data_groups})

@@ -6,22 +6,20 @@ Marks of parameters (experts, tensor parallelism) are read when it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from torch import Tensor
 
 from twinstep.contract.moments import MOMENTS
-from twinstep.fast.optimizers.parallelism import Place
-from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout, MovingTensors
+from twinstep.fast.optimizers.group_tensors import GroupTensors
+from twinstep.fast.optimizers.parallelism import Gradients, Parallelism, Place
+from twinstep.fast.runtime.lists import Layout
 from twinstep.fast.runtime.watch import (
-    Found,
     GradientReader,
     NotedGradients,
     Placed,
     StateWatch,
-    addresses_of,
     gradient,
     same,
 )
@@ -37,7 +35,6 @@ class GradientPlan:
 
     Attributes:
         fits: False where a gradient is not contiguous; nothing else may be called then.
-        params: of all groups, with gradients or without.
     """
 
     def __init__(
@@ -46,33 +43,31 @@ class GradientPlan:
         places: Sequence[Place],
         zeros: Callable[[Tensor], Tensor],
     ) -> None:
-        self.params = list(chain(*groups))
+        params = list(chain(*groups))
         self._groups = [list(group) for group in groups]
-        self._reader = GradientReader(self.params)
+        self._reader = GradientReader(params)
         self._zeros = zeros
         self.fits = all(self._reader.contiguous)
-        self._counted = self._by_place(places) if self.fits else []
-        self._given: list[_Given] = []
+        own = [at for at, param in zip(places, params, strict=True) if param.grad is not None]
+        self._counted = self._by_place(own) if self.fits else {}
+        self._gradients: Gradients | None = None
+        self._given: list[Sequence[Tensor]] = []
 
-    def _by_place(self, places: Sequence[Place]) -> list[tuple[Place, slice | list[int], Layout]]:
-        found: dict[Place, list[int]] = {}
-        own = [at for at, param in zip(places, self.params, strict=True) if param.grad is not None]
-        for index, place in enumerate(own):
-            found.setdefault(place, []).append(index)
+    def _by_place(self, places: Sequence[Place]) -> dict[Place, Sequence[Tensor]]:
+        """Gradients by what they count for."""
+        at: dict[Place, list[int]] = {}
+        for index, place in enumerate(places):
+            at.setdefault(place, []).append(index)
         grads = [gradient(param) for param in self._reader.params]
-        return [
-            (
-                place,
-                slice(0, len(own)) if len(members) == len(own) else members,
-                Layout([grads[index] for index in members]),
-            )
-            for place, members in found.items()
-        ]
+        return {
+            place: self._reader.moving(members, Layout([grads[index] for index in members]))
+            for place, members in at.items()
+        }
 
-    def read(self, groups: Sequence[Sequence[Tensor]]) -> Found | None:
-        """Return the gradients of these groups; None where the plan does not fit any more."""
+    def read(self, groups: Sequence[Sequence[Tensor]]) -> bool:
+        """Read the gradients of these groups; False where the plan does not fit any more."""
         if len(groups) != len(self._groups) or not all(map(same, groups, self._groups)):
-            return None
+            return False
         return self._reader.read()
 
     def drop(self) -> None:
@@ -83,96 +78,79 @@ class GradientPlan:
         """Remember which tensors were read."""
         return self._reader.noted()
 
-    def counted(self, found: Found) -> dict[Place, Sequence[Tensor]]:
+    def gradients(self, parallelism: Parallelism) -> Gradients:
         """Gradients by what they count for."""
-        return {place: found.moving(members, layout) for place, members, layout in self._counted}
+        if not parallelism.alone:
+            return parallelism.gradients(self._counted)
+        if self._gradients is None:
+            self._gradients = parallelism.gradients(self._counted)
+        return self._gradients
 
-    def given(self, found: Found) -> list[Sequence[Tensor]]:
+    def given(self) -> list[Sequence[Tensor]]:
         """Gradients of each group, with zeros for those that are missing."""
         if not self._given:
             start = 0
             for group in self._groups:
-                have = sum(param.grad is not None for param in group)
-                self._given.append(_Given(group, slice(start, start + have), self._zeros))
-                start += have
-        return [given.of(found) for given in self._given]
+                self._given.append(self._complete(group, start))
+                start += sum(param.grad is not None for param in group)
+        return self._given
+
+    def _complete(self, group: Sequence[Tensor], start: int) -> Sequence[Tensor]:
+        """Gradients of one group, the first of which has a place, in the order of parameters."""
+        places, zeros, rows = list[int](), list[Tensor](), list[Tensor]()
+        for param in group:
+            if param.grad is not None:
+                places.append(start)
+                rows.append(param.grad)
+                start += 1
+            else:
+                places.append(len(self._reader.params) + len(zeros))
+                zeros.append(self._zeros(param))
+                rows.append(zeros[-1])
+        chosen = places if zeros else slice(start - len(group), start)
+        return self._reader.moving(chosen, Layout(rows), zeros)
 
 
-class _Given:
-    """Gradients of one group, complete."""
-
-    def __init__(
-        self, params: Sequence[Tensor], part: slice, zeros: Callable[[Tensor], Tensor]
-    ) -> None:
-        self._part = part
-        # None where there is a gradient.
-        self._zeros = [zeros(param) if param.grad is None else None for param in params]
-        self._complete = part.stop - part.start == len(params)
-        self._layout = Layout(
-            [
-                gradient(param) if zero is None else zero
-                for param, zero in zip(params, self._zeros, strict=True)
-            ]
-        )
-
-    def of(self, found: Found) -> Sequence[Tensor]:
-        """Gradients in the order of the parameters, and zeros."""
-        if self._complete:
-            return found.moving(self._part, self._layout)
-        rest = iter(found.moving(self._part, None))
-        whole = [next(rest) if zero is None else zero for zero in self._zeros]
-        return MovingTensors(whole, addresses_of(whole), self._layout)
-
-
-class MasterPlan:
-    """Lists of all groups with a master for each parameter, but for gradients.
+class GroupPlan:
+    """Tensors of all groups, as kernels take them, for as long as they stay where they are.
 
     Args:
-        gradients: the plan that they are read by; None if they must be looked at every time.
-        columns: of each group, masters, counters, both moments and model weights.
-        fixed: lists by group, kept where nothing but the plan has changed.
-        states: returns the state of all masters, by dict.
+        gradients: what reads the gradients among them.
+        groups: of which all is kept.
+        placed: by group, what the lists are views of, but for gradients and state.
+        states: of all masters, by dict.
+        corrections: the option `bias_correction` of each group.
 
     Attributes:
-        lists: of each group, masters, first and second moments and model weights.
-        steps: of each group, counters.
+        groups: as they were given.
     """
 
     def __init__(
         self,
-        gradients: GradientPlan | None,
-        columns: Iterable[list[list[Tensor]]],
-        fixed: Mapping[int, FixedLists],
-        states: Callable[[], Sequence[Mapping[Tensor, Mapping[str, Tensor]]]],
+        gradients: object,
+        groups: list[GroupTensors],
+        placed: Sequence[Sequence[Tensor]],
+        states: Sequence[Mapping[Tensor, Mapping[str, Tensor]]],
+        corrections: list[object],
     ) -> None:
-        self._gradients = gradients
-        self._masters: list[list[Tensor]] = []
-        self.lists: list[list[FixedTensors]] = []
-        self.steps: list[FixedTensors] = []
-        for index, (masters, steps, *rest) in enumerate(columns):
-            own = [masters, *rest]
-            self._masters.append(masters)
-            self.lists.append(fixed[index].of(partial(chain, *own), partial(_detached, own)))
-            self.steps.append(FixedTensors(steps))
-        self._placed = Placed(list(chain(*self._masters)))
-        self._states = [StateWatch(state, ("step", *MOMENTS)) for state in states()]
+        self._gradients, self.groups, self._corrections = gradients, groups, corrections
+        self._rows = [list(row) for row in placed]
+        self._placed = Placed(list(chain(*self._rows)))
+        self._states = [StateWatch(state, ("step", *MOMENTS)) for state in states]
 
     def holds(
         self,
-        gradients: GradientPlan | None,
-        masters: Sequence[Sequence[Tensor]],
+        gradients: object,
+        placed: Sequence[Sequence[Tensor]],
         states: Sequence[Mapping[Tensor, Mapping[str, Tensor]]],
+        corrections: list[object],
     ) -> bool:
         """Return True while everything lies where it did."""
         return (
-            gradients is not None
-            and gradients is self._gradients
-            and len(masters) == len(self._masters)
-            and all(map(same, masters, self._masters))
+            gradients is self._gradients
+            and len(placed) == len(self._rows)
+            and all(map(same, placed, self._rows))
+            and corrections == self._corrections
             and self._placed.holds()
-            and all(watch.holds(state) for watch, state in zip(self._states, states, strict=True))
+            and all(map(StateWatch.holds, self._states, states))
         )
-
-
-def _detached(columns: Iterable[Sequence[Tensor]]) -> list[list[Tensor]]:
-    return [[tensor.detach() for tensor in column] for column in columns]

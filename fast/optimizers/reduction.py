@@ -46,7 +46,7 @@ def reduce_over_ranks(
         The refusal, or an error in entering this rank's gradients, which is one: to be raised once
         all collectives of the step have been met, with the limbs cleared. None without.
     """
-    alone = is_one_sum(gradients)
+    alone = gradients.one_sum
     rows = [limbs]
     if not alone:
         matrix = limbs.new_zeros(len(gradients.shares) + 1, limbs.numel())
@@ -66,12 +66,6 @@ def reduce_over_ranks(
     for group in gradients.model:
         dist.all_reduce(limbs, op=_operation(kind), group=group)
     return refusal
-
-
-def is_one_sum(gradients: Gradients) -> bool:
-    """Return True if all gradients are added over the same ranks."""
-    alone = all(share.experts is None and share.replicas is None for share in gradients.shares)
-    return alone and not gradients.uncounted and not gradients.unreduced
 
 
 def _operation(kind: str) -> dist.ReduceOp.RedOpType:

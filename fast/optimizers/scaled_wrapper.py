@@ -6,9 +6,7 @@ the state dicts wait for it; `backward` and `step` do not.
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import initialize
 from twinstep.fast.kernels.finalise import Finish
-from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.driver import KERNELS, StepDriver
 from twinstep.fast.optimizers.fused_adam import FusedAdam
 from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.fast.optimizers.norms import kind_of_norm
@@ -52,6 +50,8 @@ class ScaledWrapper(Wrapper, Scaled):
     _unscaled = "low_precision_dtype"
     # Whether the update reads contiguous copies of gradients.
     _copies = True
+    # Whether kernels may advance one counter for all parameters of a group.
+    _counts_together = True
     # Whether finite gradients whose squares are past fp32 are an overflow.
     _bounded = True
 
@@ -131,17 +131,15 @@ class ScaledWrapper(Wrapper, Scaled):
             RuntimeError: one is sparse.
         """
         plan = self._plan
-        found = None if plan is None else plan.read(groups)
-        if plan is None or found is None:
+        if plan is None or not plan.read(groups):
             params = list(chain(*groups))
             check_dense_gradients(params, f"{type(self).__name__}.step")
             places = self._parallelism.places(params, without_experts=self._without_experts)
             plan = GradientPlan(groups, places, self._zeros)
-            self._plan = plan if plan.fits else None
-            found = plan.read(groups) if plan.fits else None
-            if found is None:
+            self._plan = plan if plan.fits and plan.read(groups) else None
+            if self._plan is None:
                 return self._read_strided(groups, places)
-        return self._parallelism.gradients(plan.counted(found)), partial(plan.given, found)
+        return plan.gradients(self._parallelism), plan.given
 
     def _read_strided(
         self, groups: Sequence[Sequence[Tensor]], places: Sequence[Place]
@@ -164,15 +162,18 @@ class ScaledWrapper(Wrapper, Scaled):
     def _fused(self) -> FusedAdam | FusedLamb | None:
         """The optimizer inside, where kernels can do all that its `step` would do."""
         inside = self._held()
-        if type(inside) not in (FusedAdam, FusedLamb):
+        if not isinstance(inside, KERNELS) or type(inside) not in KERNELS:
+            return None
+        if inside.compat.shared_step_counter and not self._counts_together:
             return None
         # Its hooks want to be called, and clipping each gradient comes after unscaling it.
         if inside._optimizer_step_pre_hooks or inside._optimizer_step_post_hooks:
             return None
-        limits = [group.get("max_grad_norm", 0.0) for group in inside.param_groups]
-        if any(isinstance(limit, Tensor) or limit > 0.0 for limit in limits):
-            return None
-        return cast(FusedAdam | FusedLamb, inside)
+        for group in inside.param_groups:
+            limit = group.get("max_grad_norm", 0.0)
+            if isinstance(limit, Tensor) or limit > 0.0:
+                return None
+        return inside
 
     def _sync_state(self) -> None:
         """Take notice of the last step; waits for the device where there was one.

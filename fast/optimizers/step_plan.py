@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from twinstep.contract.moments import MOMENTS
 from twinstep.contract.shards import check_gradient_shards, local_of
 from twinstep.contract.tensors import FLOATS, check_dense_gradients
 from twinstep.fast.runtime.lists import FixedLists, FixedTensors, Layout
-from twinstep.fast.runtime.watch import Found, GradientReader, StateWatch, gradient, same
+from twinstep.fast.runtime.watch import GradientReader, StateWatch, gradient, same
 
 StateOf = Callable[[Tensor], dict[str, Tensor]]
 Key = tuple[object, ...]
+_PARAMS: Callable[[Mapping[str, Any]], list[Tensor]] = itemgetter("params")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,24 +32,16 @@ class StepPart:
     Attributes:
         index: of the group.
         device: of the parameters.
-        places: of their gradients among those of all groups.
-        lists: parameters, first and second moments.
-        layout: of the gradients; None where one is not contiguous.
+        numbers: places of their gradients among those of all groups.
+        lists: parameters, gradients, first and second moments.
         steps: counters that advance; one for all, or one for each.
     """
 
     index: int
     device: torch.device
-    places: slice | list[int]
-    lists: list[FixedTensors]
-    layout: Layout | None
+    numbers: Sequence[int]
+    lists: list[Sequence[Tensor]]
     steps: FixedTensors
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The places one by one."""
-        at = self.places
-        return range(at.start, at.stop) if isinstance(at, slice) else at
 
 
 class StepPlan:
@@ -61,6 +55,8 @@ class StepPlan:
 
     Attributes:
         parts: updates in the order of their launches.
+        grads: of each part.
+        device: of all parts; None where they have several, or there are none.
     """
 
     def __init__(
@@ -84,13 +80,10 @@ class StepPlan:
         self.parts: list[StepPart] = []
         for (index, device), places in self._by_device().items():
             self._add(index, device, places)
-        self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
-
-    @property
-    def device(self) -> torch.device | None:
-        """Of all parts; None where they have several, or there are none."""
+        self.grads = [part.lists[1] for part in self.parts]
         devices = {part.device for part in self.parts}
-        return devices.pop() if len(devices) == 1 else None
+        self.device = devices.pop() if len(devices) == 1 else None
+        self._state = StateWatch(optimizer.state, ("step", *MOMENTS))
 
     def _by_device(self) -> dict[tuple[int, torch.device], list[int]]:
         """Places of parameters that have a gradient, for each group and device."""
@@ -128,29 +121,31 @@ class StepPlan:
         columns = [params, *([local_of(state[name]) for state in states] for name in MOMENTS)]
         whole = places == list(range(places[0], places[0] + len(places)))
         contiguous = all(self._reader.contiguous[place] for place in places)
+        layout = Layout([gradient(param) for param in params]) if contiguous else None
+        chosen = slice(places[0], places[0] + len(places)) if whole else places
+        fixed: list[Sequence[Tensor]] = [*self._fixed[key].of(chain(*columns), lambda: columns)]
         self.parts.append(
             StepPart(
                 index=key[0],
                 device=key[1],
-                places=slice(places[0], places[0] + len(places)) if whole else places,
-                lists=self._fixed[key].of(lambda: chain(*columns), lambda: columns),
-                layout=Layout([gradient(param) for param in params]) if contiguous else None,
+                numbers=places,
+                lists=[fixed[0], self._reader.moving(chosen, layout), *fixed[1:]],
                 steps=FixedTensors(state["step"] for state in counting),
             )
         )
 
-    def read(self, optimizer: torch.optim.Optimizer, *, shared: bool) -> Found | None:
-        """Return the gradients of this step; None where the plan does not fit any more."""
+    def read(self, optimizer: torch.optim.Optimizer, *, shared: bool) -> bool:
+        """Read the gradients of this step; False where the plan does not fit any more."""
         groups = optimizer.param_groups
         if len(groups) != len(self._params) or self._shared != shared:
-            return None
-        if not all(map(same, (group["params"] for group in groups), self._params)):
-            return None
+            return False
+        if not all(map(same, map(_PARAMS, groups), self._params)):
+            return False
         if self._dtensors:
             if any(local_of(param) not in self._parts_of for param in self._dtensors):
-                return None
+                return False
             self._lend_gradients()
-        return self._reader.read() if self._state.holds(optimizer.state) else None
+        return self._state.holds(optimizer.state) and self._reader.read()
 
     def _lend_gradients(self) -> None:
         """Let parts of DTensors have their parts of the gradients."""
@@ -165,9 +160,9 @@ def laid_out(
     fixed: Mapping[Key, FixedLists],
     *,
     shared: bool = False,
-) -> tuple[StepPlan, Found]:
+) -> StepPlan:
     """Make a plan, and read the gradients of its first step; see `StepPlan`."""
     plan = StepPlan(optimizer, state_of, fixed, shared=shared)
-    found = plan.read(optimizer, shared=shared)
-    assert found is not None
-    return plan, found
+    read = plan.read(optimizer, shared=shared)
+    assert read
+    return plan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -13,8 +14,12 @@ from twinstep.contract.moments import StateDict, new_state
 from twinstep.contract.timers import Timers
 from twinstep.contract.wrapper import State, refuse_named_state
 from twinstep.fast.optimizers.driver import StepDriver
+from twinstep.fast.optimizers.group_tensors import GroupTensors
+from twinstep.fast.optimizers.plan import GroupPlan
 from twinstep.fast.runtime.checks import require_not_captured
 from twinstep.fast.runtime.lists import FixedLists
+
+_CORRECTION: Callable[[Mapping[str, object]], object] = itemgetter("bias_correction")
 
 
 class Wrapper(twinstep.contract.wrapper.Wrapper):
@@ -32,6 +37,7 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         # State that a step has written, as far as the host knows; see `_sync_state`.
         self._pending: dict[Tensor, State] = {}
         self._fixed: defaultdict[int, FixedLists] = defaultdict(FixedLists)  # by group
+        self._group_plan: GroupPlan | None = None
         super().__init__(optimizer, timers, split=split)
 
     @property
@@ -68,6 +74,28 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         """State that the inner optimizer has, and state that steps have written since."""
         return self._held().state, self._pending
 
+    def _groups_laid_out(
+        self,
+        gradients: object,
+        placed: Sequence[Sequence[Tensor]],
+        make: Callable[[], list[GroupTensors]],
+    ) -> list[GroupTensors]:
+        """What `make` returns for the kernels, made anew where it may differ; see `GroupPlan`.
+
+        Args:
+            gradients: what reads the gradients; None where they are those of one step.
+            placed: as of `GroupPlan`.
+            make: returns all groups.
+        """
+        if gradients is None:
+            return make()
+        held, corrections = self._group_plan, list(map(_CORRECTION, self.param_groups))
+        if held is None or not held.holds(gradients, placed, self._states(), corrections):
+            groups = make()
+            held = GroupPlan(gradients, groups, placed, self._states(), corrections)
+            self._group_plan = held
+        return held.groups
+
     def _sync_state(self) -> None:
         """Hand over the state of masters that have been stepped."""
         for master, state in list(self._pending.items()):
@@ -79,4 +107,5 @@ class Wrapper(twinstep.contract.wrapper.Wrapper):
         self._held().load_state_dict(state_dict)
         self._pending.clear()
         self._fixed.clear()
+        self._group_plan = None
         self._step.forget()

@@ -174,7 +174,7 @@ class ZeroMasters(Sharded, ScaledWrapper):
         state = self._state_to_step(group.master)
         moments = [state[name] for name in MOMENTS]
         row = [group.master, group.reduced, *moments, group.flat]
-        fixed = self._fixed[index].of(lambda: row, partial(group.lists, moments))
+        fixed = self._fixed[index].of(row, partial(group.lists, moments))
         bias_correction = bool(self.param_groups[index]["bias_correction"])
         return GroupTensors(lists=fixed, steps=[state["step"]], bias_correction=bias_correction)
 

@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 Key = tuple[object, ...]
 _GET: Callable[..., object] = dict.get
 _DTYPE: Callable[[object], object] = attrgetter("dtype")
+_STATE: Callable[[object], object] = attrgetter("hash", "pre_run_hooks")
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 FIRST = 9  # place of a kernel's first argument among those of a compiled kernel's launcher
@@ -44,8 +45,8 @@ class Driver(Protocol):
 
 
 @dataclass(eq=False)
-class _Known:
-    """What is known of one kernel.
+class Known:
+    """Facts about one kernel, and its launches.
 
     Attributes:
         kernel: kept alive, since it is found by its identity.
@@ -90,8 +91,35 @@ class _Known:
         return tensors, [place for place in tensors if self.aligned[place]], matter
 
 
-Started = tuple[_Known, Any, tuple[object, ...]]
-_KNOWN: dict[int, _Known] = {}
+class Sources:
+    """Sources of several kernels, looked at together.
+
+    Args:
+        kernels: that are unchanged now.
+    """
+
+    def __init__(self, kernels: Sequence[Known]) -> None:
+        self._kernels = [known.kernel for known in kernels]
+        self._states: list[object] = [(known.source, []) for known in kernels]
+        # What several kernels have read is looked up once.
+        read = {
+            (id(names), name, id(value)): (names, name, value)
+            for known in kernels
+            for names, name, value in zip(known.modules, known.names, known.values, strict=True)
+        }
+        self._modules = [names for names, _, _ in read.values()]
+        self._names = [name for _, name, _ in read.values()]
+        self._values = [value for _, _, value in read.values()]
+
+    def unchanged(self) -> bool:
+        """Return True while `Known.unchanged` holds for all of them."""
+        if list(map(_STATE, self._kernels)) != self._states:
+            return False
+        return all(map(is_, map(_GET, self._modules, self._names), self._values))
+
+
+Started = tuple[Known, Any, tuple[object, ...]]
+_KNOWN: dict[int, Known] = {}
 
 
 def start(
@@ -183,7 +211,7 @@ def _key(
     )
 
 
-def _specialised(known: _Known, place: int, value: int) -> Key:
+def _specialised(known: Known, place: int, value: int) -> Key:
     """What Triton makes of an integer."""
     width = () if known.typed[place] else (value in _INT32, value in _INT64)
     if not known.equal[place]:
@@ -191,7 +219,7 @@ def _specialised(known: _Known, place: int, value: int) -> Key:
     return (*width, value == 1, known.aligned[place] and value % 16 == 0)
 
 
-def _look_at(kernel: Any) -> _Known | None:
+def _look_at(kernel: Any) -> Known | None:
     """Note what a kernel's launches are specialised on, once Triton has compiled one of them."""
     if type(kernel) is not JITFunction or kernel.hash is None:
         return None
@@ -201,7 +229,7 @@ def _look_at(kernel: Any) -> _Known | None:
     params = [param for param in kernel.params if not param.is_constexpr]
     if any(param.is_constexpr for param in kernel.params[: len(params)]):
         return None
-    known = _KNOWN[id(kernel)] = _Known(
+    known = _KNOWN[id(kernel)] = Known(
         kernel=kernel,
         source=kernel.hash,
         aligned=[not param.do_not_specialize_on_alignment for param in params],

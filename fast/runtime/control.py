@@ -30,7 +30,7 @@ beginning of the block, so that one asynchronous copy carries it.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import cast
 
@@ -116,12 +116,11 @@ class ControlBlock:
         """Return a control: a view of its slot, or the tensor that was set in its place."""
         return self._foreign.get(name, self._views[name])
 
-    def several(self, names: Sequence[str]) -> list[Tensor]:
+    def several(self, names: tuple[str, ...]) -> list[Tensor]:
         """Controls in the order of their names; nothing may be written into the list."""
-        key = tuple(names)
-        found = self._ordered.get(key)
+        found = self._ordered.get(names)
         if found is None:
-            found = self._ordered[key] = [self[name] for name in names]
+            found = self._ordered[names] = [self[name] for name in names]
         return found
 
     def set(self, name: str, value: Number) -> None:
@@ -195,11 +194,12 @@ class GroupBlock(ControlBlock):
         self.lamb = lamb
         bounds = ("max_coeff", "min_coeff", "max_grad_norm") if lamb else ()
         self._names = ("lr", "eps", "weight_decay", *bounds)
+        self._hyper = HYPER if lamb else HYPER[:5]
         self._last: list[object] | None = None  # numbers that were sent
 
     def set_group(self, group: ParamGroup) -> None:
         """Take over a group's hyper-parameters, in at most one asynchronous copy."""
-        values = [*cast(Iterable[Number], group["betas"]), *map(group.__getitem__, self._names)]
+        values = [*cast("Iterable[Number]", group["betas"]), *map(group.__getitem__, self._names)]
         if self._last is not None and all(map(is_, values, self._last)):
             return
         self._last = None
@@ -213,4 +213,4 @@ class GroupBlock(ControlBlock):
 
     def hyper(self) -> list[Tensor]:
         """The group's controls, in the order of HYPER."""
-        return self.several(HYPER if self.lamb else HYPER[:5])
+        return self.several(self._hyper)

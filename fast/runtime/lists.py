@@ -30,8 +30,8 @@ class MovingTensors(Sequence[Tensor]):
 
     Args:
         tensors: may be looked up only when one of them is asked for.
-        addresses: where they lie now.
-        layout: the same object for as long as sizes and dtypes stay the same.
+        addresses: where they lie now; another array takes its place where they move.
+        layout: of them, wherever they are.
     """
 
     def __init__(self, tensors: Sequence[Tensor], addresses: array[int], layout: Layout) -> None:
@@ -123,34 +123,23 @@ class FixedLists:
     """Lists for kernels, made anew only when memory or layout of a tensor has changed."""
 
     def __init__(self) -> None:
-        self._quick: Key | None = None
         self._places: list[Key] | None = None
         self._lists: list[FixedTensors] = []
 
     def of(
-        self,
-        tensors: Callable[[], Iterable[Tensor]],
-        make: Callable[[], Iterable[Iterable[Tensor]]],
-        *,
-        few: Iterable[Tensor] = (),
-        plan: object = None,
+        self, tensors: Iterable[Tensor], make: Callable[[], Iterable[Iterable[Tensor]]]
     ) -> list[FixedTensors]:
         """Return what `make` has returned for tensors of this memory and layout.
 
         Args:
-            tensors: returns those whose memory the lists are views of. It is kept alive, so that
-                nothing else can come to lie at the same addresses.
+            tensors: whose memory the lists are views of. It is kept alive, so that nothing else
+                can come to lie at the same addresses.
             make: returns the lists.
-            few: of the tensors, those that are looked at in any case.
-            plan: not None: while it is the same, the others are known to be where they were.
         """
-        quick = (plan, _places(few))
-        if plan is not None and quick == self._quick:
-            return self._lists
-        places = _places(tensors())
+        places = _places(tensors)
         if places != self._places:
             self._lists = [FixedTensors(each) for each in make()]
-        self._quick, self._places = quick, places
+        self._places = places
         return self._lists
 
 

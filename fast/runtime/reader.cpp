@@ -189,7 +189,7 @@ int same_items(PyObject* dict, PyObject* keys, PyObject* values) {
     return 1;
 }
 
-// Whether each dict has, under each name, the tensor that it had: name by name, dict by dict.
+// Whether each dict has, under each name, the tensor that it had: dict by dict, name by name.
 int same_entries(PyObject* dicts, PyObject* names, PyObject* tensors) {
     const Py_ssize_t count = PyList_GET_SIZE(dicts), width = PyTuple_GET_SIZE(names);
     for (Py_ssize_t start = 0; start < count; start += BLOCK) {
@@ -206,7 +206,7 @@ int same_entries(PyObject* dicts, PyObject* names, PyObject* tensors) {
                     PyErr_Clear();
                     return 0;
                 }
-                if (found != PyList_GET_ITEM(tensors, name * count + i)) return 0;
+                if (found != PyList_GET_ITEM(tensors, i * width + name)) return 0;
             }
     }
     return 1;

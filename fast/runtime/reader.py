@@ -122,7 +122,7 @@ class Reader:
         Args:
             dicts: a list of them.
             names: a tuple of keys.
-            tensors: under the first name those of all dicts, and so on.
+            tensors: those of the first dict in the order of the names, and so on.
         """
         return bool(self._functions.same_entries(dicts, names, tensors))
 

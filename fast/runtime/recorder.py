@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
+from twinstep.fast.runtime.compiled import Known
 from twinstep.fast.runtime.lists import FixedTensors, MovingTensors
 
-Roles = Sequence[Sequence[Tensor]]
+TensorLists = Sequence[Sequence[Tensor]]
 _current: ContextVar[Recorder | None] = ContextVar("recorder of this thread", default=None)
 
 
@@ -27,64 +28,53 @@ class Moves(Protocol):
         """Write the addresses that the tensors have now."""
 
 
-class Kernel(Protocol):
-    """A kernel that has been compiled."""
-
-    def unchanged(self) -> bool:
-        """Return True while its source and what that has read are as they were."""
-
-
 @dataclass(frozen=True, eq=False)
 class Noted:
     """A launch.
 
     Attributes:
         call: launches.
-        words: its arguments.
-        alone: place among them, and number, of a moving list whose only tensor is an argument.
-        by_address: tensors are given as addresses.
-        reaches: lists that it reaches through tables; moving ones by their number.
+        words: its arguments, with None in the places of `alone`.
+        alone: place among them, list and slot of a tensor that may move, and whether its address is
+            the argument.
+        reaches: lists that it reaches through tables.
     """
 
     call: Callable[..., object]
-    words: Sequence[object]
-    alone: list[tuple[int, int]]
-    by_address: bool
-    reaches: list[Sequence[Tensor] | int]
+    words: list[object]
+    alone: list[tuple[int, MovingTensors, int, bool]]
+    reaches: TensorLists
 
 
 class Recorder:
     """Launches as they are made.
 
     Args:
-        moving: lists whose tensors may lie elsewhere at every step.
+        lists: whose tensors may lie elsewhere at every step.
 
     Attributes:
         complete: all that was done can be done again.
         launches: in their order.
-        tables: that move, each with the number of its list.
+        tables: that move, each with its list.
         zeros: memory that is zero when the launches begin.
         tensors: arguments that do not move.
         kernels: that were compiled.
-        slots: of moving lists with one tensor that is not empty, that one's slot by number.
+        alone: of moving lists with one tensor that is not empty, the list and its slot.
     """
 
-    def __init__(self, moving: Roles) -> None:
+    def __init__(self, lists: TensorLists) -> None:
         self.complete = True
         self.launches: list[Noted] = []
-        self.tables: list[tuple[Moves, int]] = []
+        self.tables: list[tuple[Moves, MovingTensors]] = []
         self.zeros: list[Tensor] = []
         self.tensors: list[Tensor] = []
-        self.kernels: list[Kernel] = []
-        self.slots: dict[int, int] = {}
-        self._moving = moving
-        for number, role in enumerate(moving):
-            if isinstance(role, MovingTensors) and len(role.layout.filled) == 1:
-                self.slots[number] = role.layout.filled[0]
-        self._alone = [(moving[number][slot], number) for number, slot in self.slots.items()]
+        self.kernels: list[Known] = []
+        self._moving = [role for role in lists if isinstance(role, MovingTensors)]
+        alone = (role for role in self._moving if len(role.layout.filled) == 1)
+        self.alone = [(role, role.layout.filled[0]) for role in alone]
 
-    def _number_of(self, role: object) -> int | None:
-        return next((n for n, known in enumerate(self._moving) if known is role), None)
+    def _knows(self, role: object) -> bool:
+        return any(known is role for known in self._moving)
 
     def note_launch(
         self,
@@ -94,36 +84,31 @@ class Recorder:
         *,
         first: int = 0,
         by_address: bool = False,
-        reaches: Roles = (),
-        kernel: Kernel | None = None,
+        reaches: TensorLists = (),
+        kernel: Known | None = None,
     ) -> None:
         """Note that `call(*words)` was made; `args` are the kernel's, from place `first` on."""
-        alone: list[tuple[int, int]] = []
+        moving = [(role[slot], role, slot) for role, slot in self.alone]
+        alone: list[tuple[int, MovingTensors, int, bool]] = []
+        kept = list(words)
         for place, arg in enumerate(args, start=first):
-            number = next((number for tensor, number in self._alone if tensor is arg), None)
-            if number is not None:
-                alone.append((place, number))
+            found = next((each[1:] for each in moving if each[0] is arg), None)
+            if found is not None:
+                alone.append((place, *found, by_address))
+                kept[place] = None  # a gradient lives no longer than its step
             elif isinstance(arg, Tensor):
                 self.tensors.append(arg)
-        reached: list[Sequence[Tensor] | int] = []
         for role in reaches:
-            number = self._number_of(role)
-            reached.append(role if number is None else number)
-            self.complete &= number is not None or not isinstance(role, MovingTensors)
-        # A gradient lives no longer than its step.
-        kept = list(words)
-        for place, _ in alone:
-            kept[place] = None
-        self.launches.append(Noted(call, tuple(kept), alone, by_address, reached))
+            self.complete &= self._knows(role) or not isinstance(role, MovingTensors)
+        self.launches.append(Noted(call, kept, alone, tuple(reaches)))
         if kernel is not None and kernel not in self.kernels:
             self.kernels.append(kernel)
 
-    def note_table(self, roles: Roles, table: Moves | None) -> None:
+    def note_table(self, roles: TensorLists, table: Moves | None) -> None:
         """Note a table of these lists: it moves with one of them, or none of them may."""
         moving = [role for role in roles if not isinstance(role, FixedTensors)]
-        numbers = [self._number_of(role) for role in moving]
-        if table is not None and len(numbers) == 1 and numbers[0] is not None:
-            self.tables.append((table, numbers[0]))
+        if table is not None and len(moving) == 1 and self._knows(moving[0]):
+            self.tables.append((table, cast(MovingTensors, moving[0])))
         else:
             self.complete &= not moving
 
@@ -150,7 +135,7 @@ def refuse() -> None:
         notes.complete = False
 
 
-def note_table(roles: Roles, table: Moves | None = None) -> None:
+def note_table(roles: TensorLists, table: Moves | None = None) -> None:
     """Tell the recorder of a table; see `Recorder.note_table`."""
     notes = recorder()
     if notes is not None:

@@ -70,7 +70,12 @@ def contiguous_lists(
             contiguous are lent as they are, dense ones as views, others as copies.
         written: the roles that kernels write.
     """
-    return nullcontext(lists) if all(map(_contiguous, lists)) else _lent(lists, written)
+    return nullcontext(lists) if are_contiguous(lists) else _lent(lists, written)
+
+
+def are_contiguous(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Return True if all tensors of these lists are contiguous."""
+    return all(map(_contiguous, lists))
 
 
 @contextmanager

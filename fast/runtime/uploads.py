@@ -73,6 +73,7 @@ class RenewedUpload(Upload):
     def __init__(self, host: Tensor, device: torch.device, most: int) -> None:
         super().__init__(host, device)
         self._ring = StagingRing(most)
+        self._parts: dict[tuple[int, int], Tensor] = {}
         self._last = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def order(self) -> None:
@@ -89,7 +90,10 @@ class RenewedUpload(Upload):
 
     def renew(self, start: int, words: Tensor) -> None:
         """Write words from `start` on; after `order`."""
-        target = self.data[start : start + words.numel()]
+        key = start, words.numel()
+        target = self._parts.get(key)
+        if target is None:
+            target = self._parts[key] = self.data[start : start + key[1]]
         if self._last is None:
             target.copy_(words)
         else:

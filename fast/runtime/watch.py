@@ -15,7 +15,6 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
 from typing import Any, overload
@@ -47,9 +46,10 @@ def addresses_of(tensors: Iterable[Tensor]) -> array[int]:
 
 def same(found: Sequence[object], before: Sequence[object]) -> bool:
     """Return True if two sequences hold the same objects."""
-    if len(found) != len(before):
+    count = len(found)
+    if count != len(before):
         return False
-    if len(found) >= LONG and type(found) is type(before) is list:
+    if count >= LONG and type(found) is type(before) is list:
         reader = library()
         if reader is not None:
             return reader.same_objects(found, before)
@@ -78,35 +78,21 @@ class Placed:
 
 
 class Grads(Sequence[Tensor]):
-    """Gradients of parameters that have one, looked up when they are asked for.
+    """Gradients of parameters, looked up whenever they are asked for; none is kept.
 
     Args:
-        params: all of them.
-        places: of those that are meant.
+        params: that have a gradient; None where there is a tensor in its place.
+        others: those tensors; None where there is a parameter.
     """
 
-    def __init__(self, params: Sequence[Tensor], places: slice | list[int]) -> None:
-        self._params, self._places = params, places
-        self._found: list[Tensor] | None = None
-
-    def _all(self) -> list[Tensor]:
-        if self._found is None:
-            chosen = self._places
-            params = (
-                self._params[chosen]
-                if isinstance(chosen, slice)
-                else map(self._params.__getitem__, chosen)
-            )
-            self._found = list(map(gradient, params))
-        return self._found
+    def __init__(self, params: list[Tensor | None], others: list[Tensor | None]) -> None:
+        self._params, self._others = params, others
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._all())
+        return map(_gradient_or, self._params, self._others)
 
     def __len__(self) -> int:
-        if isinstance(self._places, slice):
-            return len(range(*self._places.indices(len(self._params))))
-        return len(self._places)
+        return len(self._params)
 
     @overload
     def __getitem__(self, place: int) -> Tensor: ...
@@ -115,30 +101,15 @@ class Grads(Sequence[Tensor]):
     def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
 
     def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
-        if isinstance(place, int) and isinstance(self._places, slice) and self._found is None:
-            return gradient(self._params[range(*self._places.indices(len(self._params)))[place]])
-        return self._all()[place]
+        if isinstance(place, slice):
+            return Grads(self._params[place], self._others[place])
+        return _gradient_or(self._params[place], self._others[place])
 
 
-@dataclass(eq=False)
-class Found:
-    """Gradients of a step: the parameters that have them, and their addresses."""
-
-    params: list[Tensor]
-    addresses: array[int]
-
-    def moving(self, places: slice | list[int], layout: Layout | None) -> Sequence[Tensor]:
-        """Those at some places, for kernels; without a layout they are not contiguous."""
-        grads = Grads(self.params, places)
-        if layout is None:
-            return list(grads)
-        if isinstance(places, list):
-            addresses = array("q", map(self.addresses.__getitem__, places))
-        elif places == slice(0, len(self.params)):
-            addresses = self.addresses
-        else:
-            addresses = self.addresses[places]
-        return MovingTensors(grads, addresses, layout)
+def _gradient_or(param: Tensor | None, other: Tensor | None) -> Tensor:
+    found = other if param is None else param.grad
+    assert found is not None
+    return found
 
 
 class GradientReader:
@@ -151,6 +122,7 @@ class GradientReader:
     Attributes:
         params: that have a gradient.
         contiguous: of each of them, whether its gradient is.
+        addresses: of the gradients that were read last; another array for each step.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -159,42 +131,90 @@ class GradientReader:
         absent = [p for p, grad in zip(params, grads, strict=True) if grad is None]
         found = [grad for grad in grads if grad is not None]
         self.contiguous = [grad.is_contiguous() for grad in found]
-        self._dtypes = [grad.dtype for grad in found]
+        dtypes = [grad.dtype for grad in found]
         self._places, self._absent = addresses_of(self.params), Placed(absent)
-        self._empty = addresses_of(found).count(0)
+        parts = [slice(at, at + BLOCK) for at in range(0, len(found), BLOCK)]
+        self._blocks = [
+            (self.params[part], dtypes[part], self.contiguous[part], self._places[part])
+            for part in parts
+        ]
+        self.addresses = addresses_of(found)
+        self._empty = self.addresses.count(0)
         self._reader = reader_of(self.params, absent)
         self._kinds: array[int] | None = None
+        self._lists: list[tuple[MovingTensors, slice | list[int] | None, array[int]]] = []
 
-    def read(self) -> Found | None:
-        """Return the gradients; None where anything but their addresses has changed."""
-        reader, absent = self._reader, self._absent.tensors
+    def moving(
+        self, places: slice | list[int], layout: Layout | None, others: Sequence[Tensor] = ()
+    ) -> Sequence[Tensor]:
+        """A list of the gradients at some places, for kernels; it follows what is read.
+
+        Args:
+            places: among the gradients, with the others behind them.
+            layout: None where a gradient is not contiguous.
+            others: tensors that stay where they are.
+        """
+        params: list[Tensor | None] = [*self.params, *repeat(None, len(others))]
+        beside: list[Tensor | None] = [*repeat(None, len(self.params)), *others]
+        every = range(len(params))
+        chosen = list(every[places]) if isinstance(places, slice) else places
+        grads = Grads([params[place] for place in chosen], [beside[place] for place in chosen])
+        if layout is None:
+            return grads
+        found = MovingTensors(grads, self.addresses, layout)
+        whole = not others and chosen == list(every)
+        self._lists.append((found, None if whole else places, addresses_of(others)))
+        self._move()
+        return found
+
+    def _move(self) -> None:
+        """Tell the lists where gradients lie now."""
+        for moving, places, others in self._lists:
+            if places is None:
+                moving.addresses = self.addresses
+                continue
+            addresses = self.addresses + others if others else self.addresses
+            if isinstance(places, list):
+                moving.addresses = array("q", map(addresses.__getitem__, places))
+            else:
+                moving.addresses = addresses[places]
+
+    def read(self) -> bool:
+        """Read the gradients; False where anything but their addresses has changed."""
+        reader = self._reader
+        if self._absent and not self._still_absent():
+            return False
         addresses = None
-        if reader is None:
-            if not all(map(is_, map(_GRAD, absent), repeat(None))):
-                return None
-        elif not reader.without_gradients(absent):
-            return None
-        if not self._absent.holds():
-            return None
         if reader is not None and self._kinds is not None:
             addresses = reader.gradients(self.params, self._places, self._kinds)
         if addresses is None:
             addresses = self._read_by_python()
-            if addresses is not None and reader is not None:
+            if addresses is None:
+                return False
+            if reader is not None:
                 self._kinds = reader.kinds_of_gradients(self.params, self._places, addresses)
-        return None if addresses is None else Found(self.params, addresses)
+        self.addresses = addresses
+        self._move()
+        return True
+
+    def _still_absent(self) -> bool:
+        """Whether parameters that had no gradient have none, and lie where they did."""
+        absent = self._absent.tensors
+        if self._reader is None:
+            none = all(map(is_, map(_GRAD, absent), repeat(None)))
+        else:
+            none = self._reader.without_gradients(absent)
+        return none and self._absent.holds()
 
     def _read_by_python(self) -> array[int] | None:
         addresses = array("q")
         try:
-            for start in range(0, len(self.params), BLOCK):
-                end = start + BLOCK
-                params = self.params[start:end]
+            for params, dtypes, contiguous, places in self._blocks:
                 block = list(map(_GRAD, params))
                 if (
-                    list(map(_DTYPE, block)) != self._dtypes[start:end]
-                    or list(map(_CONTIGUOUS, block)) != self.contiguous[start:end]
-                    or addresses_of(params) != self._places[start:end]
+                    list(map(_DTYPE, block)) != dtypes
+                    or list(map(_CONTIGUOUS, block)) != contiguous
+                    or addresses_of(params) != places
                 ):
                     return None
                 addresses.extend(map(_ADDRESS, block))
@@ -254,7 +274,7 @@ class StateWatch:
 
     Args:
         state: of an optimizer, by parameter.
-        names: of the entries that matter; dicts that lack one of them do not.
+        names: of the entries that matter, two or more; dicts that lack one of them do not.
     """
 
     def __init__(self, state: Mapping[Tensor, Mapping[str, Tensor]], names: Sequence[str]) -> None:
@@ -262,7 +282,8 @@ class StateWatch:
         self._values: list[object] = list(state.values())
         self._names = tuple(names)
         self._dicts = [held for held in state.values() if all(name in held for name in names)]
-        self._tensors = Placed([held[name] for name in names for held in self._dicts])
+        self._entries: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]] = itemgetter(*names)
+        self._tensors = Placed(list(chain.from_iterable(map(self._entries, self._dicts))))
         plain = isinstance(state, dict) and all(type(held) is dict for held in self._dicts)
         self._reader = reader_of(self._tensors.tensors) if plain else None
 
@@ -270,6 +291,8 @@ class StateWatch:
         """Return True if nothing was replaced."""
         if len(state) != len(self._keys):
             return False
+        if not self._keys:
+            return True
         reader = self._reader
         if reader is not None and isinstance(state, dict):
             if not reader.same_items(state, self._keys, self._values):
@@ -277,16 +300,13 @@ class StateWatch:
             if not reader.same_entries(self._dicts, self._names, self._tensors.tensors):
                 return False
             return self._tensors.holds()
-        return (
-            all(map(is_, state, self._keys))
-            and all(map(is_, state.values(), self._values))
-            and self._same_entries()
-            and self._tensors.holds()
-        )
-
-    def _same_entries(self) -> bool:
-        columns = (map(itemgetter(name), self._dicts) for name in self._names)
         try:
-            return all(map(is_, chain.from_iterable(columns), self._tensors.tensors))
+            found = chain.from_iterable(map(self._entries, self._dicts))
+            return (
+                all(map(is_, state, self._keys))
+                and all(map(is_, state.values(), self._values))
+                and all(map(is_, found, self._tensors.tensors))
+                and self._tensors.holds()
+            )
         except KeyError:
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 OURS = "twinstep.fast.optimizers."
 SCALED = (
     *("_fixed", "_groups", "_inner", "_norm", "_pending", "_parallelism", "_stale", "_step"),
-    *("_laid_out", "_plan", "_stepped", "_without_experts", "_zero_gradients"),
+    *("_group_plan", "_plan", "_rows", "_stepped", "_without_experts", "_zero_gradients"),
     *("groups", "loss_scaler", "optimizer", "overflow"),
 )
 SCALERS = ("_block", "_counters", "_placed", "compat", "rule", "scaling", "state")
@@ -20,7 +20,7 @@ PRIVATE = {
     "FusedLAMB": ("_cache", "_groups"),
     "BF16Optimizer": (
         *("_fixed", "_inner", "_pending", "_parallelism", "_step", "_whole", "_hooks", "_norm"),
-        *("_accumulation", "_runs", "optimizer", "overflow", "timers"),
+        *("_accumulation", "_group_plan", "_runs", "optimizer", "overflow", "timers"),
     ),
     "FP16Optimizer": SCALED,
     "FP16UnfusedOptimizer": SCALED,

@@ -28,7 +28,7 @@ PLANNED = ("FusedAdam", *WRAPPERS, "FusedLamb")
 BYTECODES = {True: dict.fromkeys(PLANNED, 0.5), False: dict.fromkeys(PLANNED, 2.0)}
 # Python's loops over gradients that are dropped, or noted for the next backward.
 BYTECODES[False] |= {"FP16Optimizer": 12.0, "FP16UnfusedOptimizer": 24.0}
-ONCE = {True: 4200, False: 4800}
+ONCE = {True: 2600, False: 3300}
 
 
 def bytecodes(name: str, count: int) -> int:

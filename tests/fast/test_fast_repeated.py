@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch.nn import Parameter
 
 from tests.helpers.battery import HYPER, Subject, advance, fill, observed, runs_of_triton
 from twinstep.fast.kernels.reduce import reduce_list_kernel
+from twinstep.fast.optimizers.parallelism import SHARED, Parallelism
+from twinstep.fast.optimizers.plan import GradientPlan
 from twinstep.fast.runtime import recorder, repeated
 
 PLAIN = ("FusedAdam", "FusedLamb")
@@ -39,9 +42,9 @@ class Counted:
         self.anew = 0
         original = recorder.Recorder.__init__
 
-        def counted(made: recorder.Recorder, roles: recorder.Roles) -> None:
+        def counted(made: recorder.Recorder, lists: recorder.TensorLists) -> None:
             self.anew += 1
-            original(made, roles)
+            original(made, lists)
 
         monkeypatch.setattr(recorder.Recorder, "__init__", counted)
 
@@ -179,12 +182,15 @@ def test_a_parameter_of_another_dtype_ends_it(kind: str) -> None:
     assert trained("fast", kind, half) == trained("reference", kind, half)
 
 
+@pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_gradient_is_kept_alive(kind: str) -> None:
+def test_no_gradient_is_kept_alive(kind: str, strided: bool) -> None:
     for shapes in (SHAPES, (40,)):
         optimizer, params = built("fast", kind, *shapes)
         for seed in range(4):
             fill(params, seed)
+            for param in params if strided else ():
+                param.grad = torch.full((*param.shape, 2), 0.25, dtype=param.dtype)[..., 0]
             grads = [weakref.ref(param.grad) for param in params if param.grad is not None]
             advance(optimizer)
             for param in params:
@@ -243,3 +249,16 @@ def test_an_argument_that_lies_elsewhere_ends_it(counted: Counted) -> None:
     memory: Tensor = optimizer._step._limbs
     memory.data = memory.data.clone()
     assert step(4) == before + 1
+
+
+def test_gradients_are_kept_apart_from_those_of_steps_that_ask_other_ranks() -> None:
+    param = Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    plan = GradientPlan([[param]], [SHARED], torch.zeros_like)
+    engine = SimpleNamespace(enable_backward_allreduce=True)
+    ranks = Parallelism(engine=engine)
+    kept = plan.gradients(ranks)
+    engine.enable_backward_allreduce = False
+    assert plan.gradients(ranks) is not kept
+    engine.enable_backward_allreduce = True
+    assert plan.gradients(ranks) is kept

@@ -129,11 +129,11 @@ def test_a_table_is_rebuilt_when_what_it_says_changes(other: object) -> None:
 )
 def test_fixed_lists_are_made_anew_when_memory_or_layout_changes(other: object) -> None:
     fixed, param = FixedLists(), torch.zeros(4, 4)
-    made = fixed.of(lambda: [param], lambda: [[param]])
-    assert fixed.of(lambda: [param.detach()], lambda: [[param]]) is made
+    made = fixed.of([param], lambda: [[param]])
+    assert fixed.of([param.detach()], lambda: [[param]]) is made
     assert callable(other)
     changed = other(param)
-    assert fixed.of(lambda: [changed], lambda: [[changed]])[0][0] is changed
+    assert fixed.of([changed], lambda: [[changed]])[0][0] is changed
 
 
 def test_a_cache_forgets_what_was_used_longest_ago() -> None:

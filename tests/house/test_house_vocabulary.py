@@ -55,6 +55,7 @@ ONE_SIDED = {
         "lists": "views for the pointer tables of kernels",
     },
     "Parallelism": {
+        "alone": "whether what is made for one step may be kept for the next",
         "counted": ONE_PASS,
         "worst": ONE_PASS,
         "global_norm": ONE_PASS,

@@ -42,11 +42,14 @@ class ClipsOnce(BF16Optimizer):
     def _clipped_apart(self) -> list[Tensor]:
         return []
 
-    def _group_tensors(self, index: int) -> GroupTensors:
+    def _group_tensors(self) -> list[GroupTensors]:
         """Let the update read fp32 copies, so that it clips by itself."""
-        group, given = self.groups[index], super()._group_tensors(index)
-        masters, _, *rest = given.lists
-        return replace(given, lists=[masters, [group.own(group.accumulator).float()], *rest])
+        found = []
+        for group, given in zip(self.groups, super()._group_tensors(), strict=True):
+            copied = [group.own(group.accumulator).float()]
+            masters, _, *rest = given.lists
+            found.append(replace(given, lists=[masters, copied, *rest]))
+        return found
 
 
 class CountsMissing(BF16Optimizer):
