@@ -11,6 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Span:
     control: bool
     strides: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """First byte past the tensor."""
         size, shape = self.value.element_size(), self.value.shape
@@ -55,16 +56,19 @@ class Span:
         past = byte - self.stop
         return f"{past} bytes past the end" if past >= 0 else "between the elements"
 
-    @property
+    @cached_property
     def _strides(self) -> tuple[int, ...]:
         return self.strides or self.value.contiguous().stride()
 
+    @cached_property
+    def _of_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides with the bytes of an element as the last dimension."""
+        size = self.value.element_size()
+        return (*self.value.shape, size), (*(by * size for by in self._strides), 1)
+
     def bytes_of(self, block: Tensor) -> Tensor:
         """The tensor's bytes inside a block, or what a mask has for them: a view (..., bytes)."""
-        size = self.value.element_size()
-        strides = [by * size for by in self._strides]
-        first = block.storage_offset() + self.start
-        return block.as_strided((*self.value.shape, size), (*strides, 1), first)
+        return block.as_strided(*self._of_bytes, block.storage_offset() + self.start)
 
     def of(self, block: Tensor) -> Tensor:
         """The tensor inside a block of bytes: a view, except that an empty tensor is new."""

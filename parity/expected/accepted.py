@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.formats import widened
 from twinstep.parity.expected.ulp import same
+
+PARTS = ("value", "low", "high", "exact", "bound", "zone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,31 @@ class Accepted:
     def zone_or_none(self, got: Tensor) -> Tensor:
         """The zone, or nowhere."""
         return torch.zeros_like(got, dtype=torch.bool) if self.zone is None else self.zone
+
+
+def joined(rows: Sequence[tuple[Accepted, Tensor]]) -> list[tuple[Accepted, Tensor]]:
+    """Tensors of like kind one behind the other, flat, as one: of a thousand, one look at all.
+
+    Args:
+        rows: what is accepted, and what there is.
+    """
+    kinds: dict[object, list[int]] = {}
+    for at, (accepted, got) in enumerate(rows):
+        absent = (getattr(accepted, name) is None for name in PARTS)
+        kinds.setdefault((got.dtype, accepted.value.dtype, *absent), []).append(at)
+
+    def flat(name: str, of: list[int]) -> Tensor | None:
+        if getattr(rows[of[0]][0], name) is None:
+            return None
+        return torch.cat([getattr(rows[at][0], name).expand_as(rows[at][1]).ravel() for at in of])
+
+    return [
+        (
+            Accepted(**{name: flat(name, of) for name in PARTS}),  # type: ignore[arg-type]
+            torch.cat([rows[at][1].ravel() for at in of]),
+        )
+        for of in kinds.values()
+    ]
 
 
 def _below(got: Tensor) -> Tensor:

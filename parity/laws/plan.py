@@ -15,7 +15,7 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import widened
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
-from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.expected.accepted import Accepted, joined
 from twinstep.parity.expected.formula import Formulated, tolerance
 from twinstep.parity.expected.outputs import AcceptedOutputs
 from twinstep.parity.expected.ulp import same
@@ -122,8 +122,11 @@ class Values:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first disagreement, if any."""
         outcome = outcomes[self.call]
-        for span, accepted in outcome.written() if not outcome.refused else ():
-            got = outcome.got(span)
+        written = outcome.written() if not outcome.refused else []
+        rows = [(accepted, outcome.got(span)) for span, accepted in written]
+        if all(bool(whole.accepts(got).all()) for whole, got in joined(rows)):
+            return None
+        for (span, accepted), (_, got) in zip(written, rows, strict=True):
             wrong = ~accepted.accepts(got)
             if not bool(wrong.any()):
                 continue

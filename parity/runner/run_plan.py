@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
+from twinstep.parity.expected.accepted import Accepted, joined
 from twinstep.parity.expected.formula import formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
@@ -46,8 +46,6 @@ class PlanRunner:
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
         instruction_error: what the instructions of the last judged call add to its bounds.
-        scores: error over bound of every element of the last plan, by argument and position; of
-            few bits, plus how near the result is to a tie (see `Accepted.nearness`).
     """
 
     kernel: Kernel
@@ -64,7 +62,20 @@ class PlanRunner:
         self._caller = self.caller or LocalCaller(self.kernel.function, self.engine, self.seconds)
         self.worst: dict[str, float] = {}
         self.instruction_error = UNKNOWN
-        self.scores: Scores = {}
+        self._graded: list[tuple[Span, Accepted, Tensor]] = []
+
+    @property
+    def scores(self) -> Scores:
+        """Error over bound of every element of the last plan, by argument and position.
+
+        Of few bits, plus how near the result is to a tie (see `Accepted.nearness`).
+        """
+        graded = [(span, one.ratio(got), one.nearness(got)) for span, one, got in self._graded]
+        return {
+            (span.name, span.index): ratio.reshape(-1) + nearness
+            for span, ratio, nearness in graded
+            if ratio is not None and ratio.numel()
+        }
 
     def violation(self, plan: Plan) -> Finding | None:
         """Carry out a plan; the first violation, or None."""
@@ -167,17 +178,19 @@ class PlanRunner:
             ) from error
 
     def _keep_worst(self, plan: Plan, outcomes: list[Outcome]) -> None:
-        self.scores = {}
-        for check in plan.checks:
-            if not isinstance(check, Values):
-                continue
-            for span, accepted in outcomes[check.call].written():
-                got = outcomes[check.call].got(span)
-                ratio = accepted.ratio(got)
+        checks = [check for check in plan.checks if isinstance(check, Values)]
+        self._graded = [
+            (span, accepted, outcomes[check.call].got(span))
+            for check in checks
+            for span, accepted in outcomes[check.call].written()
+        ]
+        for name in dict.fromkeys(span.name for span, _, _ in self._graded):
+            rows = [(accepted, got) for span, accepted, got in self._graded if span.name == name]
+            for whole, got in joined(rows):
+                ratio = whole.ratio(got)
                 if ratio is not None and ratio.numel():
-                    known = self.worst.get(span.name, 0.0)
-                    self.worst[span.name] = max(known, float(ratio.max().item()))
-                    self.scores[span.name, span.index] = ratio.reshape(-1) + accepted.nearness(got)
+                    known = self.worst.get(name, 0.0)
+                    self.worst[name] = max(known, float(ratio.max().item()))
 
 
 def _needs_reference(plan: Plan, number: int) -> bool:

@@ -1,32 +1,68 @@
-"""Accepted outputs of a case, formed once for all kernels that are given the same case."""
+"""Cases and their accepted outputs, formed once for all kernels that are given the same case."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
+from twinstep.parity.operations.operation import Operation
 
+Kept = TypeVar("Kept")
 ROOM = 512 << 20
-_KNOWN: OrderedDict[bytes, tuple[AcceptedOutputs, int]] = OrderedDict()
+
+
+class Formed(Generic[Kept]):
+    """What was formed, but for the largest where all would take more than `ROOM` bytes.
+
+    A thousand small tensors take longest to judge and least room. To drop the oldest drops all
+    where kernel after kernel asks for the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Kept, int]] = {}
+
+    def once(self, key: object, form: Callable[[], Kept], size: Callable[[Kept], int]) -> Kept:
+        """What is known by the key, or formed now and of this size in bytes."""
+        if key in self._known:
+            return self._known[key][0]
+        found = form()
+        self._known[key] = found, size(found)
+        while sum(size for _, size in self._known.values()) > ROOM:
+            self._known.pop(max(self._known, key=lambda one: self._known[one][1]))
+        return found
+
+
+_CASES, _ACCEPTED = Formed[Case](), Formed[AcceptedOutputs]()
+
+
+def generated_once(operation: Operation, combination: str, recipe: Recipe) -> Case:
+    """`generate`, which a case's kernels share as the laws of one kernel do."""
+    # A case holds its operation, so that no other can get this number.
+    key = id(operation), combination, repr(recipe)
+    return _CASES.once(
+        key,
+        lambda: generate(operation, combination, recipe),
+        lambda case: sum(tensor.nbytes for tensors in case.lists.values() for tensor in tensors),
+    )
 
 
 def expected_once(case: Case, arithmetic: str, error: InstructionError) -> AcceptedOutputs:
-    """`accepted_outputs`, looked up by everything that it reads; the last `ROOM` bytes are kept."""
-    key = _digest(case, arithmetic, error)
-    if key not in _KNOWN:
-        found = accepted_outputs(case, arithmetic, error)
+    """`accepted_outputs`, looked up by everything that it reads."""
+
+    def size(found: AcceptedOutputs) -> int:
         parts = [part for rows in found.values() for row in rows for part in vars(row).values()]
-        _KNOWN[key] = found, sum(part.nbytes for part in parts if part is not None)
-        while len(_KNOWN) > 1 and sum(size for _, size in _KNOWN.values()) > ROOM:
-            _KNOWN.popitem(last=False)
-    _KNOWN.move_to_end(key)
-    return _KNOWN[key][0]
+        return sum(part.nbytes for part in parts if part is not None)
+
+    key = _digest(case, arithmetic, error)
+    return _ACCEPTED.once(key, lambda: accepted_outputs(case, arithmetic, error), size)
 
 
 def _digest(case: Case, arithmetic: str, error: InstructionError) -> bytes:

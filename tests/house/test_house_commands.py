@@ -47,13 +47,20 @@ def test_a_target_without_help_is_found() -> None:
 def test_ci_and_the_commit_hook_run_the_make_targets() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert re.findall(r"^make (.*)$", ci, re.MULTILINE) == ["lint", "parity", "test"]
+    made = ["lint", "parity", "test DONE=--ignore=tests/house"]
+    assert re.findall(r"^make (.*)$", ci, re.MULTILINE) == made
     hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert hooks == ["make lint"]
 
 
 def test_the_gate_is_what_ci_runs() -> None:
     assert re.search(r"^check: lint parity test\b", MAKEFILE, re.MULTILINE)
+    assert re.findall(r"^(.*DONE) =(.*)$", MAKEFILE, re.MULTILINE) == [
+        ("DONE", ""),
+        ("check: DONE", " --ignore=tests/house"),
+    ]
+    lint = MAKEFILE.partition("\nlint:")[2].partition("\n\n")[0]
+    assert lint.endswith("$(PY) -m pytest -q $(WORKERS) tests/house"), "nothing is left out there"
 
 
 def test_readme_names_only_commands_that_exist() -> None:
