@@ -20,7 +20,7 @@ ROOM = 512 << 20
 
 
 class Formed(Generic[Kept]):
-    """What was formed, but for the largest where all would take more than `ROOM` bytes.
+    """Objects by key, the largest forgotten where all would take more than `ROOM` bytes.
 
     A thousand small tensors take longest to judge and least room. To drop the oldest drops all
     where kernel after kernel asks for the same.
@@ -30,7 +30,7 @@ class Formed(Generic[Kept]):
         self._known: dict[object, tuple[Kept, int]] = {}
 
     def once(self, key: object, form: Callable[[], Kept], size: Callable[[Kept], int]) -> Kept:
-        """What is known by the key, or formed now and of this size in bytes."""
+        """The object of a key: a known one, or one formed now, of this size in bytes."""
         if key in self._known:
             return self._known[key][0]
         found = form()
