@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner import call_cache, judge_cell, run_plan
 
 Kept = TypeVar("Kept")
 ROOM = 512 << 20
@@ -41,6 +43,13 @@ class Formed(Generic[Kept]):
 
 
 _CASES, _ACCEPTED = Formed[Case](), Formed[AcceptedOutputs]()
+
+
+def share(patch: pytest.MonkeyPatch) -> None:
+    """Kernels of an operation are judged on the same cases; each goes by the same reference."""
+    patch.setattr(call_cache, "generate", generated_once)
+    patch.setattr(judge_cell, "generate", generated_once)
+    patch.setattr(run_plan, "accepted_outputs", expected_once)
 
 
 def generated_once(operation: Operation, combination: str, recipe: Recipe) -> Case:
