@@ -122,17 +122,14 @@ class Values:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The first disagreement, if any."""
         outcome = outcomes[self.call]
-        written = outcome.written() if not outcome.refused else []
-        rows = [(accepted, outcome.got(span)) for span, accepted in written]
-        if all(bool(whole.accepts(got).all()) for whole, got in joined(rows)):
+        rows = [] if outcome.refused else [(s, a, outcome.got(s)) for s, a in outcome.written()]
+        if all(bool(whole.accepts(got).all()) for whole, got in joined([row[1:] for row in rows])):
             return None
-        for (span, accepted), (_, got) in zip(written, rows, strict=True):
-            wrong = ~accepted.accepts(got)
-            if not bool(wrong.any()):
-                continue
-            place = _worst(wrong, accepted.ratio(got))
-            says = "differs from the reference"
-            return _finding("value", says, self.call, outcome, span, place, accepted)
+        for span, accepted, got in rows:
+            if bool((wrong := ~accepted.accepts(got)).any()):
+                place = _worst(wrong, accepted.ratio(got))
+                says = "differs from the reference"
+                return _finding("value", says, self.call, outcome, span, place, accepted)
         return None
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,13 +15,14 @@ from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner import call_cache, judge_cell, run_plan
 
 Kept = TypeVar("Kept")
 ROOM = 512 << 20
 
 
 class Formed(Generic[Kept]):
-    """What was formed, but for the largest where all would take more than `ROOM` bytes.
+    """Objects by key, the largest forgotten where all would take more than `ROOM` bytes.
 
     A thousand small tensors take longest to judge and least room. To drop the oldest drops all
     where kernel after kernel asks for the same.
@@ -30,7 +32,7 @@ class Formed(Generic[Kept]):
         self._known: dict[object, tuple[Kept, int]] = {}
 
     def once(self, key: object, form: Callable[[], Kept], size: Callable[[Kept], int]) -> Kept:
-        """What is known by the key, or formed now and of this size in bytes."""
+        """The object of a key: a known one, or one formed now, of this size in bytes."""
         if key in self._known:
             return self._known[key][0]
         found = form()
@@ -41,6 +43,13 @@ class Formed(Generic[Kept]):
 
 
 _CASES, _ACCEPTED = Formed[Case](), Formed[AcceptedOutputs]()
+
+
+def share(patch: pytest.MonkeyPatch) -> None:
+    """Kernels of an operation are judged on the same cases; each goes by the same reference."""
+    patch.setattr(call_cache, "generate", generated_once)
+    patch.setattr(judge_cell, "generate", generated_once)
+    patch.setattr(run_plan, "accepted_outputs", expected_once)
 
 
 def generated_once(operation: Operation, combination: str, recipe: Recipe) -> Case:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.expected_once import share
 from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import KernelTimeout, UsageError
@@ -122,7 +123,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
     selection = Selection(laws=LAWS, dtypes=("bf16",))
     assert opened.subject is not None
     session = Session(selection=selection, effort=effort, subject=opened.subject)
-    ledger = session.run(opened.kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        share(patch)
+        ledger = session.run(opened.kernels)
     opened.subject.close()
     return ledger, file
 

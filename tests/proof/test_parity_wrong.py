@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.expected_once import expected_once, generated_once
+from tests.helpers.expected_once import share
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.corpus.corpus import planted_classes
@@ -18,7 +18,6 @@ from twinstep.parity.proof.upstream.bugs_page import render
 from twinstep.parity.proof.upstream.edges import built, node_ids
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import kernels
-from twinstep.parity.runner import call_cache, judge_cell, run_plan
 from twinstep.parity.runner.judge_cell import Effort
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,10 +67,7 @@ def test_wrong_kernel_that_waits_is_not_seen_yet(entry: Entry) -> None:
 
 @pytest.fixture
 def _same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variants of an operation are judged on the same cases; each goes by the same reference."""
-    monkeypatch.setattr(call_cache, "generate", generated_once)
-    monkeypatch.setattr(judge_cell, "generate", generated_once)
-    monkeypatch.setattr(run_plan, "accepted_outputs", expected_once)
+    share(monkeypatch)
 
 
 @pytest.mark.usefixtures("_same_cases")
