@@ -20,11 +20,18 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.plan import Call
-from twinstep.parity.operations.operation import Operation
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.host_numbers import BY_ZERO
 from twinstep.parity.prove.search import satisfying, telling
-from twinstep.parity.prove.trace import Leaf, Output, Trace, Tracer, is_named, same, with_values
+from twinstep.parity.prove.trace import (
+    Leaf,
+    Output,
+    Trace,
+    Tracer,
+    kept_values,
+    same,
+    with_values,
+)
 from twinstep.parity.records.proof import (
     NOT_PROVED,
     OUT_OF_TIME,
@@ -97,11 +104,6 @@ class Prover:
     beyond: Beyond | None = None
     measured: tuple[Case, InstructionError] | None = None
 
-    @property
-    def operation(self) -> Operation:
-        """Operation of the cases."""
-        return self.cases[0].operation
-
     def prove(self) -> Verdict:
         """Follow every path of every case and compare every written element on it."""
         started, found = time.process_time(), _Found(PROVED, "")
@@ -113,9 +115,7 @@ class Prover:
                     break
         except _OutOfTimeError:
             found = _Found(OUT_OF_TIME, f"after {self.paths} paths")
-        except NotNamed as error:
-            found = _Found(UNSUPPORTED, str(error))
-        except CannotReplay as error:
+        except (NotNamed, CannotReplay) as error:
             found = _Found(UNSUPPORTED, str(error))
         except Exception as error:
             lines = str(error).splitlines() or [""]
@@ -182,7 +182,7 @@ class Prover:
     def _contract(self) -> Path:
         """What holds on every path: a flag is 0 or 1, and most numbers are finite."""
         table, found = self.tracer.table, []
-        for control in self.operation.controls:
+        for control in self.cases[0].operation.controls:
             number = self.tracer.leaves.get((control.name, 0, 0))
             kind = FORMAT.get(control.dtype)
             if number is None or kind is None or control.output:
@@ -201,7 +201,7 @@ class Prover:
         table, (last, outcome) = self.tracer.table, conditions[-1]
         if (last, not outcome) in conditions:
             return True
-        controls = self.operation.controls
+        controls = self.cases[0].operation.controls
         names = [(control.name, 0, 0) for control in controls if control.decision]
         flags = [self.tracer.leaves[name] for name in names if name in self.tracer.leaves]
         inside = [(n, o) for n, o in conditions if set(flags).issuperset(leaves_of(table, [n]))]
@@ -397,14 +397,3 @@ def _allowed(case: Case, arithmetic: str) -> bool:
         )
         for control in case.operation.controls
     )
-
-
-def kept_values(cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
-    """Arguments that are no names, and their values: counters, and flags that are written."""
-    found: dict[str, set[int]] = {}
-    for case in cases:
-        for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
-            kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
-            if kept:
-                found.setdefault(name, set()).update(int(t.reshape(-1)[0]) for t in kept)
-    return {name: tuple(sorted(values)) for name, values in found.items()}

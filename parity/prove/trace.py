@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -171,6 +171,17 @@ def is_named(case: Case, name: str, tensor: Tensor) -> bool:
     if decision and name in case.operation.writes:
         return False
     return tensor.is_floating_point() or tensor.dtype in (torch.int16, torch.int32)
+
+
+def kept_values(cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
+    """Arguments that are no names, and their values: counters, and flags that are written."""
+    found: dict[str, set[int]] = {}
+    for case in cases:
+        for name, tensors in [*case.lists.items(), *((n, [t]) for n, t in case.controls.items())]:
+            kept = [t for t in tensors if t.numel() and not is_named(case, name, t)]
+            if kept:
+                found.setdefault(name, set()).update(int(t.reshape(-1)[0]) for t in kept)
+    return {name: tuple(sorted(values)) for name, values in found.items()}
 
 
 def same(a: Tensor, b: Tensor) -> Array:
