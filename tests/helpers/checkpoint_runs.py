@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.sides import CLASSES
+from twinstep.fast.runtime.lists import MovingTensors
+from twinstep.fast.runtime.watch import Grads
 from twinstep.parity.cases.fixed_inputs import moderate
-from twinstep.parity.sequences.observe import Observation, Walk
+from twinstep.parity.sequences.observe import Leaf, Observation, Walk
 
 KINDS = {
     "flat": "FP16Optimizer",
@@ -58,7 +60,7 @@ class Run:
     def seen(self) -> Observation:
         """Everything reachable, private attributes included; the device has been waited for."""
         len(self.optimizer.state)
-        walk = Walk(home=torch.device("cpu"))
+        walk = _Walk(home=torch.device("cpu"))
         walk.root("params", self.params)
         walk.root("gradients", [param.grad for param in self.params])
         walk.root("groups", self.optimizer.param_groups)
@@ -69,6 +71,16 @@ class Run:
             path: leaf if leaf.tensor is None else leaf._replace(tensor=leaf.tensor.clone())
             for path, leaf in walk.leaves.items()
         }
+
+
+class _Walk(Walk):
+    """A walk that looks up no gradients: lists of them hold none, and a step drops them."""
+
+    def _other(self, value: object, path: str) -> None:
+        if isinstance(value, MovingTensors | Grads):
+            self.leaves[path] = Leaf(f"{type(value).__name__} of {len(value)}")
+        else:
+            super()._other(value, path)
 
 
 def started(side: str, kind: str, inside: Callable[..., Any] | None = None, **more: Any) -> Run:
