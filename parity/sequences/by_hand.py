@@ -160,9 +160,9 @@ class ByHand(OptimizerRules):
 
         def closure() -> float:
             self.fill(world, seed, "ordinary", 0)
-            world.updating()
             for group in world.torch_optimizer.param_groups:
                 group["lr"] = 0.125
+            world.updating()
             return 0.5
 
         return world.torch_optimizer.step(closure)
