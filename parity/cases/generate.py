@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinstep.parity.cases.brink import on_the_brink
 from twinstep.parity.cases.case import Case, Recipe, is_counter, packed_length
 from twinstep.parity.cases.covering import completed_steps, size_class
 from twinstep.parity.cases.formats import (
@@ -29,6 +30,9 @@ from twinstep.parity.cases.regimes import (
     values,
 )
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
+
+# Regimes that show nothing in a norm alone: its gradients are on the brink of another norm there.
+BRINK = ("ties", "cancelling", "tiny_root")
 
 
 def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
@@ -126,6 +130,17 @@ def _list(
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe))
+    if "norm" in operation.writes and recipe.regime in BRINK:
+        tensors = on_the_brink(tensors, rng)
+    elif argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
+        tensors[:1] = on_the_brink(tensors[:1], rng)
+    return _with_a_twin(tensors, recipe, len(dtypes))
+
+
+def _with_a_twin(tensors: list[Tensor], recipe: Recipe, kinds: int) -> list[Tensor]:
+    """The tensors; where all have one size, the last has the values of the one before it."""
+    if len(tensors) > kinds and len(set(recipe.sizes)) == 1:
+        tensors[-1] = tensors[-1 - kinds].clone()
     return tensors
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from twinstep.parity.cases.brink import on_the_brink
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.coverage import Coverage
 from twinstep.parity.cases.covering import (
@@ -214,6 +217,33 @@ def test_subnormals_are_now_and_then_all_far_below_the_normals() -> None:
     largest = [int((bits & (form.sign - 1)).max()) for bits in drawn]
     assert sum(top < form.tiny // 4 for top in largest) >= 8
     assert sum(top > form.tiny // 2 for top in largest) >= 8
+
+
+def test_tensors_of_one_size_have_two_alike_and_others_have_none() -> None:
+    operation = operation_named("adamw_step", "test")
+    for recipe in covering_recipes(operation, "bf16", ("list",), 24, None):
+        params = generate(operation, "bf16", recipe).lists["params"]
+        alike = [torch.equal(*pair) for pair in pairwise(params) if pair[0].any()]
+        if len(set(recipe.sizes)) == 1 and params[-1].any():
+            assert alike[-1]
+            assert not any(alike[:-1])
+        elif min(recipe.sizes) > 5:
+            assert not any(alike)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_norm_on_the_brink_turns_with_the_last_place_of_its_sum(dtype: torch.dtype) -> None:
+    rng, turned = np.random.default_rng(3), 0
+    for _ in range(40):
+        drawn = torch.from_numpy(rng.standard_normal(700) * 10.0 ** rng.uniform(-3, 0, 700))
+        tensors = on_the_brink([drawn[:500].to(dtype), drawn[500:].to(dtype)], rng)
+        assert [tensor.shape for tensor in tensors] == [(500,), (200,)]
+        total = math.fsum(x * x for tensor in tensors for x in tensor.tolist())
+        roots = {
+            np.float32(math.sqrt(s)) for s in (math.nextafter(total, 0), math.nextafter(total, 9e9))
+        }
+        turned += len(roots) == 2
+    assert turned == 40
 
 
 def test_another_seed_deals_other_cases_and_one_layout_is_enough() -> None:

@@ -115,6 +115,16 @@ def lamb_adds_up_1024_partial_sums(call: LambCall) -> None:
     step(call, ends)
 
 
+@wrong(SHELF, "lamb_step", component=COMPONENT, arithmetic="exact", dtypes=("bf16", "fp32"))
+def lamb_norms_summed_in_float64(call: LambCall) -> None:
+    """Claims to be exact, but adds the squares of weights in float64, each sum rounded."""
+
+    def rounded(c: LambCall, p: Tensor, u: Tensor) -> Tensor:
+        return ratio(c, scalar(float(p.double().square().sum().sqrt())), u)
+
+    step(call, LambPieces(ratio=rounded))
+
+
 @wrong(SHELF, "lamb_step", component=COMPONENT)
 def lamb_eps_always_outside(call: LambCall) -> None:
     """The option eps_inside_sqrt is not read."""

@@ -37,6 +37,7 @@ SHELF: list[Entry] = []
 COMPONENT = "norm"
 NON_FINITE = "non_finite"
 SIZES = "boundary_sizes"
+EVERY = ("fp16", "bf16", "fp32", "mixed")
 
 
 def flat(grads: Tensors) -> Tensor:
@@ -211,6 +212,23 @@ def norm_summed_in_list_order(call: GlobalNormCall) -> None:
         for x in flat(grads):
             total = total + x * x
         return square_root(float(total))
+
+    global_norm(call, norm)
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, arithmetic="exact", dtypes=EVERY)
+def norm_summed_in_float64(call: GlobalNormCall) -> None:
+    """Claims to be exact, but adds squares in float64, each sum rounded."""
+    global_norm(call, lambda grads: square_root(float(flat(grads).double().square().sum())))
+
+
+@wrong(SHELF, "global_norm", component=COMPONENT, dtypes=EVERY[:3])
+def equal_neighbours_count_once(call: GlobalNormCall) -> None:
+    """A tensor that equals the one before it is left out."""
+
+    def norm(grads: Tensors) -> float:
+        pairs = zip(grads, grads[1:], strict=False)
+        return exact_norm([*grads[:1], *(g for before, g in pairs if not torch.equal(before, g))])
 
     global_norm(call, norm)
 
