@@ -252,7 +252,8 @@ class ZeroOptimizer(ZeroSteps):
             with self._buckets.opened():
                 super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
         except Exception as error:
-            self._buckets.refusal = error
+            if self._everyone():
+                self._buckets.refusal = error
             # Other ranks have met no error, and wait; but not in messages that have failed.
             if not self._buckets.failed:
                 self._finish_round()

@@ -188,6 +188,18 @@ def test_an_error_in_backward_of_one_rank_leaves_no_other_waiting() -> None:
 
 
 @pytest.mark.parametrize("stage2", [False, True])
+def test_an_error_in_backward_alone_is_raised_once(stage2: bool) -> None:
+    params, optimizer = built(None, inside="FusedAdam", partition_grads=stage2)
+    loss = (params[0].float() * torch.ones(4)).sum()
+    optimizer.backward(loss)
+    with pytest.raises(RuntimeError, match="a second time"):
+        optimizer.backward(loss)
+    before = params[0].detach().clone()
+    optimizer.step()
+    assert not torch.equal(params[0], before)
+
+
+@pytest.mark.parametrize("stage2", [False, True])
 def test_a_sparse_gradient_in_backward_is_refused_by_the_step(stage2: bool) -> None:
     """Other ranks are in the middle of their messages."""
 
