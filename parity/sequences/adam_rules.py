@@ -112,5 +112,5 @@ class LenientAdamRules(AdamRules):
         left |= {"load_elsewhere", "add_refused_group", "step_wrongly"}
         found = {name: row for name, row in super().actions().items() if name not in left}
         again = found["start_again"]
-        choices = {**again.choices, "how": ("generator", "names", "tensor")}
+        choices = {**again.choices, "how": ("generator", "names", "tensor", "words")}
         return {**found, "start_again": replace(again, choices=choices)}

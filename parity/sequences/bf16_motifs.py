@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twinstep.parity.sequences.actions import Motif, Step
-from twinstep.parity.sequences.motifs import COMMON
+from twinstep.parity.sequences.motifs import COMMON, FROZEN, THAWED
 
+REFRESH: Step = ("load_weights", {"number": 0})
 UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 MOTIFS: Mapping[str, Motif] = {
     **COMMON,
@@ -21,6 +22,7 @@ MOTIFS: Mapping[str, Motif] = {
         *("backward", ("grads_for_norm", {"clipping": True, "half": True}), "step"),
     ),
     "weights loaded between steps": ("train", "load_weights", "train"),
+    "weights loaded while frozen": ("train", *FROZEN, REFRESH, *THAWED, "train"),
     "a state by name": (
         "train",
         ("whole", {"number": 0}),
@@ -30,4 +32,5 @@ MOTIFS: Mapping[str, Motif] = {
     "a universal checkpoint": ("train", UNIVERSAL, "train", "train"),
     "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
     "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
+    "a graph that is used again": (("backward", {"graph": "again"}), "step"),
 }

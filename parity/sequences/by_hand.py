@@ -6,6 +6,8 @@ state, moves weights, loads files of other classes, and reads what is promised b
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -75,6 +77,14 @@ BY_HAND: Mapping[str, Motif] = {
         "step_with_warm_up",
     ),
     "gradients that are freed": (PLAIN, "free", LOWER, PLAIN),
+    "groups with words of their own": (
+        *(("start_again", {"how": "words"}), "add_labelled_group", PLAIN, "save", "resume"),
+        *(("copy", {"how": "deepcopy"}), ("copy", {"how": "pickle"}), "save"),
+    ),
+    "a copy that is changed": (
+        *(PLAIN, ("change_copy", {"how": "deepcopy"}), PLAIN, ("add_group", {"seed": 1}), PLAIN),
+        ("change_copy", {"how": "pickle"}),
+    ),
 }
 
 
@@ -83,7 +93,7 @@ class ByHand(OptimizerRules):
 
     motifs = {**OptimizerRules.motifs, **BY_HAND}
 
-    @action(seed=SEEDS, how=("generator", "names", "rate", "tensor"))
+    @action(seed=SEEDS, how=("generator", "names", "rate", "tensor", "words"))
     def start_again(self, world: World, seed: int, how: str) -> None:
         """A new instance over all parameters in one group, or two, given in another form."""
         hyper, params = self.drawn_hyper(Dice(seed)), world.params
@@ -91,6 +101,7 @@ class ByHand(OptimizerRules):
             "generator": (param for param in params),
             "names": [(f"p{at}", param) for at, param in enumerate(params)],
             "tensor": [{"params": params[0]}, *([{"params": params[1:]}] * (len(params) > 1))],
+            "words": [{"params": params, "label": "all", "depth": 2}],
         }
         rate = [hyper.pop("lr")] if how == "rate" else []
         world.optimizer = world.cls(forms.get(how, params), *rate, **hyper, **world.options)
@@ -196,6 +207,25 @@ class ByHand(OptimizerRules):
         given = {extra} if what == "set" else [extra]
         world.torch_optimizer.add_param_group({"params": given, **asked})
 
+    @action(drives=("add_param_group",))
+    def add_labelled_group(self, world: World) -> None:
+        """Add a group with an entry that means nothing to the optimizer."""
+        extra = Parameter(torch.ones_like(world.params[0]))
+        world.torch_optimizer.add_param_group({"params": [extra], "label": "late"})
+        world.params.append(extra)
+        world.scheduler = None
+
+    @action(how=("deepcopy", "pickle"))
+    def change_copy(self, world: World, how: str) -> None:
+        """Make a copy, and change all that it has; the original should keep what it has."""
+        pair = (world.optimizer, world.params)
+        copied: Any = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+        optimizer, params = copied
+        for numbers in (optimizer.defaults, *optimizer.param_groups):
+            numbers["lr"] = 0.75
+        for tensor in (*params, *_tensors(optimizer.state)):
+            tensor.data.fill_(1)
+
     @action(drives=("step",), name=LEGACY)
     def step_wrongly(self, world: World, name: str) -> object:
         """Try to step with an argument that apex's old step had, or with one that none had."""
@@ -231,6 +261,10 @@ class ByHand(OptimizerRules):
         world.places = {}
         world.torch_optimizer.zero_grad(set_to_none=True)
         return [one.expired() for one in kept]
+
+
+def _tensors(state: Mapping[Any, Mapping[str, object]]) -> list[Tensor]:
+    return [value for row in state.values() for value in row.values() if isinstance(value, Tensor)]
 
 
 def _copied(value: object) -> object:

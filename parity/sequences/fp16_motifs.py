@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from twinstep.parity.sequences.actions import Motif
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.motifs import COMMON, last_of_a_correction
+from twinstep.parity.sequences.motifs import COMMON, FROZEN, THAWED, last_of_a_correction
 
 # Factors of a loss; the last one overflows in every dtype.
 SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
@@ -53,6 +53,7 @@ MOTIFS: Mapping[str, Motif] = {
         ("backward", {"graph": "create", "size": 1.0}),
         "step",
     ),
+    "a graph that is used again": (("backward", {"graph": "again"}), "step"),
     "a scale that is large": (("assign_scale", {"scale": 2.0**100}), CLEAN, CLEAN),
     "scales that are none": (
         *(("assign_scale", {"scale": scale}) for scale in (NAN, INF, -1.0)),
@@ -77,4 +78,5 @@ MOTIFS: Mapping[str, Motif] = {
     "an older file": (*(CLEAN, "load_older", CLEAN),),
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
+    "weights loaded while frozen": (CLEAN, *FROZEN, "load_weights", *THAWED, CLEAN),
 }

@@ -13,6 +13,7 @@ from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.adam_rules import REFUSED, AdamRules
 from twinstep.parity.sequences.by_hand import OLD_STEP, ByHand
 from twinstep.parity.sequences.fills import INF, NAN, Dice, filled
+from twinstep.parity.sequences.motifs import PLAIN
 from twinstep.parity.sequences.parts import SEEDS
 from twinstep.parity.sequences.world import World
 
@@ -52,6 +53,7 @@ class LambRules(ByHand):
     exempt = AdamRules.exempt
     motifs = {
         **{name: row for name, row in ByHand.motifs.items() if name != OLD_STEP},
+        "ratios of two steps": ("train", "coefficients", PLAIN, PLAIN),
         "ratios of a step with clipping": ("train", "coefficients", "step_with_gradients"),
         "ratios of a step without gradients": (
             *(("train", {"missing": 0}), "coefficients"),
@@ -78,7 +80,9 @@ class LambRules(ByHand):
     @action(often=3, drives=("get_lamb_coeffs",))
     def coefficients(self, world: World) -> object:
         """Read the trust ratios of the last step."""
-        return cast(_Lamb, world.optimizer).get_lamb_coeffs()
+        # What was returned is looked at again after every later action.
+        world.more["coefficients"] = cast(_Lamb, world.optimizer).get_lamb_coeffs()
+        return world.more["coefficients"]
 
     @action(
         often=4,

@@ -12,6 +12,9 @@ TWO_ALIKE = ("build", {"groups": 2, "alike": True})
 OVERFLOW = ("train", {"regime": "planted"})
 CLEAR = ("zero_grad", {"how": "as it is"})
 FREEZE = ("freeze", {"trained": False})
+FROZEN, THAWED = (
+    [("freeze", {"number": at, "trained": trained}) for at in range(4)] for trained in (False, True)
+)
 # Steps of a long run. What has become infinite or NaN would hide all that follows.
 STEPS = 104
 LASTING: Motif = (
@@ -53,6 +56,7 @@ COMMON: Mapping[str, Motif] = {
     "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
     "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
     "a frozen parameter without": ("train", FREEZE, "zero_grad", "backward", "step", "step"),
+    "zeroed while frozen": ("backward", *FROZEN, ("zero_grad", {"how": "zero"}), *THAWED, "step"),
     "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
     "a damaged first state": ("load_damaged", "load", "train"),
     "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),

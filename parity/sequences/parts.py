@@ -36,8 +36,8 @@ MARKS = (
 )
 # Counters at which 3e-5 of the bias is left to correct, each with another usual beta.
 FADED = (205, 7_900, 10_300, 11_300, 205_000)
-# Arguments of torch's backward besides the loss.
-GRAPHS = ("", "", "retain", "create")
+# Arguments of torch's backward besides the loss; or it runs again where the graph is gone.
+GRAPHS = ("", "", "retain", "create", "again")
 
 
 def parameters(
@@ -118,7 +118,7 @@ def curved(products: Tensor, graph: str) -> Tensor:
 
 
 def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> None:
-    """Run backward; a second time if the graph is retained.
+    """Run backward; a second time if the graph is retained, or to see that it is not.
 
     Args:
         backward: takes the loss, `create_graph` and `retain_graph`.
@@ -132,5 +132,5 @@ def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> N
         # of graphs that it creates.
         warnings.simplefilter("ignore", UserWarning)
         backward(loss, create_graph=graph == "create", retain_graph=graph == "retain")
-        if graph == "retain":
+        if graph in ("retain", "again"):
             backward(loss, create_graph=False, retain_graph=False)

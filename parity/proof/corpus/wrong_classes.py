@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinstep.parity.proof.corpus.wrong_by_hand import WRONG_BY_HAND
 from twinstep.parity.proof.corpus.wrong_by_situation import WRONG_BY_SITUATION
+from twinstep.parity.proof.corpus.wrong_by_time import WRONG_BY_TIME
 from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
 from twinstep.parity.proof.corpus.wrong_over_ranks import WRONG_OVER_RANKS
 from twinstep.parity.proof.corpus.wrong_wrappers import WRONG_WRAPPERS
@@ -11,6 +12,6 @@ from twinstep.parity.proof.corpus.wrong_zero import WRONG_ZERO
 from twinstep.parity.proof.corpus.wrong_zero_steps import WRONG_ZERO_STEPS
 
 WRONG_CLASSES = (
-    *(*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_BY_HAND, *WRONG_WRAPPERS),
+    *(*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_BY_HAND, *WRONG_BY_TIME, *WRONG_WRAPPERS),
     *(*WRONG_OVER_RANKS, *WRONG_ZERO, *WRONG_ZERO_STEPS),
 )
