@@ -31,7 +31,7 @@ from twinstep.parity.cases.regimes import (
 )
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
-# Regimes that show nothing in a norm alone: its gradients are on the brink of another norm there.
+# Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
 BRINK = ("ties", "cancelling", "tiny_root")
 
 
@@ -130,7 +130,9 @@ def _list(
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe))
-    if "norm" in operation.writes and recipe.regime in BRINK:
+    brink = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
+    normed = "norm" in operation.writes and argument.role is Role.GRAD
+    if normed and recipe.regime in brink:
         tensors = on_the_brink(tensors, rng)
     elif argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
         tensors[:1] = on_the_brink(tensors[:1], rng)
