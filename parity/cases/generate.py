@@ -32,6 +32,7 @@ from twinstep.parity.cases.regimes import (
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
 # Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
+LONG_TAIL = 2_500  # elements
 BRINK = ("ties", "cancelling", "tiny_root")
 
 
@@ -205,9 +206,10 @@ def _steps(recipe: Recipe) -> list[Tensor]:
 def _flat(
     operation: Operation, recipe: Recipe, dtype: torch.dtype, rng: np.random.Generator
 ) -> Tensor:
-    """A flat buffer long enough for the sizes in slots, with a tail."""
+    """A flat buffer long enough for the sizes in slots, with a tail, which is now and then long."""
     slot = int(recipe.options.get("slot", 1))
-    length = packed_length(recipe.sizes, slot) + int(rng.integers(0, 2 * slot + 1))
+    tail = int(rng.integers(0, 2 * slot + 1)) + LONG_TAIL * (recipe.seed % 4 == 0)
+    length = packed_length(recipe.sizes, slot) + tail
     form = FORMATS[dtype]
     reals = values(codes_of("mixture", rng, length), rng, {}).param
     return to_tensor(round_to_bits(reals, form.name), form)

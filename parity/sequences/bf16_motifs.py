@@ -22,6 +22,8 @@ MOTIFS: Mapping[str, Motif] = {
         *("backward", ("grads_for_norm", {"clipping": True, "half": True}), "step"),
     ),
     "weights loaded between steps": ("train", "load_weights", "train"),
+    "a rate in a tensor that is set": ("train", "hold_rates", "set_lr", "train"),
+    "weights loaded before a step": ("backward", REFRESH, "step"),
     "weights loaded while frozen": ("train", *FROZEN, REFRESH, *THAWED, "train"),
     "a state by name": (
         "train",

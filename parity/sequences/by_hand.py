@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Motif, Step, action
 from twinstep.parity.sequences.fills import Dice
-from twinstep.parity.sequences.motifs import PLAIN
+from twinstep.parity.sequences.motifs import FROZEN, PLAIN, THAWED
 from twinstep.parity.sequences.parts import SEEDS
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
@@ -53,6 +53,7 @@ BY_HAND: Mapping[str, Motif] = {
         ("build", {"groups": 3}),
         *(PLAIN, ("edit_groups", {"how": "take out"}), PLAIN),
         *(("edit_groups", {"how": "put back"}), PLAIN, ("edit_groups", {"how": "exchange"}), PLAIN),
+        *(("edit_groups", {"how": "replace"}), PLAIN),
         *(("edit_groups", {"how": "drop"}), PLAIN, "resume", PLAIN),
     ),
     "files of other classes": (
@@ -63,6 +64,10 @@ BY_HAND: Mapping[str, Motif] = {
         *(PLAIN, LOWER, PLAIN, "write_numbers", PLAIN),
         *("hold_numbers", PLAIN, "change_held", PLAIN),
     ),
+    "numbers in tensors that are kept": (
+        *(PLAIN, "hold_numbers", "keep", "load_kept", "change_held", PLAIN),
+    ),
+    "states made while frozen": (*FROZEN, "initialize_states", "save", *THAWED, PLAIN),
     "groups that ask for too much": tuple(
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),
@@ -72,7 +77,7 @@ BY_HAND: Mapping[str, Motif] = {
     "closures that give something else": (
         *(
             ("step_with_closure", {"gives": gives, "fails": False})
-            for gives in ("tensor", "nothing", "pair")
+            for gives in ("tensor", "tensor", "nothing", "pair", "nan")
         ),
         "step_with_warm_up",
     ),
@@ -125,7 +130,7 @@ class ByHand(OptimizerRules):
         for param in world.params[:: 1 if every else 2]:
             param.data = param.detach().clone()
 
-    @action(number=NUMBERS, how=("take out", "put back", "exchange", "drop"))
+    @action(number=NUMBERS, how=("take out", "put back", "exchange", "drop", "replace"))
     def edit_groups(self, world: World, number: int, how: str) -> None:
         """Edit the lists of parameters, as pruning does."""
         optimizer = world.torch_optimizer
@@ -138,6 +143,8 @@ class ByHand(OptimizerRules):
             first[0], last[0] = last[0], first[0]
         elif how == "take out" and len(held) > 1 and last:
             optimizer.state.pop(last.pop(number % len(last)), None)
+        elif how == "replace":
+            groups[0] = {**groups[0], "lr": 0.125}
         elif how == "drop" and len(groups) > 1:
             for param in groups.pop()["params"]:
                 optimizer.state.pop(param, None)
@@ -211,7 +218,10 @@ class ByHand(OptimizerRules):
     def add_labelled_group(self, world: World) -> None:
         """Add a group with an entry that means nothing to the optimizer."""
         extra = Parameter(torch.ones_like(world.params[0]))
-        world.torch_optimizer.add_param_group({"params": [extra], "label": "late"})
+        group: dict[str, Any] = {"params": [extra], "label": "late"}
+        world.torch_optimizer.add_param_group(group)
+        # Whoever added it may write there.
+        world.more["group"] = group
         world.params.append(extra)
         world.scheduler = None
 

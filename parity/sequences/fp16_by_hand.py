@@ -31,7 +31,8 @@ class ScaledByHand(OptimizerRules):
             copied = pickle.loads(pickle.dumps(optimizer))
         else:
             copied = copy.deepcopy(optimizer)
-        return copied.loss_scale, copied.external_loss_scale, copied.loss_scaler.state_dict()
+        numbers = (copied.loss_scale, copied.external_loss_scale, copied.clip_grad)
+        return *numbers, copied.loss_scaler.state_dict()
 
     @action(often=0, drives=("state_dict",))
     def keep_offloaded(self, world: World) -> None:

@@ -78,5 +78,6 @@ MOTIFS: Mapping[str, Motif] = {
     "an older file": (*(CLEAN, "load_older", CLEAN),),
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
+    "weights loaded before a step": (("backward", {"size": 1.0}), "load_weights", "step"),
     "weights loaded while frozen": (CLEAN, *FROZEN, "load_weights", *THAWED, CLEAN),
 }

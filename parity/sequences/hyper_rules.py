@@ -54,6 +54,9 @@ class HyperRules(Rules):
         for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():
             if "lr" in group:
                 group["lr"] = torch.tensor(float(group["lr"]) or 0.25, dtype=torch.float64)
+        # They are their owner's.
+        groups = world.torch_optimizer.param_groups
+        world.more["rates"] = [group["lr"] for group in groups if "lr" in group]
 
     @action(often=0)
     def raise_rates(self, world: World) -> None:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Motif, action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.fills import LAYOUTS, REGIMES, Dice, filled, laid_out
+from twinstep.parity.sequences.fills import LAYOUTS, NAN, REGIMES, Dice, filled, laid_out
 from twinstep.parity.sequences.hyper_rules import HyperRules
 from twinstep.parity.sequences.motifs import COMMON, LASTING
 from twinstep.parity.sequences.parts import (
@@ -31,8 +31,8 @@ from twinstep.parity.sequences.parts import (
 )
 from twinstep.parity.sequences.world import Value, World
 
-# What a closure gives back: a number, a tensor that holds it, nothing, or more than the loss.
-LOSSES = ("number", "tensor", "nothing", "pair")
+# What a closure gives back: a number, a tensor that holds it, nothing, more than the loss, or NaN.
+LOSSES = ("number", "tensor", "nothing", "pair", "nan")
 HOOKS = tuple(
     f"register_{what}_{when}_hook"
     for what in ("step", "state_dict", "load_state_dict")
@@ -200,7 +200,7 @@ class OptimizerRules(HyperRules):
     def step_with_closure(self, world: World, seed: int, fails: bool, gives: str) -> object:
         """Update once, with gradients that the closure makes, unless it raises an error."""
         tensor = torch.full((1, 1), 0.5, device=world.device)
-        loss = {"number": 0.5, "tensor": tensor, "pair": (0.5, "x")}.get(gives)
+        loss = {"number": 0.5, "tensor": tensor, "pair": (0.5, "x"), "nan": NAN}.get(gives)
 
         def closure() -> object:
             self.fill(world, seed, "ordinary", 0)
@@ -212,7 +212,13 @@ class OptimizerRules(HyperRules):
 
         with torch.enable_grad():
             try:
-                return world.torch_optimizer.step(cast(Callable[[], float], closure))
+                # What was returned is looked at again after every later action.
+                last = world.torch_optimizer.step(cast(Callable[[], float], closure))
+                world.more["losses"] = [
+                    *cast(list[object], world.more.get("losses", []))[-1:],
+                    last,
+                ]
+                return last
             finally:
                 world.events.append(f"gradients {torch.is_grad_enabled()} behind a step")
 

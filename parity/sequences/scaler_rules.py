@@ -229,6 +229,8 @@ class ScalerRules(Rules):
             here = world.regime_at(regime, index, seed) if every else regime
             grad = filled(tuple(param.shape), param.dtype, here, seed + index if seed else 0)
             param.grad = grad.to(world.device) if every or index == 1 else None
+            # A parameter may have been frozen since its gradient came.
+            param.requires_grad_(seed % 3 > 0)
         return _of(world).has_overflow(iter(world.params) if once else world.params)
 
     @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 1.0, -1.0, 0.0, INF, NAN))

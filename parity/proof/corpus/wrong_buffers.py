@@ -59,6 +59,15 @@ def tail_not_zeroed(call: FlattenCall) -> None:
     lay(call, places)
 
 
+@wrong(SHELF, "flatten", component="flat buffer", law=WRITTEN)
+def long_tail_not_zeroed(call: FlattenCall) -> None:
+    """One block zeroes what lies past the last tensor: 1,024 elements."""
+    places = starts(call.tensors, call.slot)
+    end = places[-1] + call.tensors[-1].numel() if places else 0
+    call.flat[0][: end + 1024].zero_()
+    lay(call, places)
+
+
 @wrong(SHELF, "flatten", component="flat buffer")
 def gaps_filled_with_negative_zero(call: FlattenCall) -> None:
     """The padding is -0.0, where +0.0 is promised."""

@@ -6,8 +6,8 @@ Each does all that it is asked, and is wrong about what its caller did before, o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -16,9 +16,11 @@ from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.scalers import DynamicLossScale
 
 WRONG_BY_TIME: list[Optimizer] = []
-STEP: Callable[..., object] = FusedLamb.step
+STEP: Callable[..., object] = FusedAdam.step
+STEP_OF_LAMB: Callable[..., object] = FusedLamb.step
 
 
 @put(WRONG_BY_TIME)
@@ -29,6 +31,90 @@ class DropsWords(FusedAdam):
         asking = ("maximize", "amsgrad", "differentiable")
         known = {"params", "param_names", *self.defaults, *asking}
         super().add_param_group({k: v for k, v in param_group.items() if k in known})
+
+
+@put(WRONG_BY_TIME)
+class GroupIsACopy(FusedAdam):
+    """Adds a copy of a group: what its owner writes there later is not read."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        super().add_param_group({**param_group})
+
+
+@put(WRONG_BY_TIME, private=("_stepped",))
+class GroupsOfConstruction(FusedAdam):
+    """Steps the groups that were added or loaded, not those of now."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        super().add_param_group(param_group)
+        self._stepped = list(self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        super().load_state_dict(state_dict)
+        self._stepped = list(self.param_groups)
+
+    def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
+        shown = self.param_groups
+        self.param_groups = vars(self).setdefault("_stepped", list(shown))
+        try:
+            return STEP(self, *given, **more)
+        finally:
+            self.param_groups = shown
+
+
+@put(WRONG_BY_TIME)
+class RatesOfTheFile(FusedAdam):
+    """Takes over rates in tensors from a state that is loaded, and does not copy them."""
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        super().load_state_dict(state_dict)
+        saved = cast(list[ParamGroup], state_dict["param_groups"])
+        for group, one in zip(self.param_groups, saved, strict=True):
+            if isinstance(one["lr"], Tensor):
+                group["lr"] = one["lr"]
+
+
+@put(WRONG_BY_TIME)
+class FrozenWithoutState(FusedAdam):
+    """Makes no state of parameters that are frozen at the time."""
+
+    def initialize_states(self) -> None:
+        known = {param for param, row in self.state.items() if row}
+        super().initialize_states()
+        for param in [p for group in self.param_groups for p in group["params"]]:
+            if not param.requires_grad and param not in known:
+                del self.state[param]
+
+
+@put(WRONG_BY_TIME)
+class SkipsALossOfNan(FusedAdam):
+    """Leaves out a step whose closure gives NaN."""
+
+    def step(self, closure: Any = None, **more: object) -> object:  # type: ignore[override]
+        given: list[object] = []
+
+        def once() -> object:
+            given.append(closure())
+            if given[-1] != given[-1]:
+                raise ArithmeticError
+            return given[-1]
+
+        try:
+            return STEP(self, closure if closure is None else once, **more)
+        except ArithmeticError:
+            return given[-1]
+
+
+@put(WRONG_BY_TIME, private=("_loss",))
+class OneTensorForLosses(FusedAdam):
+    """Returns losses that are tensors in one tensor, always the same."""
+
+    def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
+        loss = STEP(self, *given, **more)
+        if not isinstance(loss, Tensor):
+            return loss
+        kept: Tensor = vars(self).setdefault("_loss", loss.clone())
+        return kept.copy_(loss)
 
 
 @put(WRONG_BY_TIME)
@@ -53,7 +139,7 @@ class LiveRatios(FusedLamb):
         return shown
 
     def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
-        loss = STEP(self, *given, **more)
+        loss = STEP_OF_LAMB(self, *given, **more)
         self.get_lamb_coeffs()
         return loss
 
@@ -93,6 +179,35 @@ class RefreshesWhatIsTrained(FP16Optimizer):
             for param, place in group.slices():
                 if not param.requires_grad:
                     group.master.data[place] = old[place]
+
+
+@put(WRONG_BY_TIME, reference="BF16Optimizer", dtypes=("bf16",))
+class SetsRatesInPlace(BF16Optimizer):
+    """Writes a rate into the tensor that the group holds, which is its owner's."""
+
+    def set_lr(self, lr: float) -> None:
+        held = [(group, group["lr"]) for group in self.param_groups]
+        super().set_lr(lr)
+        for group, before in held:
+            if isinstance(before, Tensor):
+                group["lr"] = before.fill_(lr)
+
+
+@put(WRONG_BY_TIME, reference="DynamicLossScale")
+class OverflowOfTheTrained(DynamicLossScale):
+    """Does not look at gradients of parameters that are frozen."""
+
+    def has_overflow(self, params: Iterable[Tensor]) -> bool:
+        return super().has_overflow(param for param in params if param.requires_grad)
+
+
+@put(WRONG_BY_TIME, reference="BF16Optimizer", dtypes=("bf16",))
+class RefreshForgetsSums(BF16Optimizer):
+    """Forgets accumulated gradients where weights are loaded."""
+
+    def refresh_fp32_params(self) -> None:
+        super().refresh_fp32_params()
+        self.clear_hp_grads()
 
 
 @put(WRONG_BY_TIME, reference="BF16Optimizer", dtypes=("bf16",))
