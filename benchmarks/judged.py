@@ -48,7 +48,7 @@ def run() -> Iterator[Figures]:
 
 
 def subjects() -> dict[str, list[str]]:
-    """Names of kernels by operation, and of classes by themselves."""
+    """Names of kernels by operation, and of classes by themselves, of all that run on cuda."""
     from twinstep.parity.registry.house_kernels import register_house
     from twinstep.parity.registry.kernels import kernels
     from twinstep.parity.sequences.house_optimizers import register_our_optimizers
@@ -56,7 +56,7 @@ def subjects() -> dict[str, list[str]]:
 
     register_house()
     register_our_optimizers()
-    found = {twin.name: [twin.name] for twin in twins()}
+    found = {twin.name: [twin.name] for twin in twins() if "cuda" in twin.engines}
     for kernel in kernels():
         if "cuda" in kernel.engines:
             found.setdefault(kernel.operation.name, []).append(kernel.name)
