@@ -12,6 +12,7 @@ the CPU: its arithmetic on 16 elements is in its figures.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
@@ -168,12 +169,15 @@ def table(found: dict[int, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] = ()) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the table; `--write` keeps it in the docs, and the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m twinstep.benchmarks.host", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew the page and the figures")
+    options = parser.parse_args(arguments)
     with idle_launches():
         found = {count: measure(count) for count in COUNTS}
     print(table(found))
-    if "--write" in arguments:
+    if options.write:
         load = round(os.getloadavg()[0], 1)  # of the last minute
         figures: Figures = {"stamp": stamp(), "load": load, "microseconds": found}
         RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
@@ -184,4 +188,4 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -15,9 +15,10 @@ import torch
 import triton
 
 from tests.helpers.gpu_box import CLASSES, Fault, Graph, gpu_box, nothing, put
-from twinstep.benchmarks import engines, gpu_check, graph, large, steps, timing
+from twinstep.benchmarks import engines, gpu_check, graph, judged, large, steps, timing
 from twinstep.benchmarks.gpu_check import ROWS
 from twinstep.benchmarks.part import Job
+from twinstep.parity.laws import LAWS
 from twinstep.replay.triton.launcher import Launcher
 
 NAMES = [row.name for row in ROWS]
@@ -52,9 +53,12 @@ def test_all_parts_run_on_a_simulated_gpu(
     assert machine["gpu"]["name"] == "NVIDIA H100 80GB HBM3"
     figures = {name: part["figures"] for name, part in parts.items()}
     assert figures["compile"]["variants"] >= 4
-    kept = {name: row["verdict"] for name, row in figures["parity"].items() if name != "planted"}
-    assert all(verdict.startswith("all laws kept") for verdict in kept.values())
-    assert len(kept) == 2
+    cells = {name: row for name, row in figures["parity"].items() if name != "planted"}
+    assert all(row["verdict"].startswith("all laws kept") for row in cells.values())
+    # Four dtypes of a class; three laws of two launchers; one law of three dtypes.
+    passed = {name: row["counts"]["passed"] for name, row in cells.items()}
+    assert passed == {"fast.FusedAdam": 4, "clip_factor": 6, "large_index": 3}
+    assert figures["parity"]["planted"] == ["waits_for_the_device", "casts_cached_under_capture"]
     assert figures["engines"]["elements"] > 100
     assert figures["graph"].keys() == {"flat", "list", *CLASSES}
     assert figures["opcodes"]["instructions"] == 4
@@ -222,6 +226,55 @@ def test_a_fault_has_its_sentence_and_the_others_go_on(
     assert code == (1 if status == "failed" else 3)
     if fault is late_fault:
         assert parts[name]["figures"].keys() == {"update"}
+
+
+def read_on_the_host(self: Launcher, *given: Any) -> None:
+    """Read an argument of every launch."""
+    next(value for value in given if isinstance(value, torch.Tensor)).view(-1)[:1].tolist()
+    execute(self, *given)
+
+
+def few_blocks(self: Launcher, blocks: int, *given: Any) -> None:
+    """Launch no more blocks than a narrow counter holds."""
+    execute(self, min(blocks, 16), *given)
+
+
+execute = Launcher.__call__
+JUDGED = [
+    ("clip_factor", "no_host_read", Launcher, {"__call__": read_on_the_host}),
+    ("large_index", "large_index", Launcher, {"__call__": few_blocks}),
+    ("planted", "graph_capture", torch.cuda, {"synchronize": lambda *_: None}),
+]
+
+
+@pytest.mark.parametrize(("row", "law", "owner", "wrong"), JUDGED, ids=[row[0] for row in JUDGED])
+def test_a_fault_of_a_kernel_or_of_the_judge_fails_the_part(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row: str,
+    law: str,
+    owner: object,
+    wrong: dict[str, object],
+) -> None:
+    """In the judge's process for what is planted, else in that of `parity run`."""
+
+    def fault(job: Job) -> None:
+        if job.module == "benchmarks.gpu_check":
+            put(judged, ONLY=(row,), LEFT_OUT=tuple(LAWS.keys() - {law}))
+            if row != "planted":
+                put(judged, planted=list)
+        if (job.module == "parity") == (row != "planted"):
+            put(owner, **wrong)
+
+    with gpu_box(fault):
+        code, _, parts = check(monkeypatch, tmp_path, "parity")
+    assert code == 1
+    if row == "planted":
+        sentence = "waits_for_the_device breaks no law, but should break graph_capture alone"
+        assert parts["parity"]["reason"] == sentence
+        return
+    assert f"1 runs are not clean: {row} ended with 1" in parts["parity"]["reason"]
+    assert f"breaks `{law}`" in parts["parity"]["figures"][row]["output"]
 
 
 def test_an_old_driver_is_a_failure_of_every_part(

@@ -49,14 +49,15 @@ from twinstep.parity.laws import LAWS
 from twinstep.parity.proof.gates.compile.cuda import CudaVariant, cuda_variants_of
 from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
 from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.calls import large_places, large_tensors
 from twinstep.parity.sequences import rules
 from twinstep.replay.triton import gpu, torch_cuda
 from twinstep.replay.triton.launcher import Launcher
 from twinstep.replay.triton.torch_cuda import _Sides
 
 CLEAN = "========= ERROR SUMMARY: 0 errors"
-# Not modelled: the judge's own waits (no_host_read), torch's numbers of devices (process_state).
-KEPT = ("value", "graph_capture")
+# Not modelled: torch's numbers of devices (process_state).
+KEPT = ("value", "no_host_read", "graph_capture", "large_index")
 CLASSES = graph.CLASSES[:2]
 Fault = Callable[[Job], None]
 
@@ -195,8 +196,9 @@ def _small() -> None:
 
     put(compiled, WORKERS=2, variants_of=variants, cuda_variants_of=in_cuda)
     put(judged, ONLY=("fast.FusedAdam", "clip_factor"), LEFT_OUT=tuple({*LAWS} - {*KEPT}))
-    # Its judge forks beside a thread.
-    put(judged, planted=list)
+    put(judged, LARGE=("triton.cast_copy",))
+    put(large_places, ODD=2**14)
+    put(large_tensors, ELEMENTS={"cuda": 2**20 + 4_099})
     put(engines, SIZES={"flat": ((33,),), "list": ((7, 0),), "": ((),)})
     put(engines, REGIMES=engines.REGIMES[:1], exact_kernels=few(engines.exact_kernels, 1))
     put(graph, LAYOUTS={"flat": (33,), "list": (9, 1)}, SIZES=(33, 1), CLASSES=CLASSES)

@@ -17,6 +17,7 @@ KERNELS = (
     "reduce_flat_kernel",
     "reduce_list_kernel",
     "adam_flat_kernel",
+    "adam_list_kernel",
     "lamb_moments_kernel",
     "apex_lamb_moments_kernel",
 )

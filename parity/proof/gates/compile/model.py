@@ -114,6 +114,14 @@ KERNELS = (
         4,
         THREADS // 128,
     ),
+    Kernel(
+        "adam_list_kernel P=fp32 G=bf16 M=fp32 C=bf16 DECOUPLED HAS_COPY",
+        "bf16",
+        28,
+        14,
+        4,
+        THREADS // 128,
+    ),
     Kernel("lamb_moments_kernel limbs=i64 P=fp32 G=fp32 M=fp32", "fp32", 24, 16, 8, THREADS // 256),
     Kernel(
         "apex_lamb_moments_kernel limbs=i64 P=fp32 G=fp32 M=fp32 ADAM_W",
@@ -122,6 +130,10 @@ KERNELS = (
         16,
         4,
         THREADS // 128,
+    ),
+    Kernel("lamb_weights_kernel P=fp32 M=fp32 C=fp32", "fp32", 16, 12, 4, THREADS // 128),
+    Kernel(
+        "apex_lamb_weights_kernel P=fp32 M=fp32 C=fp32 ADAM_W", "fp32", 16, 12, 4, THREADS // 128
     ),
     Kernel("cuda.lamb_moments C=fp32 G=fp32 P=fp32", "fp32", 24, 16, 8, THREADS // 256),
     Kernel("cuda.lamb_weights C=fp32 G=fp32 P=fp32", "fp32", 16, 12, 8, THREADS // 256),
@@ -154,12 +166,14 @@ def bounds(kernel: Kernel, device: Device, facts: Facts) -> dict[str, float]:
 
 
 def rows(recorded: Mapping[tuple[str, str], Facts]) -> Iterator[tuple[str, ...]]:
-    """One row for each kernel and device it is compiled for: counts, bounds, the lowest of them."""
+    """One row for each kernel and device it is counted for: counts, bounds, the lowest of them."""
     for kernel in KERNELS:
         for name, device in DEVICES.items():
             if kernel.variant.startswith(PREFIX) and not applies(device.target):
                 continue
             facts = recorded[kernel.variant, device.target]
+            if "loop" not in facts:  # AMD assembly with a masked way in the loop is not counted
+                continue
             found = bounds(kernel, device, facts)
             pipe = min((k for k in found if k not in ("issue", "latency")), key=found.__getitem__)
             low = min(found, key=found.__getitem__)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from twinstep.parity.proof.gates.compile.main_loop import Instruction, wide_bytes
 
+# Kernels in Triton whose main loop holds a masked way beside the wide one. Only SASS is read so.
+KERNELS = ("lamb_weights_kernel", "apex_lamb_weights_kernel")
 # Instructions that a call stands for: the way without one is the usual one. A guarded one leaves a
 # loop for sm_80.
 CALL = 1000

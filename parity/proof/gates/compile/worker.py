@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from twinstep.parity.proof.gates.compile import shortest_way
 from twinstep.parity.proof.gates.compile.artefacts import (
     Facts,
     code_bytes,
@@ -26,7 +27,14 @@ from twinstep.parity.proof.gates.compile.artefacts import (
     spilled,
 )
 from twinstep.parity.proof.gates.compile.cuda import CudaVariant, facts_of_cuda
-from twinstep.parity.proof.gates.compile.main_loop import KERNELS, of_assembly, of_sass
+from twinstep.parity.proof.gates.compile.main_loop import (
+    KERNELS,
+    NVIDIA,
+    code_of,
+    facts_of_loop,
+    of_assembly,
+    of_sass,
+)
 from twinstep.parity.proof.gates.compile.variants import Variant
 
 
@@ -90,6 +98,9 @@ def _of_cubin(ptx: str, cubin: bytes, folder: Path, target: str, variant: Varian
     loop: Facts = {}
     if variant.kernel in KERNELS:
         loop = of_sass(cuobjdump("-sass", str(binary)))
+    elif variant.kernel in shortest_way.KERNELS:
+        code = code_of(cuobjdump("-sass", str(binary)))
+        loop = facts_of_loop(shortest_way.main_loop(code), NVIDIA)
     return {**usage, "spilled": spills, **of_ptx(ptx), **loop, "code": code_bytes(cubin)}
 
 
