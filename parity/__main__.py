@@ -6,6 +6,8 @@ They read their own words; what they do and their exit codes are theirs.
 """
 
 # Annotations are evaluated here: typer is imported only when Ctrl-C is watched for.
+import atexit
+import gc
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and end the process; without words given, those of the command line."""
     if argv is None:
         watch()
+        # Otherwise the end of the process walks through all that torch has, for half a second.
+        atexit.register(gc.freeze)
     from twinstep.parity.cli.app import main as run_command
 
     add_commands()

@@ -131,15 +131,15 @@ def run(
     check_names("--dtype", dtype, dtypes)
     _prepare(law, engine, json, junitxml)
     from twinstep.parity.report.progress import during
+    from twinstep.parity.runner.fork_server import start_server
 
-    if not (op or kernel or dtype or law or jobs):
-        from twinstep.parity.runner.fork_server import start_server
-
-        start_server()
+    own = "torch" not in sys.modules
     with during("importing torch") as line:
         before_the_end(line.stop)
         from twinstep.parity.cli.judge_command import Outputs, judge_house, selection
 
+    if not (op or kernel or dtype or law or jobs):
+        start_server(forked=own)
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
     raise typer.Exit(judge_house(chosen, examples, drawn, quick, outputs))
@@ -185,11 +185,12 @@ def check(
     from twinstep.parity.report.progress import during
     from twinstep.parity.runner.fork_server import start_server
 
-    start_server()
+    own = "torch" not in sys.modules
     with during("importing torch") as line:
         before_the_end(line.stop)
         from twinstep.parity.cli.judge_command import Outputs, judge_file, selection
 
+    start_server(forked=own)
     chosen = selection(op, kernel, dtype, law, engine)
     outputs = Outputs(json=json, junitxml=junitxml, jobs=jobs, verbose=verbose)
     raise typer.Exit(judge_file(file, chosen, examples, drawn, quick, outputs))

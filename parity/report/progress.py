@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -14,7 +15,10 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from twinstep.parity.records.ledger import Cell, Key, Status
-from twinstep.parity.runner.session import Task
+
+if TYPE_CHECKING:
+    # It imports torch, during which progress is shown.
+    from twinstep.parity.runner.session import Task
 
 FIRST, EVERY = 3.0, 10.0
 # Earlier than this, what is left cannot be told from what was judged.
@@ -55,6 +59,9 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        # A fork of this process would find the locks of a thread that is still printing.
+        if self._thread.is_alive():
+            self._thread.join()
 
     def stop(self) -> None:
         """Show nothing more; may be called twice, and by any thread."""

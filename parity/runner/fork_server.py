@@ -1,19 +1,21 @@
 """Source of worker processes: one server imports everything once and forks them all.
 
 A process that starts from nothing spends four seconds of a core on imports, and another on Triton's
-hash of its own libraries. Nothing is imported here but the standard library, so that the server can
-be at work while this process is still importing.
+hash of its own libraries.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import forkserver
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from typing import ParamSpec, TypeVar
 
@@ -52,10 +54,51 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
-def start_server() -> None:
-    """Let the server import while this process does; it ends with this process."""
-    if fresh_processes().get_start_method() == "forkserver":
+def start_server(forked: bool = False) -> None:
+    """Let the server import while this process goes on; it ends with this process.
+
+    Args:
+        forked: from this process, which has imported torch, and has neither asked for a GPU nor
+            computed yet. Otherwise the server imports all anew.
+    """
+    if fresh_processes().get_start_method() != "forkserver":
+        return
+    kept = util.spawnv_passfds
+    if forked:
+        # Both need it: torch imports it by itself, with the first tensor of another class.
+        with suppress(ImportError):
+            import_module("torch.distributed.tensor")
+        # It is started by the same function, and would be a fork too.
+        resource_tracker.ensure_running()
+        util.spawnv_passfds = _fork
+    try:
         forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = kept
+
+
+def _fork(path: object, args: Sequence[object], passfds: Sequence[int]) -> int:
+    """Run the server's program, the last argument, in a fork of this process."""
+    # What is still in the buffers, every worker would write again.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # This process holds it while it starts the server.
+        forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]
+        # The server ends when no process has the other end of its pipe open.
+        first = 3
+        for last in (*sorted(passfds), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(first, last)
+            first = last + 1
+        exec(str(args[-1]), {})
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
 
 
 @contextmanager

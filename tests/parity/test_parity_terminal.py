@@ -142,6 +142,10 @@ def test_sigterm_takes_the_workers_along(tmp_path: Path) -> None:
     run = started(tmp_path, "check", "slow.py", "--jobs", "2")
     assert run.stderr is not None
     wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
+    # Torch is imported once: what serves the workers is no program of its own.
+    programs = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(run.pid)]
+    assert len(programs) >= 3
+    assert not any(b"multiprocessing.forkserver" in program for program in programs)
     run.terminate()
     _, err = run.communicate(timeout=30)
     assert run.returncode == 128 + signal.SIGTERM
