@@ -145,6 +145,18 @@ class LiveRatios(FusedLamb):
 
 
 @put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
+class CopiesDoNotClip(FP16Optimizer):
+    """Clips, but its copies do not."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], Any]:
+        given, self.clip_grad = self.clip_grad, 0.0
+        try:
+            return super().__reduce_ex__(protocol)
+        finally:
+            self.clip_grad = given
+
+
+@put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
 class KeepsEveryGraph(FP16Optimizer):
     """Keeps the graph of every backward, which may be run again where it should be gone."""
 
