@@ -148,7 +148,9 @@ class LiveRatios(FusedLamb):
 class CopiesDoNotClip(FP16Optimizer):
     """Clips, but its copies do not."""
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., Any], Any]:
+    def __reduce_ex__(  # type: ignore[override]
+        self, protocol: object
+    ) -> tuple[Callable[..., object], object]:
         given, self.clip_grad = self.clip_grad, 0.0
         try:
             return super().__reduce_ex__(protocol)
