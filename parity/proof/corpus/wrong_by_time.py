@@ -90,11 +90,13 @@ class FrozenWithoutState(FusedAdam):
 class SkipsALossOfNan(FusedAdam):
     """Leaves out a step whose closure gives NaN."""
 
-    def step(self, closure: Any = None, **more: object) -> object:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], object] | None = None, **more: object
+    ) -> object:
         given: list[object] = []
 
         def once() -> object:
-            given.append(closure())
+            given.append(closure() if closure is not None else None)
             if given[-1] != given[-1]:
                 raise ArithmeticError
             return given[-1]
