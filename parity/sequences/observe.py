@@ -60,12 +60,14 @@ class Walk:
     Attributes:
         home: device that counts as "here"; any other is named.
         skipped: paths that are left out.
+        offloads: the CPU counts as "here", too.
         overlap: tensors are grouped by the bytes they have in common, not by storage.
         before: places of tensors at the last observation.
     """
 
     home: torch.device
     skipped: frozenset[str] = frozenset()
+    offloads: bool = False
     overlap: bool = False
     before: Places = field(default_factory=dict)
     places: Places = field(default_factory=dict)
@@ -147,7 +149,8 @@ class Walk:
             return
         self.paths[id(value)] = path
         self.alive.append(value)
-        place = "" if value.device.type == self.home.type else f" on {value.device}"
+        here = (self.home.type, *("cpu",) * self.offloads)
+        place = "" if value.device.type in here else f" on {value.device}"
         kind = "parameter" if isinstance(value, torch.nn.Parameter) else "tensor"
         says = f"{kind} {str(value.dtype)[6:]} {tuple(value.shape)}{place}"
         if value.requires_grad:

@@ -110,6 +110,11 @@ class World:
         return "ordinary" if regime == "planted" and not self.is_hit(index, seed) else regime
 
     @property
+    def offloads(self) -> bool:
+        """True if an option puts state into the memory of the CPU, where the reference has all."""
+        return self.options.get("offload_optimizer_config") is not None
+
+    @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, typed as torch's."""
         return cast(torch.optim.Optimizer, self.optimizer)
@@ -133,7 +138,13 @@ def observe(
         overlap: count memory as shared only where bytes are.
     """
     hidden = frozenset(f"optimizer.{name}" for name in (*machinery(), *private))
-    walk = Walk(home=world.device, skipped=hidden, overlap=overlap, before=world.places)
+    walk = Walk(
+        home=world.device,
+        skipped=hidden,
+        offloads=world.offloads,
+        overlap=overlap,
+        before=world.places,
+    )
     walk.root("params", world.params)
     walk.root("grads", [param.grad for param in world.params])
     walk.root("optimizer", world.optimizer)

@@ -26,7 +26,7 @@ from twinstep.parity.sequences.registry import (
     borrowed_twins,
     constructor_arguments,
 )
-from twinstep.parity.sequences.world import Act
+from twinstep.parity.sequences.world import Act, World, observe
 
 CPU = torch.device("cpu")
 
@@ -186,3 +186,12 @@ def test_the_state_machine_finds_a_fault() -> None:
     wrong = machine(planted("DynamicLossScale", {"update_scale": update}), "fp32")
     with pytest.raises(AssertionError, match="Difference"):
         run_state_machine_as_test(wrong, settings=ONCE)
+
+
+def test_what_an_option_offloads_may_be_on_the_cpu() -> None:
+    """The reference, which is on the CPU, has all tensors there."""
+    says = []
+    for options in ({}, {"offload_optimizer_config": {"device": "cpu"}}):
+        made = World(object, dict(options), [], [torch.zeros(1)], torch.device("meta"))
+        says.append(observe(made, outcome={})["optimizer[0]"].says)
+    assert says == ["tensor float32 (1,) on cpu", "tensor float32 (1,)"]
