@@ -69,7 +69,8 @@ class LoadWritesBeforeItRefuses(FusedAdam):
     def load_state_dict(self, state_dict: StateDict) -> None:
         saved = cast(list[Group], state_dict.get("param_groups", []))
         for group, given in zip(self.param_groups, saved, strict=False):
-            group["lr"] = given["lr"]
+            if isinstance(given, dict) and "lr" in given:
+                group["lr"] = given["lr"]
         super().load_state_dict(state_dict)
 
 
@@ -114,12 +115,14 @@ class CounterOf32Bits(FusedAdam):
 class SparseIsDense(FusedAdam):
     """Takes a sparse gradient."""
 
-    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Closure | None = None, **legacy: object
+    ) -> float | None:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None and param.grad.is_sparse:
                     param.grad = param.grad.to_dense()
-        return cast("float | None", unhooked(FusedAdam)(self, closure))
+        return cast("float | None", unhooked(FusedAdam)(self, closure, **legacy))
 
 
 @put(WRONG_BY_SITUATION)
