@@ -217,7 +217,7 @@ def norm_summed_in_list_order(call: GlobalNormCall) -> None:
 
 
 @wrong(SHELF, "global_norm", component=COMPONENT, arithmetic="exact", dtypes=EVERY)
-def norm_summed_in_float64(call: GlobalNormCall) -> None:
+def rounded_norm_claims_exact(call: GlobalNormCall) -> None:
     """Claims to be exact, but adds squares in float64, each sum rounded."""
     global_norm(call, lambda grads: square_root(float(flat(grads).double().square().sum())))
 
