@@ -31,8 +31,8 @@ from twinstep.parity.cases.regimes import (
 )
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
-# Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
 LONG_TAIL = 2_500  # elements
+# Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
 BRINK = ("ties", "cancelling", "tiny_root")
 
 
