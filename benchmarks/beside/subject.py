@@ -124,6 +124,7 @@ def arguments_of(operation: Operation, dtype: str, shape: Shape, device: torch.d
         seed=1,
         options=options,
         one_step=True,
+        brink=False,
     )
     case = generate(operation, dtype, recipe)
     first: dict[str, list[Tensor]] = {}

@@ -56,6 +56,8 @@ class Recipe:
         one_step: every tensor has completed the same number of steps.
         step: which of `covering.STEPS` the first tensor has completed; the next one has the next.
         period: elements after which the values of the tensors repeat; 0 for never.
+        brink: sums of squares may be on the brink between two norms. Such values spread over more
+            bits than training's, so that kernels may read them again: not for what is timed.
     """
 
     layout: str
@@ -72,6 +74,7 @@ class Recipe:
     one_step: bool = False
     step: int = 0
     period: int = 0
+    brink: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,11 +131,11 @@ def _list(
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe))
-    brink = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
+    regimes = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
     normed = "norm" in operation.writes and argument.role is Role.GRAD
-    if normed and recipe.regime in brink:
+    if recipe.brink and normed and recipe.regime in regimes:
         tensors = on_the_brink(tensors, rng)
-    elif argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
+    elif recipe.brink and argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
         tensors[:1] = on_the_brink(tensors[:1], rng)
     return _with_a_twin(tensors, recipe, len(dtypes))
 

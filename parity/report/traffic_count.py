@@ -178,7 +178,12 @@ def large_call(operation: Operation, dtype: str, layout: str, parameters: int) -
     sizes = piece_sizes(parameters, 1 if layout == LAYOUTS[0] else PIECES)
     options = {option.name: option.choices[0] for option in operation.options}
     recipe = Recipe(
-        layout=layout, sizes=(PATTERN,) * len(sizes), regime="ordinary", seed=1, options=options
+        layout=layout,
+        sizes=(PATTERN,) * len(sizes),
+        regime="ordinary",
+        seed=1,
+        options=options,
+        brink=False,
     )
     case = generate(operation, dtype, recipe)
     lists: dict[str, list[Tensor]] = {}
