@@ -68,17 +68,23 @@ def _checked(device: object = None) -> None:
         raise ValueError(f"Expected a cuda device, but got: {device}")
 
 
-class Stream:
-    """A stream whose work is done when it has been given."""
+class Stream(torch.Stream):
+    """A stream whose work is done when it has been given.
+
+    Of torch's class, as `Tensor.record_stream` takes nothing else.
+    """
 
     cuda_stream = 0
-    device = DEVICE
-    device_index = 0
-    device_type = 1
     priority = 0
 
-    def __init__(self, device: object = None, priority: int = 0, **_: object) -> None:
+    def __new__(cls, device: object = None, priority: int = 0, **_: object) -> Stream:
+        """The first stream of the device.
+
+        Raises:
+            ValueError: the device is no GPU.
+        """
         _checked(device)
+        return super().__new__(cls, stream_id=0, device_index=0, device_type=1)
 
     def __enter__(self) -> Stream:
         """Make it the current one, which changes nothing."""
@@ -99,13 +105,13 @@ class Stream:
         """Wait for nothing."""
         synchronize()
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """Wait for nothing, on the device."""
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Wait for nothing, on the device."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
         """The event, or a new one, that has happened now."""
         event = event or Event()
         event.record(self)

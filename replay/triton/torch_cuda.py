@@ -20,7 +20,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves
 
@@ -41,6 +41,7 @@ MOVED: Callable[..., object] = Tensor.to
 TRANSFERS = (Tensor.cpu, Tensor.cuda, Tensor.to)
 CONSTRUCTORS = frozenset(_device_constructors())
 LOAD = torch.load
+ENGINE: Callable[..., object] = torch.autograd.graph._engine_run_backward
 TO_NUMPY = (Tensor.numpy, Tensor.__array__)
 # Facts of a tensor that are the same on both sides, and no tensors.
 FACTS = frozenset(
@@ -207,7 +208,19 @@ def _load(file: object, map_location: object = None, **given: object) -> object:
     return result
 
 
+def _run_backward(*args: object, **given: object) -> object:
+    """Torch's engine of gradients; a mode is off while torch handles a call, and on for hooks."""
+    sides = _SIDES.get()
+    off = sides is not None and sides not in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    with sides if sides is not None and off else contextlib.nullcontext():
+        return ENGINE(*args, **given)
+
+
 _SIDES: ContextVar[_Sides | None] = ContextVar("modelled GPU", default=None)
+SEEN_BY_NO_MODE = (
+    (torch, "load", _load),
+    (torch.autograd, "_engine_run_backward", _run_backward),
+)
 _LOCK = threading.Lock()
 _DEPTH = 0
 _ORIGINALS: list[tuple[object, str, object]] = []
@@ -278,7 +291,7 @@ def _replace_functions() -> None:
     with _LOCK:
         _DEPTH += 1
         if _DEPTH == 1:
-            for owner, name, value in (*PATCHES, (torch, "load", _load)):
+            for owner, name, value in (*PATCHES, *SEEN_BY_NO_MODE):
                 original = getattr(owner, name, _ABSENT)
                 _ORIGINALS.append((owner, name, original))
                 setattr(owner, name, _InThread(name, value, original))

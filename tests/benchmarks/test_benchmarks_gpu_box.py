@@ -277,6 +277,13 @@ def test_a_fault_of_a_kernel_or_of_the_judge_fails_the_part(
     assert f"breaks `{law}`" in parts["parity"]["figures"][row]["output"]
 
 
+def test_ranks_reduce_in_hooks_and_beside_the_host_on_a_simulated_gpu() -> None:
+    words = ["run", "--kernel", "fast.ZeroOptimizer", "--engine", "cuda", "--dtype", "fp16"]
+    with gpu_box() as box:
+        status, output = box(Job("parity", words))
+    assert (status, "all laws kept" in output) == (0, True), output
+
+
 def test_an_old_driver_is_a_failure_of_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

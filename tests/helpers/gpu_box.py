@@ -59,6 +59,7 @@ CLEAN = "========= ERROR SUMMARY: 0 errors"
 # Not modelled: torch's numbers of devices (process_state).
 KEPT = ("value", "no_host_read", "graph_capture", "large_index")
 CLASSES = graph.CLASSES[:2]
+RUN = threading.Thread.run
 Fault = Callable[[Job], None]
 
 
@@ -218,14 +219,17 @@ def put(owner: object, **values: object) -> None:
 
 
 def _in_every_thread() -> None:
-    """Threads find the GPU, too: ranks are threads."""
-    sides, run = torch_cuda._SIDES.get(), threading.Thread.run
+    """Threads find the GPU, too: ranks are threads.
+
+    A fork of a fork enters again, and a mode that is on twice would be asked within its own answer.
+    """
+    sides = torch_cuda._SIDES.get()
     assert sides is not None
 
     def wrapped(self: threading.Thread) -> None:
         torch_cuda._SIDES.set(sides)
         with sides:
-            run(self)
+            RUN(self)
 
     threading.Thread.run = wrapped  # type: ignore[method-assign]
 

@@ -33,7 +33,9 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    assert (stream.device, stream.device_type, stream.query()) == (x.device, 1, True)
     with torch.cuda.device(x.device), torch.cuda.stream(stream):
+        x.record_stream(stream)
         begin.record()
         double[(programs,)](x, out, x.numel(), BLOCK=64)
         end.record()
@@ -199,6 +201,20 @@ def test_gradients_are_on_the_device() -> None:
     (x * 2).sum().backward()
     assert x.grad is not None
     assert x.grad.is_cuda
+
+
+def test_hooks_of_a_backward_pass_find_the_gpu() -> None:
+    made: list[torch.Tensor] = []
+
+    def hook(grad: torch.Tensor) -> None:
+        made.extend([grad, torch.zeros(3, device=grad.device), torch.ones(3)])
+
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    x.register_hook(hook)
+    (x * 2).backward(gradient=torch.ones(3, device="cuda"), inputs=[x])
+    assert [tensor.is_cuda for tensor in made] == [True, True, False]
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
 
 
 def test_triton_measures() -> None:
