@@ -36,6 +36,7 @@ class Call:
         captured: capture the call as a CUDA graph, fill its memory again, and replay the graph.
         lifted: evaluate the kernel's formula in float64 beside it.
         guarded: look for changes of the process's state, and for tensors that are kept alive.
+        turned: switches of the process are not as a new process has them.
         races: on replay, let two threads that touch the same bytes without order be an error.
         schedule: on replay, order of the blocks: `one by one`, `backwards`, `permuted`.
         garbage: content of what the kernel allocates without values, one of `GARBAGE`.
@@ -51,6 +52,7 @@ class Call:
     captured: bool = False
     lifted: bool = False
     guarded: bool = False
+    turned: bool = False
     races: bool = False
     schedule: str = ""
     garbage: str = ""

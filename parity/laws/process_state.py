@@ -6,7 +6,7 @@ people's numbers, and those of the next kernel of the file.
 
 Real bugs: a random number drawn from the global generator, so that dropout masks change with the
 optimizer; `set_flush_denormal` left on; a list of gradients that keeps every step's alive, or the
-last one's, which `zero_grad` then does not free.
+last one's, which `zero_grad` then does not free; `gc.enable()` behind a loop that had it off.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from twinstep.parity.laws.plan import Call, Leaves, Plan
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """The same call six times in one memory: a cache fills in the first ones and then is full."""
-    again = (Call(case=case, reuse=0, guarded=True) for _ in range(5))
+    """The same call six times in one memory: a cache fills in the first ones and then is full.
+
+    In the last one switches are turned: what is as it was is not what a new process has.
+    """
+    again = (Call(case=case, reuse=0, guarded=True, turned=at == 4) for at in range(5))
     return Plan(calls=(Call(case=case, guarded=True), *again), checks=(Leaves(),))
 
 

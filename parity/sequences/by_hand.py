@@ -35,14 +35,19 @@ LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
 
 ZEROS: Step = ("train", {"regime": "zeros", "missing": 0})
 LOWER: Step = ("lower_rate", {"bits": 10})
+MADE: Motif = ("initialize_states", "save")
 
 BY_HAND: Mapping[str, Motif] = {
     "other forms of parameters": (
         *(("start_again", {"how": "generator"}), PLAIN),
         *(("start_again", {"how": "names"}), PLAIN, "save"),
         *(("start_again", {"how": "tensor"}), PLAIN),
+        *(*FROZEN, ("start_again", {"how": "names"}), *MADE, *THAWED, PLAIN),
     ),
-    "a rate by position": (("start_again", {"how": "rate"}), PLAIN),
+    "a rate by position": (
+        *(("start_again", {"how": "rate"}), PLAIN),
+        *(*FROZEN, ("start_again", {"how": "rate"}), *MADE, *THAWED, PLAIN),
+    ),
     "state in other hands": (
         *(PLAIN, ("replace_state", {"how": "copies"}), PLAIN),
         *(("replace_state", {"how": "zeros"}), PLAIN),
@@ -67,7 +72,7 @@ BY_HAND: Mapping[str, Motif] = {
     "numbers in tensors that are kept": (
         *(PLAIN, "hold_numbers", "keep", "load_kept", "change_held", PLAIN),
     ),
-    "states made while frozen": (*FROZEN, "initialize_states", "save", *THAWED, PLAIN),
+    "states made while frozen": (*FROZEN, *MADE, *THAWED, PLAIN),
     "groups that ask for too much": tuple(
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),

@@ -6,6 +6,7 @@ between two calls, or something that leaves no trace in the results.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.adam import only, step, with_lists
+from twinstep.parity.proof.corpus.buffers import cast_copy
 from twinstep.parity.proof.corpus.calls import (
     AdamCall,
+    CastCopyCall,
     GlobalNormCall,
     Tensors,
     UnscaleCall,
@@ -217,6 +220,14 @@ def random_number_drawn(call: GlobalNormCall) -> None:
     """The norm is right, but the next dropout mask is another one."""
     global_norm(call)
     torch.rand(1)
+
+
+@lone("cast_copy", component="process", law="process_state", alone=False)
+def collector_switched_on(call: CastCopyCall) -> None:
+    """Nothing is collected during the call; a training loop that had it off finds it on."""
+    gc.disable()
+    cast_copy(call)
+    gc.enable()
 
 
 @lone("unscale", component="process", law="process_state", alone=False)

@@ -31,6 +31,7 @@ from twinstep.parity.runner.calls.process_state import (
     ProcessState,
     kept_gradients,
     left_behind,
+    turned,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class LocalCaller:
             memory = GuardedMemory.of(call.case, self.engine.device)
         else:
             memory = reuse.renewed(call.case, call.moved)
+        with turned() if call.turned else contextlib.nullcontext():
+            return self._made(call, memory)
+
+    def _made(self, call: Call, memory: GuardedMemory) -> Made:
         state = ProcessState() if self.guard or call.guarded else None
         new = NewTensors() if call.guarded else None
         with (

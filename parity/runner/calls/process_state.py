@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -66,12 +67,16 @@ def _set_handlers(before: list[tuple[int, Any]]) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """Part of the process's state: its name, how it is read, put back and compared."""
+    """Part of the process's state: its name, how it is read, put back and compared.
+
+    Where it is a switch that no result depends on, `turned` is a value that no new process has.
+    """
 
     name: str
     read: Read
     restore: Restore = bool
     same: Callable[[Any, Any], bool] = lambda before, after: before == after
+    turned: Any = None
 
 
 def _deterministic() -> object:
@@ -91,18 +96,25 @@ PARTS = (
     Part("Python's random numbers", random.getstate, random.setstate),
     Part("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Part("the default device", torch.get_default_device, torch.set_default_device),
-    Part("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
+    Part(
+        "whether gradients are recorded",
+        torch.is_grad_enabled,
+        torch.set_grad_enabled,
+        turned=False,
+    ),
     Part("inference mode", torch.is_inference_mode_enabled),
     Part("autocast", lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))),
     Part(
         "deterministic algorithms",
         _deterministic,
         lambda was: torch.use_deterministic_algorithms(was[0], warn_only=was[1]),
+        turned=(True, True),
     ),
     Part(
         "the precision of float32 products (TF32)",
         torch.get_float32_matmul_precision,
         torch.set_float32_matmul_precision,
+        turned="high",
     ),
     Part("the number of torch's threads", torch.get_num_threads, torch.set_num_threads),
     Part(
@@ -116,12 +128,22 @@ PARTS = (
         _set_filters,
         _same_filters,
     ),
-    Part("NumPy's error handling", np.geterr, lambda was: np.seterr(**was)),
+    Part(
+        "NumPy's error handling",
+        np.geterr,
+        lambda was: np.seterr(**was),
+        turned=dict.fromkeys(("divide", "over", "under", "invalid"), "ignore"),
+    ),
     Part("the environment", lambda: dict(os.environ), _set_environment),
     Part("the working folder", os.getcwd, os.chdir),
-    Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    Part("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, turned=3210),
     Part("signal handlers", _signal_handlers, _set_handlers),
-    Part("the garbage collector's switch", gc.isenabled, lambda was: gc.enable() if was else None),
+    Part(
+        "the garbage collector's switch",
+        gc.isenabled,
+        lambda was: gc.enable() if was else gc.disable(),
+        turned=False,
+    ),
     Part("CUDA's device, stream or random numbers", _cuda_state),
 )
 
@@ -150,6 +172,19 @@ class ProcessState:
             if not part.same(before, after):
                 yield f"changes {part.name}"
                 part.restore(before)
+
+
+@contextlib.contextmanager
+def turned() -> Iterator[None]:
+    """Every switch that no result depends on, turned to where no new process has it."""
+    switches = [(part, part.read()) for part in PARTS if part.turned is not None]
+    try:
+        for part, _ in switches:
+            part.restore(part.turned)
+        yield
+    finally:
+        for part, before in switches:
+            part.restore(before)
 
 
 class NewTensors:
