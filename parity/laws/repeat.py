@@ -3,14 +3,17 @@
 Real bugs: autotuning on live state (lucidrains/lion-pytorch#36, triton-lang/triton#7181); a result
 buffer cached by the length of a list (the norm of deepspeedai/DeepSpeed, its source); atomics whose
 order decides the last bits (triton-lang/triton#6227); a scratch buffer that is never cleared; a
-table of addresses that outlives what lay there.
+table of addresses that outlives what lay there; what was kept by a key that says too little.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from twinstep.parity.cases.case import Case, is_counter
+from twinstep.parity.cases.formats import nudged
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.plan import Call, Plan, Same, Values
@@ -40,6 +43,16 @@ def other_values(case: Case) -> Case:
     return generate(case.operation, case.combination, recipe)
 
 
+def nearby(case: Case) -> Case:
+    """The same case with other float64 controls that round to the same fp32 numbers."""
+    drawn = {c.name for c in case.operation.controls if c.range is not None and not c.range.single}
+    found: dict[str, float] = {}
+    for name in sorted(drawn):
+        if case.controls[name].dtype == torch.float64:
+            found[name] = nudged(float(case.controls[name]))
+    return case.with_controls(**found)
+
+
 def moving(case: Case) -> tuple[str, ...]:
     """Lists that are moved, each alone: the gradients, and one of the others in turn."""
     held = [name for name, tensors in case.lists.items() if any(t.numel() for t in tensors)]
@@ -51,17 +64,20 @@ def moving(case: Case) -> tuple[str, ...]:
 def plan(case: Case, arithmetic: str) -> Plan:
     """Other values of the same sizes, the case, a smaller one, the case twice more; one list moved.
 
-    The first call is compared with the reference too: a kernel that is tuned on live tensors is
-    wrong there and nowhere else.
+    Calls are compared with the reference too: a kernel that is tuned on live tensors is wrong in
+    the first and nowhere else, one that keeps what follows from betas or sizes by less than these
+    in that with controls nearby, or with the tensors of a buffer in another order.
     """
     single = any(argument.single for argument in case.operation.lists)
-    other = case if single else smaller(case)
+    # Of a buffer the place of each tensor follows from the sizes before it.
+    other = case.taken(range(case.length)[::-1]) if single else smaller(case)
     calls = (
         Call(case=other_values(case)),
         Call(case=case),
         Call(case=other),
         Call(case=case, fresh=True),
         Call(case=case, reuse=1),
+        Call(case=nearby(case)),
     )
     again = Same(says="differs when the call is repeated after another one", first=1, second=3)
     there = Same(says="differs when the call is repeated in the same memory", first=1, second=4)
@@ -74,7 +90,7 @@ def plan(case: Case, arithmetic: str) -> Plan:
         )
         for number, call in enumerate(moved)
     ]
-    values = (Values(call=0), Values(call=1))
+    values = (Values(call=0), Values(call=1), *(Values(call=2),) * single, Values(call=5))
     return Plan(calls=(*calls, *moved), checks=(*values, again, there, *elsewhere))
 
 

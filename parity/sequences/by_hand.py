@@ -35,6 +35,7 @@ LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
 
 ZEROS: Step = ("train", {"regime": "zeros", "missing": 0})
 LOWER: Step = ("lower_rate", {"bits": 10})
+NUDGED: Motif = ("nudge_betas", PLAIN)
 MADE: Motif = ("initialize_states", "save")
 
 BY_HAND: Mapping[str, Motif] = {
@@ -53,7 +54,7 @@ BY_HAND: Mapping[str, Motif] = {
         *(("replace_state", {"how": "zeros"}), PLAIN),
         *(("replace_state", {"how": "delete"}), PLAIN),
     ),
-    "weights in other memory": (PLAIN, "move_weights", PLAIN, LOWER, PLAIN),
+    "weights in other memory": (PLAIN, "move_weights", PLAIN, LOWER, PLAIN, *NUDGED),
     "groups in other hands": (
         ("build", {"groups": 3}),
         *(PLAIN, ("edit_groups", {"how": "take out"}), PLAIN),
@@ -65,8 +66,9 @@ BY_HAND: Mapping[str, Motif] = {
         *(PLAIN, ("load_elsewhere", {"whose": "apex"}), PLAIN),
         *(("load_elsewhere", {"whose": "torch"}), PLAIN),
     ),
+    "betas nearby": ("raise_rates", PLAIN, *NUDGED, *NUDGED),
     "numbers in other forms": (
-        *(PLAIN, LOWER, PLAIN, "write_numbers", PLAIN),
+        *(PLAIN, LOWER, PLAIN, "write_numbers", PLAIN, *NUDGED),
         *("hold_numbers", PLAIN, "change_held", PLAIN),
     ),
     "numbers in tensors that are kept": (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
+from twinstep.parity.cases.formats import nudged
 from twinstep.parity.sequences.actions import Rules, action
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.parts import SEEDS, Group
@@ -47,6 +48,13 @@ class HyperRules(Rules):
         groups = world.torch_optimizer.param_groups
         if "lr" in self.hyper:
             groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
+
+    @action(often=0)
+    def nudge_betas(self, world: World) -> None:
+        """Move the betas of every group by less than fp32 tells."""
+        for group in world.torch_optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = tuple(map(nudged, group["betas"]))
 
     @action(often=0)
     def hold_rates(self, world: World) -> None:

@@ -13,11 +13,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from twinstep.parity.proof.corpus.adam import only, step, with_lists
-from twinstep.parity.proof.corpus.buffers import cast_copy
+from twinstep.parity.proof.corpus.adam import (
+    AdamPieces,
+    Scalars,
+    only,
+    scalars,
+    step,
+    with_lists,
+)
+from twinstep.parity.proof.corpus.buffers import cast_copy, flatten, starts
 from twinstep.parity.proof.corpus.calls import (
     AdamCall,
     CastCopyCall,
+    FlattenCall,
     GlobalNormCall,
     Tensors,
     UnscaleCall,
@@ -33,6 +41,8 @@ STAGE = 32
 MARK = "noted"
 GRADIENTS: list[Tensor] = []
 LAST: list[Tensor] = []
+CORRECTIONS: dict[tuple[int, float, float, bool], tuple[Tensor, Tensor]] = {}
+PLACES: dict[tuple[int, int, int], list[int]] = {}
 lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
 adamw = partial(lone, "adamw_step")
 
@@ -206,6 +216,30 @@ def gradients_found_by_the_weights(call: AdamCall) -> None:
 
     pairs = zip(call.params, call.grads, strict=True)
     step(replace(call, grads=[kept(p, g) if p.numel() else g for p, g in pairs]))
+
+
+@adamw(component="caches", law="repeat", alone=False)
+def corrections_kept_by_rounded_betas(call: AdamCall) -> None:
+    """The corrections of betas serve all that round to the same fp32 numbers."""
+
+    def kept(call: AdamCall, t: int) -> Scalars:
+        made = scalars(call, t)
+        key = (t, float(made.b1), float(made.b2), call.bias_correction)
+        k1, k2 = CORRECTIONS.setdefault(key, (made.k1, made.k2))
+        return replace(made, k1=k1, k2=k2)
+
+    step(call, AdamPieces(scalars=kept))
+
+
+@lone("flatten", component="caches", law="repeat", alone=False)
+def places_kept_by_count_and_total(call: FlattenCall) -> None:
+    """Places serve every list of as many tensors and elements."""
+
+    def kept(tensors: Tensors, slot: int) -> list[int]:
+        key = (slot, len(tensors), sum(t.numel() for t in tensors))
+        return PLACES.setdefault(key, starts(tensors, slot))
+
+    flatten(call, kept)
 
 
 @lone("global_norm", "I11", component="capture", law="no_host_read", claims=("capturable",))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
@@ -19,6 +21,10 @@ from twinstep.reference.optimizers.fused_lamb import FusedLamb
 from twinstep.reference.optimizers.scalers import DynamicLossScale
 
 WRONG_BY_TIME: list[Optimizer] = []
+# Not among the attributes, which are compared.
+BETAS: WeakKeyDictionary[FusedAdam, dict[tuple[np.float32, ...], tuple[float, float]]] = (
+    WeakKeyDictionary()
+)
 STEP: Callable[..., object] = FusedAdam.step
 STEP_OF_LAMB: Callable[..., object] = FusedLamb.step
 
@@ -84,6 +90,16 @@ class FrozenWithoutState(FusedAdam):
         for param in [p for group in self.param_groups for p in group["params"]]:
             if not param.requires_grad and param not in known:
                 del self.state[param]
+
+
+@put(WRONG_BY_TIME)
+class RoundedBetas(FusedAdam):
+    """Keeps what follows from betas by their fp32 numbers: others nearby find those of before."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        betas = cast("tuple[float, float]", group["betas"])
+        kept = BETAS.setdefault(self, {}).setdefault(tuple(map(np.float32, betas)), betas)
+        super()._step_group({**group, "betas": kept}, params)
 
 
 @put(WRONG_BY_TIME)
