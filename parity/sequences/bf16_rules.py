@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
-from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.actions import action
 from twinstep.parity.sequences.bf16_motifs import MOTIFS
 from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
 from twinstep.parity.sequences.parts import (
@@ -110,10 +110,6 @@ class BF16Rules(OptimizerRules):
         "param_names": ({},),
     }
     motifs = MOTIFS
-
-    def actions(self) -> dict[str, Action]:
-        """Every action but copying."""
-        return {name: row for name, row in super().actions().items() if name != "copy"}
 
     def arguments(self) -> set[str]:
         """Arguments of the reference's constructor that some action passes."""

@@ -79,5 +79,6 @@ MOTIFS: Mapping[str, Motif] = {
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
     "weights loaded before a step": (("backward", {"size": 1.0}), "load_weights", "step"),
+    "a rate in a tensor that is set": (CLEAN, "hold_rates", "change_lr", CLEAN),
     "weights loaded while frozen": (CLEAN, *FROZEN, "load_weights", *THAWED, CLEAN),
 }

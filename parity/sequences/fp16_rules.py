@@ -91,6 +91,7 @@ class FP16Rules(ScaledByHand):
         *("set_hyper", ("lower_rate", {"bits": 4}), "train") * 3,
         *("hold_rates", ("lower_rate", {"bits": 4}), "train"),
     )
+    tensor_hyper = True
     motifs = MOTIFS
 
     def __init__(self, wide: bool = False) -> None:
@@ -367,9 +368,6 @@ class FP16Rules(ScaledByHand):
         world.optimizer = self.made(world, groups)
         train(world.params, now)
         world.torch_optimizer.load_state_dict(self._read(world))
-
-    def copy(self, world: World, how: str) -> None:
-        """No action: a wrapper's copy would not hold the inner optimizer, on either side."""
 
     @action(drives=("add_param_group",))
     def add_group(self, world: World, seed: int = 0) -> None:

@@ -6,7 +6,7 @@ Each does all that it is asked, and is wrong about what its caller did before, o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ BETAS: WeakKeyDictionary[FusedAdam, dict[tuple[np.float32, ...], tuple[float, fl
     WeakKeyDictionary()
 )
 STEP: Callable[..., object] = FusedAdam.step
+STEP_OF_FP16: Callable[..., object] = FP16Optimizer.step
 STEP_OF_LAMB: Callable[..., object] = FusedLamb.step
 
 
@@ -176,6 +177,18 @@ class CopiesDoNotClip(FP16Optimizer):
             self.clip_grad = given
 
 
+@put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",), private=("_copied",))
+class CopiesDoNotStep(FP16Optimizer):
+    """Steps, but its copies leave out every step."""
+
+    def _enter_copied(self, state: object, kept: Mapping[str, object]) -> None:
+        super()._enter_copied(state, kept)
+        self._copied = True
+
+    def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
+        return None if hasattr(self, "_copied") else STEP_OF_FP16(self, *given, **more)
+
+
 @put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
 class KeepsEveryGraph(FP16Optimizer):
     """Keeps the graph of every backward, which may be run again where it should be gone."""
@@ -215,6 +228,18 @@ class RefreshesWhatIsTrained(FP16Optimizer):
 
 @put(WRONG_BY_TIME, reference="BF16Optimizer", dtypes=("bf16",))
 class SetsRatesInPlace(BF16Optimizer):
+    """Writes a rate into the tensor that the group holds, which is its owner's."""
+
+    def set_lr(self, lr: float) -> None:
+        held = [(group, group["lr"]) for group in self.param_groups]
+        super().set_lr(lr)
+        for group, before in held:
+            if isinstance(before, Tensor):
+                group["lr"] = before.fill_(lr)
+
+
+@put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
+class SetsScaledRatesInPlace(FP16Optimizer):
     """Writes a rate into the tensor that the group holds, which is its owner's."""
 
     def set_lr(self, lr: float) -> None:
