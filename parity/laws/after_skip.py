@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Values
 from twinstep.parity.laws.skipped_step import skipped
 
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Untouched, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Untouched, Values
 
 FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 65, 127, 129, 257)
 FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 10_001, 12_289)

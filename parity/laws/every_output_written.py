@@ -15,7 +15,8 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import with_bits
 from twinstep.parity.cases.regimes import FINITE
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same
 from twinstep.parity.operations.operation import Operation, Role
 
 POISON = 0xA5C3A5C3

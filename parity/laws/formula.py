@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Formula, Plan
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Formula, Plan
 from twinstep.parity.operations.operation import Operation
 
 REGIMES = ("mixture", "ordinary", "cancelling", "tiny_root", "bits", "extreme")

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same
 from twinstep.parity.laws.repeat import other_values
 
 

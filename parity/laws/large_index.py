@@ -27,7 +27,8 @@ from dataclasses import replace
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Values
 
 # Small enough for a few blocks of 32 elements.
 SIZES = {"flat": (250,), "list": (5, 33, 250)}

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, NoHostRead, Plan
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import NoHostRead, Plan
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

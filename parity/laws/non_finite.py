@@ -21,7 +21,8 @@ from twinstep.parity.cases.coverage import overflows
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits
 from twinstep.parity.cases.generate import plant, replaced, with_bits
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Values
 
 
 def matrix(case: Case) -> Iterator[Case]:

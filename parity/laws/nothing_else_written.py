@@ -16,7 +16,8 @@ from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Untouched
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Untouched
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

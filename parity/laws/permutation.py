@@ -19,7 +19,8 @@ from torch import Tensor, uint8
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Piece, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Piece, Plan, Same, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

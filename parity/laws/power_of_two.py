@@ -22,7 +22,8 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Values
 from twinstep.parity.operations.operation import Operation, Role
 
 POWERS = (24, -24, 11, -11, 5, -5, 1, -1)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Leaves, Plan
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Leaves, Plan
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -24,7 +24,8 @@ from dataclasses import replace
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import generate, plant
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same
 
 SCHEDULES = ("one by one", "backwards", "permuted")
 # More than one block of any usual size; whole tensors are usually left to larger ones.

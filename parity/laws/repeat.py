@@ -16,7 +16,8 @@ from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.formats import nudged
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Values
 from twinstep.parity.operations.operation import Role
 
 

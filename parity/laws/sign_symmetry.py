@@ -20,7 +20,8 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.formats import widened
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Values
 from twinstep.parity.operations.operation import Role
 
 SIGNED = (Role.PARAM, Role.GRAD, Role.MOMENT, Role.VALUE, Role.OUTPUT)

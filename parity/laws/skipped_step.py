@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.generate import plant
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Unchanged, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Unchanged, Values
 
 KINDS = ("+inf", "NaN", "-inf", "signalling NaN")
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Check, Piece, Plan, Same, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Check, Piece, Plan, Same, Values
 
 SAYS = "depends on how the elements are cut into tensors"
 PIECES = 115

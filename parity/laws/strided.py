@@ -20,7 +20,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, Storage, is_counter
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same, Untouched, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same, Untouched, Values
 
 WIDTH = 5
 GAP = 3

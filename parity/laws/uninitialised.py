@@ -18,7 +18,8 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.garbage import GARBAGE, spoiled
 from twinstep.parity.cases.regimes import FINITE
 from twinstep.parity.laws.base import Draw, Law
-from twinstep.parity.laws.plan import Call, Plan, Same
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Same
 from twinstep.parity.laws.race_free import crowded
 from twinstep.parity.operations.operation import Role
 

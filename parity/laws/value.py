@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.plan import Call, Plan, Values
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -25,7 +25,7 @@ FEW = Range(low=1.0, high=5000.0)
 LR = Control(
     name="lr",
     dtype=FP64,
-    values=(3.7e-3, 1e-3, 0.25, 2.3e-5, 8.0, 0.0, -0.0125, 30.0, 4e-10),
+    values=(3.7e-3, 1e-3, 0.25, 2.3e-5, 8.0, 0.0, -0.0125, 30.0),
     range=Range(low=1e-8, high=50.0),
 )
 BETA1 = Control(name="beta1", dtype=FP64, values=(0.8765, 0.9991, 0.5, 0.95, 0.0), range=BETA)

@@ -19,7 +19,7 @@ import torch
 from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import accepted_outputs
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.host_numbers import BY_ZERO
 from twinstep.parity.prove.search import satisfying, telling

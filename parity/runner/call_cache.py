@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
-from twinstep.parity.laws.plan import Call, Outcome
+from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.runner.signature import Signature
 

@@ -22,8 +22,8 @@ from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import tolerance
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs, truths
+from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import (
-    Call,
     Check,
     Formula,
     Leaves,

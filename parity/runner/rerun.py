@@ -14,7 +14,8 @@ import torch
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.instruction_error import InstructionError
-from twinstep.parity.laws.plan import Call, Plan
+from twinstep.parity.laws.call import Call
+from twinstep.parity.laws.plan import Plan
 from twinstep.parity.records.standalone import Execute, Run, fresh, run_file
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.repro import CPU, write_repro

@@ -14,8 +14,9 @@ from twinstep.parity.expected.accepted import Accepted, joined
 from twinstep.parity.expected.formula import formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
+from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.laws.finding import Finding
-from twinstep.parity.laws.plan import Call, Outcome, Plan, Values
+from twinstep.parity.laws.plan import Plan, Values
 from twinstep.parity.records.errors import ReferenceFault
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel

@@ -18,8 +18,9 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
+from twinstep.parity.laws.call import Outcome
 from twinstep.parity.laws.finding import Finding
-from twinstep.parity.laws.plan import Outcome, Plan
+from twinstep.parity.laws.plan import Plan
 
 Search = Callable[[Case], Finding | None]
 Fair = Callable[[Case], bool]

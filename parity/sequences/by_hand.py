@@ -43,12 +43,8 @@ BY_HAND: Mapping[str, Motif] = {
         *(("start_again", {"how": "generator"}), PLAIN),
         *(("start_again", {"how": "names"}), PLAIN, "save"),
         *(("start_again", {"how": "tensor"}), PLAIN),
-        *(*FROZEN, ("start_again", {"how": "names"}), *MADE, *THAWED, PLAIN),
     ),
-    "a rate by position": (
-        *(("start_again", {"how": "rate"}), PLAIN),
-        *(*FROZEN, ("start_again", {"how": "rate"}), *MADE, *THAWED, PLAIN),
-    ),
+    "a rate by position": (("start_again", {"how": "rate"}), PLAIN),
     "state in other hands": (
         *(PLAIN, ("replace_state", {"how": "copies"}), PLAIN),
         *(("replace_state", {"how": "zeros"}), PLAIN),
@@ -75,6 +71,12 @@ BY_HAND: Mapping[str, Motif] = {
         *(PLAIN, "hold_numbers", "keep", "load_kept", "change_held", PLAIN),
     ),
     "states made while frozen": (*FROZEN, *MADE, *THAWED, PLAIN),
+    **{
+        f"states of a new instance made while frozen, {how}": (
+            *(*FROZEN, ("start_again", {"how": how}), *MADE, *THAWED, PLAIN),
+        )
+        for how in ("names", "tensor")
+    },
     "groups that ask for too much": tuple(
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),

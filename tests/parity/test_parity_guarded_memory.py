@@ -9,7 +9,8 @@ from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory, spans_of
 from twinstep.parity.expected.outputs import accepted_outputs
-from twinstep.parity.laws.plan import Call, Outcome, Plan, Same, Unchanged, Untouched
+from twinstep.parity.laws.call import Call, Outcome
+from twinstep.parity.laws.plan import Plan, Same, Unchanged, Untouched
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.runner.run_plan import PlanRunner
 

@@ -9,7 +9,7 @@ import torch
 
 from twinstep.parity.cases.case import Recipe
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.runner.calls.messages import packed, unpacked
 

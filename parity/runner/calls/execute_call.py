@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.large_index import places
-from twinstep.parity.laws.plan import Call
 from twinstep.parity.registry.engines import Engine, as_on
 from twinstep.parity.runner.calls import large_tensors
 from twinstep.parity.runner.calls.allocations import Allocations

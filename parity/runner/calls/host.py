@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 from twinstep.parity.operations.table import HOUSE
 from twinstep.parity.records.errors import CannotJudge, CannotRun, UsageError
 from twinstep.parity.registry.engines import (

@@ -19,7 +19,7 @@ from twinstep.parity.expected.instruction_error import (
     InstructionError,
     instruction_error_of,
 )
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.runner.calls.allocations import allocations
 from twinstep.parity.runner.calls.execute_call import execute_call

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 
 if TYPE_CHECKING:
     from twinstep.replay.shadow64.lift import Wide

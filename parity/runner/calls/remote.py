@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.guarded_memory import GuardedMemory
-from twinstep.parity.laws.plan import Call
+from twinstep.parity.laws.call import Call
 from twinstep.parity.records.errors import KernelDied
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
