@@ -33,10 +33,11 @@ def write_universal(
     (folder / "zero").mkdir()
     options = [{key: row[key] for key in row if key != "params"} for row in groups]
     torch.save({"param_groups": options}, folder / "zero" / "optimizer_state.pt")
-    rows = [(name, param) for name, param in params if param.numel()]
-    for at, (name, param) in enumerate(rows):
+    # Numbers count what has no elements, too: of another rank it may have some.
+    rows = [(at, *row) for at, row in enumerate(params) if row[1].numel()]
+    for at, name, param in rows:
         kinds = ["fp32", "exp_avg", "exp_avg_sq"]
-        lacks = missing if at == len(rows) - 1 else ""
+        lacks = missing if at == rows[-1][0] else ""
         if lacks == "folder":
             continue
         place = folder / "zero" / name
