@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -142,7 +144,10 @@ def formula(p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: Tensor) -> tuple[Tens
     return p - s[8] * u, m, v
 
 
-compiled = torch.compile(formula, dynamic=True)
+@cache
+def compiled() -> Callable[..., tuple[Tensor, ...]]:
+    """The expression compiled; to ask for it imports what takes seconds."""
+    return torch.compile(formula, dynamic=True)
 
 
 @harmless(SHELF, "adamw_step", unavailable=compiler_missing())
@@ -156,7 +161,7 @@ def torch_compiled(call: AdamCall) -> None:
         if p.numel():
             g = call.grads[i].reshape(-1).to(torch.float32) * call.factor
             m, v = (t.reshape(-1).clone() for t in (call.exp_avgs[i], call.exp_avg_sqs[i]))
-            new, m, v = compiled(p.reshape(-1).clone(), g, m, v, row)
+            new, m, v = compiled()(p.reshape(-1).clone(), g, m, v, row)
             p.copy_(new.view(p.shape))
             call.exp_avgs[i].copy_(m.view(p.shape))
             call.exp_avg_sqs[i].copy_(v.view(p.shape))
