@@ -14,6 +14,7 @@ from twinstep.parity.expected.accepted import Accepted, joined
 from twinstep.parity.expected.formula import formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
+from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.plan import Plan, Values
@@ -117,13 +118,14 @@ class PlanRunner:
             refusal(made.failure)
         memory, failure = made.memory, made.failure
         after = memory.before if failure and not call.may_refuse else made.after
-        refused = bool(call.may_refuse and REFUSAL.match(failure)) and torch.equal(
-            after, memory.before
-        )
+        may = bool(call.may_refuse and REFUSAL.match(failure))
+        refused = may and torch.equal(after, memory.before)
         # A kernel may count on blocks that run together, and then no other order is one of a GPU's.
         refused = refused or (bool(call.schedule) and WAITS.match(failure) is not None)
         if failure and not refused:
             says = f"the kernel {failure}"
+            if may:
+                says += f"; it may refuse here, but had written {_written(memory, after)} before"
             return Finding(says=says, call=number, failure=failure, fatal=made.fatal)
         if not (call.end and call.reuse is not None):
             # The other end of a large call was launched by the first.
@@ -204,3 +206,9 @@ def _shapes(memory: GuardedMemory) -> AcceptedOutputs:
     for span in memory.spans:
         found.setdefault(span.name, []).append(Accepted(value=span.value))
     return found
+
+
+def _written(memory: GuardedMemory, after: Tensor) -> str:
+    """Arguments that no longer hold what the call found."""
+    spans = [s for s in memory.spans if not same(s.of(after), s.of(memory.before)).all()]
+    return ", ".join(dict.fromkeys(span.name for span in spans)) or "outside every tensor"
