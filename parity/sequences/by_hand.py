@@ -31,6 +31,7 @@ HELD = ("lr", "eps", "weight_decay")
 ASKED: Mapping[str, object] = {"maximize": True, "amsgrad": True, "differentiable": True}
 WRONG_GROUPS = (*ASKED, "fp64", "text", "set")
 OLD_STEP = "arguments of an old step"
+SCALE = 256.0
 LEGACY = ("scale", "grads", "output_params", "grad_norms", "stranger")
 
 ZEROS: Step = ("train", {"regime": "zeros", "missing": 0})
@@ -81,6 +82,11 @@ BY_HAND: Mapping[str, Motif] = {
         ("add_refused_group", {"what": what}) for what in WRONG_GROUPS
     ),
     OLD_STEP: ("fill", *(("step_wrongly", {"name": name}) for name in LEGACY)),
+    "a scaler of torch": (
+        *(("train_by_grad_scaler", {"regime": "ordinary"}), PLAIN),
+        *(("train_by_grad_scaler", {"regime": "planted"}), PLAIN),
+        ("train_by_grad_scaler", {"regime": "ordinary"}),
+    ),
     "another default dtype": (("train_by_default", {"dtype": "bf16"}), PLAIN),
     "nothing to divide": (("build", {"alike": False}), "forget_eps", ZEROS),
     "closures that give something else": (
@@ -250,6 +256,24 @@ class ByHand(OptimizerRules):
         """Try to step with an argument that apex's old step had, or with one that none had."""
         given: dict[str, Any] = {name: 128.0 if name in ("scale", "stranger") else [[None]]}
         return world.torch_optimizer.step(**given)
+
+    @action(drives=("step",), seed=SEEDS, regime=("ordinary", "ordinary", "planted"))
+    def train_by_grad_scaler(self, world: World, seed: int, regime: str) -> float:
+        """New gradients times a scale, then an update by torch's GradScaler; it refuses fp16."""
+        self.fill(world, seed, regime, 0)
+        scaler = torch.amp.GradScaler(world.params[0].device.type, init_scale=SCALE)
+        scaler.scale(torch.ones((), device=world.device))
+        for param in world.params:
+            param.grad = None if param.grad is None else param.grad * SCALE
+        optimizer = world.torch_optimizer
+        # What is left to do is known once the gradients are unscaled.
+        handle = optimizer.register_step_pre_hook(lambda *_: world.updating())
+        try:
+            scaler.step(optimizer)
+        finally:
+            handle.remove()
+        scaler.update()
+        return scaler.get_scale()
 
     @action(seed=SEEDS, dtype=tuple(DEFAULTS))
     def train_by_default(self, world: World, seed: int, dtype: str) -> object:

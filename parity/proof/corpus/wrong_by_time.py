@@ -94,6 +94,13 @@ class FrozenWithoutState(FusedAdam):
 
 
 @put(WRONG_BY_TIME)
+class SaysThatItUnscales(FusedAdam):
+    """Tells GradScaler to leave scale and overflow to it, and looks at neither."""
+
+    _step_supports_amp_scaling = True
+
+
+@put(WRONG_BY_TIME)
 class RoundedBetas(FusedAdam):
     """Keeps what follows from betas by their fp32 numbers: others nearby find those of before."""
 
