@@ -147,6 +147,7 @@ class GuardedMemory:
         elsewhere: during a call, the block that holds a list which does not lie in `block`, by
             name; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.
+        held: controls by name, the same tensors in every call in this memory.
         made: tensors that guarded calls in this memory have made and not let go.
         number: of the same memory in another process, where the kernel works.
     """
@@ -159,6 +160,7 @@ class GuardedMemory:
     ends: Mapping[str, Tensor] = field(default_factory=dict)
     elsewhere: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    held: dict[str, Tensor] = field(default_factory=dict)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
     number: int = -1
 
@@ -223,6 +225,9 @@ class GuardedMemory:
 
     def _given(self, span: Span) -> Tensor:
         """A tensor as the call gets it."""
+        if span.control:
+            # An alias with a version of its own, which no write to the rest of the block moves.
+            return self.held.setdefault(span.name, span.of(self.block.data))
         return span.of(self.elsewhere.get(span.name, self.block))
 
     def named(self) -> dict[str, Tensor]:

@@ -66,19 +66,24 @@ def plan(case: Case, arithmetic: str) -> Plan:
     """Other values of the same sizes, the case, a smaller one, the case twice more; one list moved.
 
     Calls are compared with the reference too: a kernel that is tuned on live tensors is wrong in
-    the first and nowhere else, one that keeps what follows from betas or sizes by less than these
-    in that with controls nearby, or with the tensors of a buffer in another order.
+    the first and nowhere else. The last has the lists of the first and controls nearby, in the
+    memory and the control tensors of the second: wrong if what follows from controls was kept by
+    the tensor, or by less than the number. Places in a buffer may be kept by less than all sizes.
     """
     single = any(argument.single for argument in case.operation.lists)
     # Of a buffer the place of each tensor follows from the sizes before it.
+    stranger = other_values(case)
     other = case.taken(range(case.length)[::-1]) if single else smaller(case)
+    near = Call(case=nearby(stranger))
+    if not single:  # a buffer of other values has another tail
+        near = Call(case=replace(near.case, skews=case.skews), reuse=1)
     calls = (
-        Call(case=other_values(case)),
+        Call(case=stranger),
         Call(case=case),
         Call(case=other),
         Call(case=case, fresh=True),
         Call(case=case, reuse=1),
-        Call(case=nearby(case)),
+        near,
     )
     again = Same(says="differs when the call is repeated after another one", first=1, second=3)
     there = Same(says="differs when the call is repeated in the same memory", first=1, second=4)
