@@ -46,6 +46,16 @@ class AdamRules(ByHand):
     sparse = True
     tensor_hyper = True
     refused = REFUSED
+    motifs = {
+        **ByHand.motifs,
+        **{
+            f"another mode behind {before}": (
+                *(PLAIN, before, ("turn", {"name": "adam_w_mode"}), PLAIN),
+                *(("turn", {"name": "set_grad_none"}), ("zero_grad", {"how": "as it is"})),
+            )
+            for before in ("set_hyper", "save", "resume")
+        },
+    }
     exempt = {
         **ByHand.exempt,
         "compat": "upstream behaviour of our own classes; others are judged by the default",
@@ -61,6 +71,11 @@ class AdamRules(ByHand):
     def initialize_states(self, world: World) -> None:
         """Make the state of parameters that have not been stepped yet."""
         cast(_Initializing, world.optimizer).initialize_states()
+
+    @action(name=("adam_w_mode", "set_grad_none"))
+    def turn(self, world: World, name: str) -> None:
+        """Assign the other value to an attribute that the constructor has set."""
+        setattr(world.optimizer, name, not getattr(world.optimizer, name))
 
     def contracts(self, world: World) -> Sequence[object]:
         """One `adamw_step` or `adam_step` for each parameter with a gradient."""
@@ -109,7 +124,7 @@ class LenientAdamRules(AdamRules):
     def actions(self) -> dict[str, Action]:
         """Every action but those that should be refused."""
         left = {"construct_wrongly", "construct_in_every_wrong_way", "load_damaged"}
-        left |= {"load_elsewhere", "add_refused_group", "step_wrongly"}
+        left |= {"load_elsewhere", "add_refused_group", "step_wrongly", "turn"}
         found = {name: row for name, row in super().actions().items() if name not in left}
         again = found["start_again"]
         choices = {**again.choices, "how": ("generator", "names", "tensor", "words")}

@@ -79,7 +79,7 @@ def adam_contracts(world: World) -> Sequence[Contract]:
 
 
 def _adam_contract(world: World, group: Mapping[str, object], indices: Sequence[int]) -> Contract:
-    decoupled = bool(world.options.get("adam_w_mode", True))
+    decoupled = bool(getattr(world.optimizer, "adam_w_mode", True))
     operation = operation_named("adamw_step" if decoupled else "adam_step", "twins")
     lists: dict[str, list[Tensor]] = {name: [] for name in (*STATE, "grads", "steps", "copies")}
     for param in (world.params[index] for index in indices):

@@ -93,6 +93,19 @@ class FrozenWithoutState(FusedAdam):
                 del self.state[param]
 
 
+@put(WRONG_BY_TIME, private=("_decoupled",))
+class ModeOfConstruction(FusedAdam):
+    """Steps in the mode that it was constructed with, whatever its owner assigns."""
+
+    def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
+        shown = self.adam_w_mode
+        self.adam_w_mode = vars(self).setdefault("_decoupled", shown)
+        try:
+            return STEP(self, *given, **more)
+        finally:
+            self.adam_w_mode = shown
+
+
 @put(WRONG_BY_TIME)
 class SaysThatItUnscales(FusedAdam):
     """Tells GradScaler to leave scale and overflow to it, and looks at neither."""
