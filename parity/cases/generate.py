@@ -131,6 +131,8 @@ def _list(
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe))
+    if argument.role is Role.GRAD and recipe.seed % 4 == 1:
+        tensors = [idle_in_part(tensor, rng) for tensor in tensors]
     regimes = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
     normed = "norm" in operation.writes and argument.role is Role.GRAD
     if recipe.brink and normed and recipe.regime in regimes:
@@ -138,6 +140,23 @@ def _list(
     elif recipe.brink and argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
         tensors[:1] = on_the_brink(tensors[:1], rng)
     return _with_a_twin(tensors, recipe, len(dtypes))
+
+
+def idle_in_part(grad: Tensor, rng: np.random.Generator) -> Tensor:
+    """A gradient with rows of zeros: those of an embedding whose tokens are not in the batch.
+
+    Rows are those of a matrix, or runs of some length; half of them are used, or very few.
+    """
+    long = grad.dim() > 1 and grad.shape[-1] > 1
+    width = grad.shape[-1] if long else int(rng.choice((1, 16, 64)))
+    rows = grad.numel() // width
+    if rows < 2:
+        return grad
+    used = rng.random(rows) < float(rng.choice((0.5, 0.02)))
+    used[rng.integers(rows)] = True
+    flat = grad.reshape(-1).clone()
+    flat[: rows * width].view(rows, width)[torch.from_numpy(~used)] = 0
+    return flat.reshape(grad.shape)
 
 
 def _with_a_twin(tensors: list[Tensor], recipe: Recipe, kinds: int) -> list[Tensor]:

@@ -6,7 +6,8 @@ people's numbers, and those of the next kernel of the file.
 
 Real bugs: a random number drawn from the global generator, so that dropout masks change with the
 optimizer; `set_flush_denormal` left on; a list of gradients that keeps every step's alive, or the
-last one's, which `zero_grad` then does not free; `gc.enable()` behind a loop that had it off.
+last one's, which `zero_grad` then does not free; `gc.enable()` behind a loop that had it off;
+constants in a tensor of the default dtype, or products that autocast rounds.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from __future__ import annotations
 from twinstep.parity.cases.case import Case
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call
-from twinstep.parity.laws.plan import Leaves, Plan
+from twinstep.parity.laws.plan import Leaves, Plan, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
     """The same call six times in one memory: a cache fills in the first ones and then is full.
 
-    In the last one switches are turned: what is as it was is not what a new process has.
+    In the last one switches are turned: what is as it was is not what a new process has, and the
+    results are what they are otherwise.
     """
     again = (Call(case=case, reuse=0, guarded=True, turned=at == 4) for at in range(5))
-    return Plan(calls=(Call(case=case, guarded=True), *again), checks=(Leaves(),))
+    return Plan(calls=(Call(case=case, guarded=True), *again), checks=(Leaves(), Values(call=5)))
 
 
 PROCESS_STATE = Law(
     name="process_state",
-    says="the process is left as it was, and keeps no gradient and no more with every call",
+    says="the process is left as it was, decides no result, and keeps no gradient and no more",
     share=0.25,
     draw=Draw(sizes="small"),
     plan=plan,

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from twinstep.parity.cases.covering import (
     LARGE,
     LARGE_WHERE_SLOW,
     NUMEROUS,
+    PERIOD,
     WHOLE,
     covering_recipes,
     crowd,
@@ -22,8 +24,10 @@ from twinstep.parity.cases.covering import (
     enlarged,
 )
 from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.source_sizes import source_sizes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
+from twinstep.parity.laws.boundary_sizes import BOUNDARY_SIZES
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.process_state import PROCESS_STATE
 from twinstep.parity.operations.operation import Operation
@@ -195,13 +199,13 @@ def _search(
                     raise _Broken(case, finding)
                 if law.name == "value":
                     search.see(case, runner.scores)
-        if law.thorough and kernel.operation.lists:
-            for recipe in _more_recipes(kernel, dtype, effort, runner.engine):
-                case = generate(kernel.operation, dtype, recipe)
-                coverage.add(case)
-                finding = runner.violation(law.plan(case, kernel.arithmetic))
-                if finding is not None:
-                    raise _Broken(case, finding)
+        more = _more_recipes if law.thorough else law is BOUNDARY_SIZES and _recipes_by_source
+        for recipe in more(kernel, dtype, effort, runner.engine) if more else ():
+            case = generate(kernel.operation, dtype, recipe)
+            coverage.add(case)
+            finding = runner.violation(law.plan(case, kernel.arithmetic))
+            if finding is not None:
+                raise _Broken(case, finding)
         if law is PROCESS_STATE and runner.cache.changed:
             # The calls of every law are looked at; what they changed has been put back.
             case, says = runner.cache.changed[0]
@@ -242,6 +246,8 @@ def _covering(kernel: Kernel, dtype: str, effort: Effort) -> list[Recipe]:
 
 def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
     """The second half of the covering, made small; recipes made large, and long."""
+    if not kernel.operation.lists:
+        return
     first, *_ = recipes = _covering(kernel, dtype, effort)
     for number, recipe in enumerate(recipes[len(recipes) // 2 :]):
         yield diminished(recipe, number)
@@ -257,6 +263,22 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
             yield replace(large, regime="planted")
         if (quick or past) and "list" in kernel.layouts:
             yield crowd(kernel.operation, recipes[-1], NUMEROUS[turn])
+
+
+def _recipes_by_source(
+    kernel: Kernel, dtype: str, effort: Effort, engine: Engine
+) -> Iterator[Recipe]:
+    """One list, or some calls, with tensors one longer than blocks in the kernel's source."""
+    quick = engine.name in ("cpu", "cuda")
+    if not kernel.operation.lists or not (quick or dtype == kernel.dtypes[0]):
+        return
+    file = Path(kernel.source or kernel.place.rpartition(":")[0])
+    sizes = source_sizes(file, 1 << 19 if quick else 1 << 16)
+    recipe = replace(_covering(kernel, dtype, effort)[0], regime="ordinary", period=PERIOD)
+    if sizes and "list" in kernel.layouts:
+        yield replace(recipe, layout="list", sizes=sizes)
+    else:
+        yield from (replace(recipe, sizes=(size,)) for size in sizes[-8:])
 
 
 def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:

@@ -53,7 +53,7 @@ class AdamRules(ByHand):
                 *(PLAIN, before, ("turn", {"name": "adam_w_mode"}), PLAIN),
                 *(("turn", {"name": "set_grad_none"}), ("zero_grad", {"how": "as it is"})),
             )
-            for before in ("set_hyper", "save", "resume")
+            for before in ("set_hyper", "save", "resume", "zero_grad", "watch")
         },
     }
     exempt = {

@@ -69,7 +69,7 @@ def _set_handlers(before: list[tuple[int, Any]]) -> None:
 class Part:
     """Part of the process's state: its name, how it is read, put back and compared.
 
-    Where it is a switch that no result depends on, `turned` is a value that no new process has.
+    Where no result may depend on it, `turned` is a value that no new process has.
     """
 
     name: str
@@ -94,7 +94,12 @@ PARTS = (
         lambda was: np.random.set_state(pickle.loads(was)),  # noqa: NPY002, S301
     ),
     Part("Python's random numbers", random.getstate, random.setstate),
-    Part("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Part(
+        "the default dtype",
+        torch.get_default_dtype,
+        torch.set_default_dtype,
+        turned=torch.bfloat16,
+    ),
     Part("the default device", torch.get_default_device, torch.set_default_device),
     Part(
         "whether gradients are recorded",
@@ -176,12 +181,13 @@ class ProcessState:
 
 @contextlib.contextmanager
 def turned() -> Iterator[None]:
-    """Every switch that no result depends on, turned to where no new process has it."""
+    """Every switch on which no result may depend, turned to where no new process has it."""
     switches = [(part, part.read()) for part in PARTS if part.turned is not None]
     try:
         for part, _ in switches:
             part.restore(part.turned)
-        yield
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
     finally:
         for part, before in switches:
             part.restore(before)
