@@ -36,7 +36,7 @@ class AdamRules(ByHand):
     """Adam and AdamW with the interface of `FusedAdam`; also judged within bounds."""
 
     hyper = {
-        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0, 1e-3),
+        "lr": (3.7e-3, 0.25, 0.041, 2.3e-5, 8.0, 0.0, 1e-3, 3e-8),
         "betas": ((0.8765, 0.9987), (0.5, 0.95), (0.9991, 0.7), (0.0, 0.99995), (0.9, 0.999)),
         "eps": (3e-6, 1.3e-3, 1e-10, 1e-8),
         "weight_decay": (0.013, 0.0, 0.31, -0.02, 0.01),

@@ -285,9 +285,11 @@ class BF16Rules(OptimizerRules):
         key=("", "exp_avg", "exp_avg_sq", "step"),
     )
     def whole(self, world: World, number: int, key: str) -> object:
-        """Read a parameter's gradient and its weight or a state by name."""
+        """Read a parameter's gradient and its weight or a state by name; they are the caller's."""
         name, optimizer = f"p{number % len(world.params)}", optimizer_of(world)
-        return optimizer.get_full_hp_grad(name), optimizer.get_full_hp_param(name, key or None)
+        read = optimizer.get_full_hp_grad(name), optimizer.get_full_hp_param(name, key or None)
+        world.more["read"] = read
+        return read
 
     @action(
         drives=("set_full_hp_param", "update_lp_params"),

@@ -17,11 +17,21 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 MANTISSA = {torch.float16: 10, torch.bfloat16: 7, torch.float32: 23}
 INTEGER = {2: torch.int16, 4: torch.int32}
 # `planted` is one infinity or NaN among ordinary values: an overflow. `opposite` sums to zero.
-REGIMES = ("ordinary", "tiny", "zeros", "subnormal", "extreme", "bits", "planted", "opposite")
+REGIMES = (
+    "ordinary",
+    "tiny",
+    "zeros",
+    "subnormal",
+    "extreme",
+    "bits",
+    "planted",
+    "opposite",
+    "rows",
+)
 # One NaN for all: an argument is found among its choices, where NaN equals itself alone.
 INF, NAN = float("inf"), float("nan")
 PLANTED = (INF, -INF, NAN)
-LAYOUTS = ("expanded", "transposed", "sparse")
+LAYOUTS = ("expanded", "transposed", "sparse", "graph")
 
 
 class Dice:
@@ -41,6 +51,10 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
     if regime == "ordinary" and seed == 0:
         return torch.ones(shape, dtype=dtype)
     source = torch.Generator().manual_seed(seed)
+    if regime == "rows":
+        # Those of an embedding whose tokens are not in the batch are zero.
+        values = _reals(count, "ordinary", source).to(dtype).reshape(shape)
+        return values * (torch.rand(shape[:-1], generator=source) < 0.5).unsqueeze(-1)
     if regime in ("ordinary", "planted", "tiny", "zeros", "opposite"):
         values = _reals(count, regime, source).to(dtype)
         if regime == "planted" and count:
@@ -55,11 +69,13 @@ def is_hit(index: int, count: int, seed: int) -> bool:
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
-    """Values in another layout: all alike in one element's memory, transposed, or sparse."""
+    """Values in another layout: in one element's memory, transposed, sparse, or with a graph."""
     if values.dim() == 0 or values.numel() == 0:
         return values
     if layout == "expanded":
         return values.reshape(-1)[:1].expand(values.shape)
+    if layout == "graph":
+        return values.clone().requires_grad_() * 1
     if layout == "sparse":
         return values.to_sparse()
     return values.transpose(0, -1).contiguous().transpose(0, -1)

@@ -262,7 +262,7 @@ class FP16Rules(ScaledByHand):
         drives=("backward",),
         seed=SEEDS,
         size=SIZES,
-        loss=("fp32", "fp32", "fp16", "bf16"),
+        loss=("fp32", "fp32", "fp16", "bf16", "one element"),
         graph=GRAPHS,
     )
     def backward(  # type: ignore[override]
@@ -281,7 +281,8 @@ class FP16Rules(ScaledByHand):
             share = curved(param.float() * weight.to(world.device), graph).sum()
             total = total + (share * hit if world.is_hit(index, seed) else share)
         total = total if hit == size else total * size
-        backward_twice(scaled(world).backward, total.to(DTYPES[loss]), graph)
+        total = total.reshape(1) if loss == "one element" else total.to(DTYPES[loss])
+        backward_twice(scaled(world).backward, total, graph)
 
     @action(often=9, drives=("backward", "step"), seed=SEEDS, size=SIZES)
     def train(self, world: World, seed: int, size: float) -> object:  # type: ignore[override]

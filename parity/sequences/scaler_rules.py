@@ -233,6 +233,16 @@ class ScalerRules(Rules):
             param.requires_grad_(seed % 3 > 0)
         return _of(world).has_overflow(iter(world.params) if once else world.params)
 
+    @action(seed=SEEDS)
+    def look_at_many(self, world: World, seed: int) -> object:
+        """Ask whether gradients of many parameters overflow, of which one may be infinite."""
+        params = [torch.nn.Parameter(torch.ones(1, device=world.device)) for _ in range(300)]
+        params = params[seed % 200 :]
+        for index, param in enumerate(params):
+            hit = seed % 3 and index == seed % len(params)
+            param.grad = torch.full_like(param, INF if hit else 1.0)
+        return _of(world).has_overflow(params)
+
     @action(drives=("loss_scale",), scale=(32.0, 2.0**24, 1.0, -1.0, 0.0, INF, NAN))
     def assign(self, world: World, scale: float) -> None:
         """Assign the scale."""
