@@ -108,7 +108,10 @@ def _zeros(
 def _ties(
     rng: np.random.Generator, rows: list[Reals], controls: Mapping[str, float]
 ) -> list[Reals]:
-    """Weights halfway between two neighbours of bf16 or fp16, with nothing that moves them."""
+    """Weights halfway between two neighbours of bf16 or fp16, with nothing that moves them.
+
+    Some lie where fp16 begins to be infinite, at 65520, or just below.
+    """
     count = rows[0].shape[0]
     top = rng.integers(0x38000000, 0x47000000, count).astype(np.uint32)
     half = np.where(rng.integers(0, 2, count) == 0, 0x8000, 0x1000).astype(np.uint32)
@@ -116,6 +119,8 @@ def _ties(
     beside = rng.choice(np.array([0, 0, 1, -1]), count)
     weights = ((top & ~below) | half).view(np.float32).astype(np.float64)
     weights = np.where(beside == 0, weights, np.nextafter(weights.astype(np.float32), beside))
+    edge = 65520.0 - rng.choice([-1, 0, 1, 1, 1], count) * 2.0 ** rng.integers(-8, 5, count)
+    weights = np.where(rng.integers(0, 8, count) == 0, edge, weights)
     return [weights * rng.choice([-1.0, 1.0], count), *_zeros(rng, rows[1:], controls)]
 
 
