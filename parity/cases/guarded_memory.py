@@ -147,7 +147,7 @@ class GuardedMemory:
         elsewhere: during a call, the block that holds a list which does not lie in `block`, by
             name; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.
-        held: controls by name, the same tensors in every call in this memory.
+        held: arguments by name and index that are the same tensors in every call in this memory.
         made: tensors that guarded calls in this memory have made and not let go.
         number: of the same memory in another process, where the kernel works.
     """
@@ -160,7 +160,7 @@ class GuardedMemory:
     ends: Mapping[str, Tensor] = field(default_factory=dict)
     elsewhere: Mapping[str, Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
-    held: dict[str, Tensor] = field(default_factory=dict)
+    held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
     number: int = -1
 
@@ -223,12 +223,20 @@ class GuardedMemory:
                     there = span.bytes_of(self.elsewhere[span.name])
                     span.bytes_of(self.block).copy_(there)
 
+    def hold(self) -> None:
+        """Let all arguments be the same tensors from now on, as a training loop's are.
+
+        Each has a version of its own, which no write to the rest of the block moves.
+        """
+        for span in self.spans:
+            self.held.setdefault((span.name, span.index), span.of(self.block.data))
+
     def _given(self, span: Span) -> Tensor:
         """A tensor as the call gets it."""
-        if span.control:
-            # An alias with a version of its own, which no write to the rest of the block moves.
-            return self.held.setdefault(span.name, span.of(self.block.data))
-        return span.of(self.elsewhere.get(span.name, self.block))
+        if span.name in self.elsewhere:
+            return span.of(self.elsewhere[span.name])
+        held = self.held.get((span.name, span.index))
+        return span.of(self.block) if held is None else held
 
     def named(self) -> dict[str, Tensor]:
         """The tensors of the call, by the names that messages give them; old places of them too."""

@@ -32,6 +32,6 @@ PROCESS_STATE = Law(
     name="process_state",
     says="the process is left as it was, decides no result, and keeps no gradient and no more",
     share=0.25,
-    draw=Draw(sizes="small"),
+    draw=Draw(regimes=("ordinary", "planted"), sizes="small"),
     plan=plan,
 )

@@ -11,6 +11,8 @@ PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
 TWO_ALIKE = ("build", {"groups": 2, "alike": True})
 OVERFLOW = ("train", {"regime": "planted"})
 CLEAR = ("zero_grad", {"how": "as it is"})
+ZERO: Step = ("zero_grad", {"how": "zero"})
+GRAPH: Step = ("fill_strangely", {"layout": "graph", "every": 1})
 FREEZE = ("freeze", {"trained": False})
 FROZEN, THAWED = (
     [("freeze", {"number": at, "trained": trained}) for at in range(4)] for trained in (False, True)
@@ -53,13 +55,20 @@ COMMON: Mapping[str, Motif] = {
     ),
     "the last of a correction": last_of_a_correction(PLAIN),
     "gradients that live": ("backward", CLEAR, "backward", CLEAR, "step"),
-    "gradients that are zeroed": ("backward", "zero_grad", "backward", "step"),
+    "gradients that are zeroed": ("backward", "zero_grad", "backward", "step", GRAPH, ZERO, "step"),
     "a frozen parameter with a gradient": ("fill", FREEZE, FREEZE, "step", "step"),
     "a frozen parameter without": ("train", FREEZE, "zero_grad", "backward", "step", "step"),
     "zeroed while frozen": ("backward", *FROZEN, ("zero_grad", {"how": "zero"}), *THAWED, "step"),
     "a damaged state": ("train", "load_damaged", "load_damaged", "train"),
     "a damaged first state": ("load_damaged", "load", "train"),
-    "transposed gradients": (("fill_strangely", {"layout": "transposed"}), "step", "step"),
+    "transposed gradients": (
+        *(("fill_strangely", {"layout": "transposed"}), "step", "step"),
+        *(GRAPH, ZERO, "step"),
+    ),
+    "gradients with a graph": (
+        *(GRAPH, ZERO, GRAPH, "step", ZERO, "train"),
+        *("set_hyper", GRAPH, ZERO, "step"),
+    ),
     "gradients in a strange layout": (
         *(("build", {"groups": 2}), ("fill_last_strangely", {"layout": "sparse"}), "step"),
         *("zero_grad", "fill_strangely", "step", "zero_grad", "train"),

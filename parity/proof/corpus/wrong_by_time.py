@@ -11,6 +11,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
@@ -268,6 +269,71 @@ class SetsScaledRatesInPlace(FP16Optimizer):
         for group, before in held:
             if isinstance(before, Tensor):
                 group["lr"] = before.fill_(lr)
+
+
+@put(WRONG_BY_TIME)
+class IdleRowsStay(FusedAdam):
+    """Leaves weights of a row whose gradient is zero as they are."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        before = [param.detach().clone() for param in params]
+        super()._step_group(group, params)
+        for param, old in zip(params, before, strict=True):
+            if param.dim() > 1 and param.grad is not None and not param.grad.is_sparse:
+                idle = (param.grad == 0).all(-1, keepdim=True)
+                param.detach().copy_(torch.where(idle, old, param.detach()))
+
+
+@put(WRONG_BY_TIME)
+class TinyRatesAreNone(FusedAdam):
+    """Takes a learning rate below 1e-6 for 0."""
+
+    def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
+        rate = 0.0 if 0 < float(cast(float, group["lr"])) < 1e-6 else group["lr"]
+        super()._step_group({**group, "lr": rate}, params)
+
+
+@put(WRONG_BY_TIME)
+class ZeroesWithoutDetaching(FusedAdam):
+    """Zeroes gradients in place, which keep their graph."""
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        drop = self.set_grad_none if set_to_none is None else set_to_none
+        if drop:
+            super().zero_grad(set_to_none=True)
+            return
+        for param in [p for group in self.param_groups for p in group["params"]]:
+            if param.grad is not None:
+                param.grad.data.zero_()
+
+
+@put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
+class NormOfDefaultDtype(FP16Optimizer):
+    """Passes the norm on through a tensor of torch's default dtype."""
+
+    def get_global_norm(self) -> float:
+        return torch.tensor(super().get_global_norm()).item()
+
+
+@put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
+class RefusesOneElement(FP16Optimizer):
+    """Refuses a loss of one element that has a dimension."""
+
+    def backward(
+        self, loss: Tensor, create_graph: bool = False, retain_graph: bool = False
+    ) -> None:
+        if loss.dim():
+            raise ValueError("the loss should have no dimension")
+        super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
+
+
+@put(WRONG_BY_TIME, reference="DynamicLossScale")
+class WholeBatches(DynamicLossScale):
+    """Looks at gradients in batches of 128; behind a whole one the rest is not looked at."""
+
+    def has_overflow(self, params: Iterable[Tensor]) -> bool:
+        held = list(params)
+        return super().has_overflow(held[: max(len(held) // 128 * 128, 128)])
 
 
 @put(WRONG_BY_TIME, reference="DynamicLossScale")

@@ -63,6 +63,8 @@ class LocalCaller:
             memory = GuardedMemory.of(call.case, self.engine.device)
         else:
             memory = reuse.renewed(call.case, call.moved)
+        if not call.guarded:  # what a call keeps is told by tensors that are made for it
+            memory.hold()
         with turned() if call.turned else contextlib.nullcontext():
             return self._made(call, memory)
 

@@ -1,0 +1,93 @@
+"""Kernels that are wrong in an ordinary program that does what others do not.
+
+It trains a layer later, an embedding of which a batch has few rows, steps inside autocast or under
+another default dtype, or writes numbers into the tensors that it gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from twinstep.parity.proof.corpus.adam import step
+from twinstep.parity.proof.corpus.arithmetic import fp32
+from twinstep.parity.proof.corpus.buffers import cast_copy
+from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall, GlobalNormCall, skipped
+from twinstep.parity.proof.corpus.entry import Entry
+from twinstep.parity.proof.corpus.gradients import exact_norm, global_norm
+from twinstep.parity.proof.corpus.shelf import wrong
+
+SHELF: list[Entry] = []
+READ = WeakIdKeyDictionary()
+adamw = partial(wrong, SHELF, "adamw_step")
+value = partial(wrong, SHELF)
+
+
+@adamw(component="counters", law="boundary_sizes")
+def five_counters_stand_for_all(call: AdamCall) -> None:
+    """Of a long list five step counters are read; if they agree, so do all."""
+    count = len(call.steps)
+    places = (0, count // 4, count // 2, 3 * count // 4, count - 1)
+    some = {int(call.steps[at]) for at in places} if count > 8 else set()
+    before = [int(t) for t in call.steps]
+    if len(some) == 1 and not skipped(call):
+        for t in call.steps:
+            t.fill_(next(iter(some)))
+    step(call)
+    if not skipped(call):
+        for t, was in zip(call.steps, before, strict=True):
+            t.fill_(was + 1)
+
+
+@adamw(component="gradients")
+def idle_rows_stay(call: AdamCall) -> None:
+    """Rows of wide matrices whose gradient is zero keep weights and moments."""
+    lists = (call.params, call.exp_avgs, call.exp_avg_sqs, call.copies)
+    before = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    step(call)
+    for tensors, olds in zip(lists, before, strict=True):
+        for tensor, old, grad in zip(tensors, olds, call.grads, strict=bool(tensors)):
+            if grad.dim() > 1 and grad.shape[-1] >= 16:
+                idle = (grad == 0).all(-1, keepdim=True)
+                tensor.copy_(torch.where(idle, old, tensor))
+
+
+@adamw(component="process", law="process_state")
+def rate_of_the_default_dtype(call: AdamCall) -> None:
+    """The learning rate goes through a tensor of the process's default dtype."""
+    step(replace(call, lr=torch.tensor(float(call.lr)).double()))
+
+
+@value("global_norm", component="process", law="process_state", arithmetic="exact")
+def norm_that_autocast_rounds(call: GlobalNormCall) -> None:
+    """A part is the product of two matrices, which autocast rounds to bf16."""
+    whole = torch.full((1, 1), 1.0 + 2.0**-12, dtype=torch.float32)
+    share = float(whole @ torch.ones_like(whole)) / float(whole)
+    global_norm(call, lambda grads: exact_norm(grads) * share)
+
+
+@adamw(component="caches", law="repeat")
+def rates_kept_by_version(call: AdamCall) -> None:
+    """The rate is read again where a tensor's version has moved, which `.data` does not."""
+    version, kept = READ.get(call.lr, (-1, 0.0))
+    if version != call.lr._version:
+        kept = float(call.lr)
+        READ[call.lr] = (call.lr._version, kept)
+    step(replace(call, lr=torch.tensor(kept, dtype=torch.float64)))
+
+
+@value("cast_copy", component="cast", dtypes=("fp16",), arithmetic="exact")
+def infinite_half_a_step_early(call: CastCopyCall) -> None:
+    """Above 65519 fp16 is infinite; what lies below 65520 rounds to 65504."""
+
+    def early(source: Tensor) -> Tensor:
+        wide = fp32(source)
+        return torch.where(
+            wide.abs() > 65519.0, torch.copysign(torch.tensor(torch.inf), wide), wide
+        )
+
+    cast_copy(call, early)
