@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from itertools import chain
 from typing import Any, Protocol, cast
@@ -22,6 +24,7 @@ from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Groups
 
 Options = Mapping[str, object]
+_RUNNING: ContextVar[frozenset[tuple[int, str]]] = ContextVar("running", default=frozenset())
 
 
 class Rebuilt(Protocol):
@@ -87,14 +90,15 @@ def rebuilt(
 
 
 def saving_with_hooks(save: Callable[..., StateDict]) -> Callable[..., StateDict]:
-    """A `state_dict` that calls the hooks of torch's."""
+    """A `state_dict` that calls the hooks of torch's, once where an override calls its parent's."""
 
     @wraps(save)
     def run(self: torch.optim.Optimizer, *args: object, **options: object) -> StateDict:
-        for hook in _hooks(self, "state_dict_pre"):
-            hook(self)
-        found = save(self, *args, **options)
-        for hook in _hooks(self, "state_dict_post"):
+        with _outermost(self, "state_dict") as outermost:
+            for hook in _hooks(self, "state_dict_pre") if outermost else ():
+                hook(self)
+            found = save(self, *args, **options)
+        for hook in _hooks(self, "state_dict_post") if outermost else ():
             changed = hook(self, found)
             found = found if changed is None else changed
         return found
@@ -107,17 +111,29 @@ def loading_with_hooks(load: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(load)
     def run(self: torch.optim.Optimizer, given: object, *args: object, **options: object) -> None:
-        for hook in _hooks(self, "load_state_dict_pre"):
-            changed = hook(self, given)
-            given = given if changed is None else changed
-        # One dict, as others hand it over: all that there is, masters included.
-        if getattr(self, "loads_lists", False) and isinstance(given, dict):
-            given, options = [given], {"load_from_fp32_weights": True, **options}
-        load(self, given, *args, **options)
-        for hook in _hooks(self, "load_state_dict_post"):
+        with _outermost(self, "load_state_dict") as outermost:
+            for hook in _hooks(self, "load_state_dict_pre") if outermost else ():
+                changed = hook(self, given)
+                given = given if changed is None else changed
+            # One dict, as others hand it over: all that there is, masters included.
+            if getattr(self, "loads_lists", False) and isinstance(given, dict):
+                given, options = [given], {"load_from_fp32_weights": True, **options}
+            load(self, given, *args, **options)
+        for hook in _hooks(self, "load_state_dict_post") if outermost else ():
             hook(self)
 
     return run
+
+
+@contextmanager
+def _outermost(optimizer: object, method: str) -> Iterator[bool]:
+    """True unless the call is inside one of the same method of the same optimizer."""
+    running, own = _RUNNING.get(), (id(optimizer), method)
+    token = _RUNNING.set(running | {own})
+    try:
+        yield own not in running
+    finally:
+        _RUNNING.reset(token)
 
 
 def _hooks(optimizer: torch.optim.Optimizer, when: str) -> list[Callable[..., Any]]:

@@ -173,9 +173,23 @@ def test_a_copy_keeps_what_is_accumulated(side: str) -> None:
     assert torch.equal(model.weight, twin.weight)
 
 
+@pytest.mark.parametrize("overrides", [False, True])
 @WRAPPED
-def test_hooks_of_state_dicts_are_called_and_may_change_them(subject: Subject) -> None:
+def test_hooks_of_state_dicts_are_called_once_and_may_change_them(
+    subject: Subject, overrides: bool
+) -> None:
     _, optimizer = model_and(subject)
+    if overrides:
+        plain: Any = type(optimizer)
+
+        class Logged(plain):  # type: ignore[misc]
+            def state_dict(self, **options: Any) -> Any:
+                return super().state_dict(**options)
+
+            def load_state_dict(self, *given: Any, **options: Any) -> None:
+                super().load_state_dict(*given, **options)
+
+        optimizer.__class__ = Logged
     calls: list[str] = []
     optimizer.register_state_dict_pre_hook(lambda _: calls.append("saving"))
     optimizer.register_state_dict_post_hook(lambda _, found: found | {"more": 1})
