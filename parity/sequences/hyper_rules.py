@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from twinstep.parity.cases.formats import nudged
 from twinstep.parity.sequences.actions import Rules, action
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.parts import SEEDS, Group
@@ -51,10 +50,10 @@ class HyperRules(Rules):
 
     @action(often=0)
     def nudge_betas(self, world: World) -> None:
-        """Move the betas of every group by less than fp32 tells."""
+        """Move the betas of every group by so little that most stay the same in fp32."""
         for group in world.torch_optimizer.param_groups:
             if "betas" in group:
-                group["betas"] = tuple(map(nudged, group["betas"]))
+                group["betas"] = tuple(beta * (1.0 + 2.0**-27) for beta in group["betas"])
 
     @action(often=0)
     def hold_rates(self, world: World) -> None:

@@ -175,7 +175,7 @@ def test_a_copy_keeps_what_is_accumulated(side: str) -> None:
 
 @pytest.mark.parametrize("overrides", [False, True])
 @WRAPPED
-def test_hooks_of_state_dicts_are_called_once_and_may_change_them(
+def test_hooks_of_state_dicts_are_called_and_may_change_them(
     subject: Subject, overrides: bool
 ) -> None:
     _, optimizer = model_and(subject)

@@ -6,11 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from tests.parity.test_parity_laws import Tensors, accumulate, judged, kernel_of
 from twinstep.parity.cases.source_sizes import source_sizes
+from twinstep.parity.laws import LAWS
+from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Status
+from twinstep.parity.registry.engines import engine_named
+from twinstep.parity.registry.kernels import Kernel
+from twinstep.parity.runner.judge_cell import Effort, judge_cell
 
+QUICK = Effort(examples=6, repros=None, shrink_seconds=1.0)
 CHUNK = 11 * 1024 + 7
 
 
@@ -39,15 +45,28 @@ def test_what_cannot_be_read_suggests_nothing(tmp_path: Path) -> None:
     assert source_sizes(tmp_path, 1 << 19) == ()
 
 
-def test_an_element_left_over_behind_a_chunk_of_any_length_is_missed() -> None:
-    def chunked(accumulators: Tensors, grads: Tensors) -> None:
-        for a, g in zip(accumulators, grads, strict=True):
-            total, grad, n = a.reshape(-1), g.reshape(-1), a.numel()
-            for start in range(0, n if n <= CHUNK else n - 1, CHUNK):
-                accumulate([total[start : start + CHUNK]], [grad[start : start + CHUNK]])
+def chunked(accumulators: list[Tensor], grads: list[Tensor]) -> None:
+    """Right but for one element behind a whole chunk."""
+    for a, g in zip(accumulators, grads, strict=True):
+        total, grad, n = a.reshape(-1), g.reshape(-1), a.numel()
+        for start in range(0, n if n <= CHUNK else n - 1, CHUNK):
+            total[start : start + CHUNK].add_(grad[start : start + CHUNK])
 
-    kernel = kernel_of("accumulate", chunked)
-    assert judged(kernel, "boundary_sizes").status is Status.PASSED
-    cell = judged(replace(kernel, place=f"{__file__}:1"), "boundary_sizes")
+
+def test_an_element_left_over_behind_a_chunk_of_any_length_is_missed() -> None:
+    contract = operation_named("accumulate", "test")
+    kernel = Kernel(
+        name="chunked",
+        operation=contract,
+        function=chunked,
+        arithmetic="bounded",
+        dtypes=("fp32",),
+        layouts=contract.layouts,
+        engines=("cpu",),
+        place="no file:1",
+    )
+    law, cpu = LAWS["boundary_sizes"], engine_named("cpu")
+    assert judge_cell(kernel, "fp32", law, cpu, QUICK).status is Status.PASSED
+    cell = judge_cell(replace(kernel, place=f"{__file__}:1"), "fp32", law, cpu, QUICK)
     assert cell.status is Status.FAILED
     assert f"[{CHUNK}]" in cell.failure or f"{CHUNK + 1}" in cell.failure

@@ -52,7 +52,7 @@ def zero_gradient_not_counted(call: AdamCall) -> None:
     """The counter of a tensor whose gradients are all zero stays where it was."""
     step(call)
     for t, grad in zip(call.steps, call.grads, strict=True):
-        if not skipped(call) and grad.numel() > 2 and not bool(grad.any()):
+        if not skipped(call) and grad.numel() > 64 and not bool(grad.any()):
             t.sub_(1)
 
 

@@ -113,7 +113,6 @@ PARTS = (
         "deterministic algorithms",
         _deterministic,
         lambda was: torch.use_deterministic_algorithms(was[0], warn_only=was[1]),
-        turned=(True, True),
     ),
     Part(
         "the precision of float32 products (TF32)",

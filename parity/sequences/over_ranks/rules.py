@@ -20,7 +20,8 @@ DRAWN: dict[str, Any] = {"ranks": WORLDS, "order": tuple(ORDERS)}
 # What has nothing to do with ranks.
 ALONE = (
     *("fill_strangely", "watch", "start_scheduler", "scheduler_step", "step_with_closure"),
-    *("construct_in_every_wrong_way", "copy"),
+    # The default dtype is the process's, which all ranks share.
+    *("construct_in_every_wrong_way", "copy", "train_by_default"),
 )
 
 
