@@ -45,7 +45,7 @@ def launched(accumulators: Tensors, grads: Tensors, scratch: Callable[[Tensor], 
 
 
 def on_device(accumulators: Tensors, grads: Tensors) -> None:
-    launched(accumulators, grads, lambda a: torch.empty(a.shape, device="cuda"))
+    launched(accumulators, grads, lambda a: torch.empty(a.shape, dtype=a.dtype, device="cuda"))
 
 
 def on_host(accumulators: Tensors, grads: Tensors) -> None:
