@@ -68,10 +68,10 @@ class Reached(NamedTuple):
 
 
 def reached(name: str) -> Reached:
-    """Every action of 64 sequences of mixed dtypes on a reference class."""
+    """Every action of 96 sequences of mixed dtypes on a reference class."""
     reference = REFERENCES[name]
     rules, names, raised, skipped = RULES[reference], Counter[str](), Counter[str](), 0
-    for number in range(64):
+    for number in range(96):
         side = Side(reference, rules, "mixed", "cpu")
         for act in sequence(rules, 0, "mixed", number):
             side.carry_out(act)

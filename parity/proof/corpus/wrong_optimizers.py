@@ -280,8 +280,8 @@ class CopyForgetsItsMode(FusedAdam):
 class ClosureAfterTheStep(FusedAdam):
     """Evaluates the closure when the weights are already new."""
 
-    def step(self, closure: Closure | None = None) -> float | None:  # type: ignore[override]
-        super().step()
+    def step(self, closure: Closure | None = None, **legacy: object) -> float | None:  # type: ignore[override]
+        super().step(**legacy)
         if closure is None:
             return None
         with torch.enable_grad():
@@ -303,11 +303,11 @@ class ClosureWithoutGradients(FusedAdam):
 class LossIsNotReturned(FusedAdam):
     """Returns nothing from a step with a closure."""
 
-    def step(self, closure: Closure | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Closure | None = None, **legacy: object) -> None:  # type: ignore[override]
         if closure is not None:
-            super().step(closure)
+            super().step(closure, **legacy)
         else:
-            super().step()
+            super().step(**legacy)
 
 
 @put(WRONG_OPTIMIZERS, private=("_dead",))
