@@ -257,6 +257,13 @@ class ByHand(OptimizerRules):
         given: dict[str, Any] = {name: 128.0 if name in ("scale", "stranger") else [[None]]}
         return world.torch_optimizer.step(**given)
 
+    @action(often=0)
+    def nudge_betas(self, world: World) -> None:
+        """Move the betas of every group by so little that most stay the same in fp32."""
+        for group in world.torch_optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = tuple(beta * (1.0 + 2.0**-27) for beta in group["betas"])
+
     @action(drives=("step",), seed=SEEDS, regime=("ordinary", "ordinary", "planted"))
     def train_by_grad_scaler(self, world: World, seed: int, regime: str) -> float:
         """New gradients times a scale, then an update by torch's GradScaler; it refuses fp16."""

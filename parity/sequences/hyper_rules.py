@@ -49,13 +49,6 @@ class HyperRules(Rules):
             groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
 
     @action(often=0)
-    def nudge_betas(self, world: World) -> None:
-        """Move the betas of every group by so little that most stay the same in fp32."""
-        for group in world.torch_optimizer.param_groups:
-            if "betas" in group:
-                group["betas"] = tuple(beta * (1.0 + 2.0**-27) for beta in group["betas"])
-
-    @action(often=0)
     def hold_rates(self, world: World) -> None:
         """Give every group a rate in a 0-dim tensor, not 0, where numbers may be tensors."""
         for group in world.torch_optimizer.param_groups if self.tensor_hyper else ():

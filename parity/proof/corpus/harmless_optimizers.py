@@ -21,10 +21,10 @@ HARMLESS_OPTIMIZERS = [Optimizer(cls=FusedAdam, says="The reference itself.", dt
 
 @put(HARMLESS_OPTIMIZERS, dtypes=("bf16",))
 class BackToFront(FusedAdam):
-    """Steps the parameters of a group in the opposite order."""
+    """Steps the parameters of a group backwards, unless the first one's count is that of all."""
 
     def _step_group(self, group: ParamGroup, params: list[Tensor]) -> None:
-        super()._step_group(group, params[::-1])
+        super()._step_group(group, params[:: 1 if self.compat.shared_step_counter else -1])
 
 
 @put(HARMLESS_OPTIMIZERS, flat=True)
