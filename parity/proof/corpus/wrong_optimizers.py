@@ -281,7 +281,7 @@ class ClosureAfterTheStep(FusedAdam):
     """Evaluates the closure when the weights are already new."""
 
     def step(self, closure: Closure | None = None, **legacy: object) -> float | None:  # type: ignore[override]
-        super().step(**legacy)
+        super().step(**legacy)  # type: ignore[call-overload]
         if closure is None:
             return None
         with torch.enable_grad():
@@ -307,7 +307,7 @@ class LossIsNotReturned(FusedAdam):
         if closure is not None:
             super().step(closure, **legacy)
         else:
-            super().step(**legacy)
+            super().step(**legacy)  # type: ignore[call-overload]
 
 
 @put(WRONG_OPTIMIZERS, private=("_dead",))
