@@ -132,20 +132,6 @@ def _signed(rng: np.random.Generator, magnitude: NDArray[np.int64], form: Format
     return (magnitude.astype(np.uint64) | signs).astype(form.unsigned)
 
 
-def nudged(value: float) -> float:
-    """Another number that rounds to the same one in fp32; 0, infinity and NaN stay.
-
-    >>> nudged(0.5)
-    0.500000026822...
-    """
-    near = np.float32(value)
-    if not near or not np.isfinite(near):
-        return value
-    aside = 0.45 * float(np.spacing(abs(near)))
-    # A power of two has half the room on the side of zero.
-    return float(near) + (aside if abs(value) <= abs(near) else -aside / 2)
-
-
 def widened(tensor: Tensor) -> Tensor:
     """A tensor of 8-bit floats as fp32, in which torch computes; any other as it is."""
     return tensor.float() if tensor.dtype in FORMATS and tensor.itemsize == 1 else tensor

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from twinstep.parity.cases.case import Case, is_counter
-from twinstep.parity.cases.formats import nudged
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.call import Call
@@ -50,8 +50,18 @@ def nearby(case: Case) -> Case:
     found: dict[str, float] = {}
     for name in sorted(drawn):
         if case.controls[name].dtype == torch.float64:
-            found[name] = nudged(float(case.controls[name]))
+            found[name] = _nudged(float(case.controls[name]))
     return case.with_controls(**found)
+
+
+def _nudged(value: float) -> float:
+    """Another number that rounds to the same one in fp32; 0, infinity and NaN stay."""
+    near = np.float32(value)
+    if not near or not np.isfinite(near):
+        return value
+    aside = 0.45 * float(np.spacing(abs(near)))
+    # A power of two has half the room on the side of zero.
+    return float(near) + (aside if abs(value) <= abs(near) else -aside / 2)
 
 
 def moving(case: Case) -> tuple[str, ...]:
@@ -65,14 +75,14 @@ def moving(case: Case) -> tuple[str, ...]:
 def plan(case: Case, arithmetic: str) -> Plan:
     """Other values of the same sizes, the case, a smaller one, the case twice more; one list moved.
 
-    Calls are compared with the reference too: a kernel that is tuned on live tensors is wrong in
-    the first and nowhere else. The last has the lists of the first and controls nearby, in the
-    memory and the control tensors of the second: wrong if what follows from controls was kept by
-    the tensor, or by less than the number. Places in a buffer may be kept by less than all sizes.
+    Some calls are compared with the reference, too. The first: a kernel that is tuned on live
+    tensors is wrong there and nowhere else. The third, of a buffer, whose places may be kept by
+    less than all sizes. The sixth has values like the first and controls nearby, in the tensors of
+    the second: what was kept by the tensor, or by less than the number, is wrong there.
     """
     single = any(argument.single for argument in case.operation.lists)
-    # Of a buffer the place of each tensor follows from the sizes before it.
     stranger = other_values(case)
+    # Of a buffer the place of each tensor follows from the sizes before it.
     other = case.taken(range(case.length)[::-1]) if single else smaller(case)
     near = Call(case=nearby(stranger))
     if not single:  # a buffer of other values has another tail

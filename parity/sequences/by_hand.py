@@ -6,9 +6,10 @@ state, moves weights, loads files of other classes, and reads what is promised b
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -106,6 +107,17 @@ BY_HAND: Mapping[str, Motif] = {
         ("change_copy", {"how": "pickle"}),
     ),
 }
+
+
+@contextlib.contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    """Another default dtype of torch; of the whole process."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(DEFAULTS[name])
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 class ByHand(OptimizerRules):
@@ -287,12 +299,8 @@ class ByHand(OptimizerRules):
         """New gradients, then one update while torch's default dtype is another."""
         self.fill(world, seed, "ordinary", 0)
         world.updating()
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(DEFAULTS[dtype])
-        try:
+        with default_dtype(dtype):
             return world.torch_optimizer.step()  # type: ignore[call-overload, unused-ignore]
-        finally:
-            torch.set_default_dtype(usual)
 
     @action(often=0)
     def forget_eps(self, world: World) -> None:

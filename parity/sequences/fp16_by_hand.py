@@ -7,10 +7,8 @@ import inspect
 import pickle
 from typing import Any, cast
 
-import torch
-
 from twinstep.parity.sequences.actions import action
-from twinstep.parity.sequences.by_hand import DEFAULTS
+from twinstep.parity.sequences.by_hand import DEFAULTS, default_dtype
 from twinstep.parity.sequences.parts import SEEDS
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import Act, World
@@ -41,13 +39,9 @@ class ScaledByHand(OptimizerRules):
     @action(seed=SEEDS, dtype=tuple(DEFAULTS))
     def train_by_default(self, world: World, seed: int, dtype: str) -> object:
         """Gradients and an update while torch's default dtype is another; the norm of the step."""
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(DEFAULTS[dtype])
-        try:
+        with default_dtype(dtype):
             done = self.apply(world, Act("train", {"seed": seed, "size": 1.0}))
             return done, cast(Any, world.optimizer).get_global_norm()
-        finally:
-            torch.set_default_dtype(usual)
 
     @action(often=0, drives=("state_dict",))
     def keep_offloaded(self, world: World) -> None:

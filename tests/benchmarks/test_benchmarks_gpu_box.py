@@ -277,11 +277,24 @@ def test_a_fault_of_a_kernel_or_of_the_judge_fails_the_part(
     assert f"breaks `{law}`" in parts["parity"]["figures"][row]["output"]
 
 
-def test_ranks_reduce_in_hooks_and_beside_the_host_on_a_simulated_gpu() -> None:
-    words = ["run", "--kernel", "fast.ZeroOptimizer", "--engine", "cuda", "--dtype", "fp16"]
-    with gpu_box() as box:
-        status, output = box(Job("parity", words))
-    assert (status, "all laws kept" in output) == (0, True), output
+def test_ranks_reduce_in_hooks_and_beside_the_host_on_a_simulated_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged in a process of the part's process, as on a GPU, on one dtype."""
+
+    def fault(job: Job) -> None:
+        if job.module == "benchmarks.gpu_check":
+            put(judged, ONLY=("fast.ZeroOptimizer",), LEFT_OUT=("large_index",), planted=list)
+            right = judged.job_of
+            fp16 = ("--dtype", "fp16")
+            put(judged, job_of=lambda *row: Job("parity", [*right(*row).arguments, *fp16]))
+
+    with gpu_box(fault):
+        code, _, parts = check(monkeypatch, tmp_path, "parity")
+    assert parts["parity"]["reason"] == ""
+    assert code == 0
+    row = parts["parity"]["figures"]["fast.ZeroOptimizer"]
+    assert row["counts"]["passed"] == 1
 
 
 def test_an_old_driver_is_a_failure_of_every_part(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from multiprocessing.util import _finalizer_registry  # type: ignore[attr-define
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.expected_once import share
 from twinstep.parity.cli.judge_command import printed
@@ -19,6 +21,7 @@ from twinstep.parity.records.errors import KernelTimeout, UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.calls import invoke, limits
+from twinstep.parity.runner.calls.process_state import ProcessState, turned
 from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.judge_cell import Effort
@@ -280,3 +283,13 @@ def test_a_file_that_does_not_survive_its_import_is_refused(
     file.write_text(HEAD + "kernel(right)\n" + body + "\n")
     with pytest.raises(UsageError, match=says):
         Source(file=str(file)).open()
+
+
+def test_switches_are_turned_and_put_back() -> None:
+    before = ProcessState()
+    with turned():
+        assert not gc.isenabled()
+        assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert list(before.changes()) == []

@@ -15,14 +15,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from twinstep.parity.proof.corpus.adam import step
 from twinstep.parity.proof.corpus.arithmetic import fp32
-from twinstep.parity.proof.corpus.buffers import cast_copy
-from twinstep.parity.proof.corpus.calls import AdamCall, CastCopyCall, GlobalNormCall, skipped
+from twinstep.parity.proof.corpus.buffers import accumulate, cast_copy
+from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
+    AdamCall,
+    CastCopyCall,
+    GlobalNormCall,
+    skipped,
+)
 from twinstep.parity.proof.corpus.entry import Entry
 from twinstep.parity.proof.corpus.gradients import exact_norm, global_norm
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
 READ = WeakIdKeyDictionary()
+CAST = WeakIdKeyDictionary()
 adamw = partial(wrong, SHELF, "adamw_step")
 value = partial(wrong, SHELF)
 
@@ -78,6 +85,15 @@ def rates_kept_by_version(call: AdamCall) -> None:
         kept = float(call.lr)
         READ[call.lr] = (call.lr._version, kept)
     step(replace(call, lr=torch.tensor(kept, dtype=torch.float64)))
+
+
+@value("accumulate", component="caches", law="repeat", dtypes=("bf16", "fp16"))
+def gradients_cast_once(call: AccumulateCall) -> None:
+    """The fp32 numbers of a gradient are kept by its tensor, which the next backward writes to."""
+    for grad in call.grads:
+        if grad not in CAST:
+            CAST[grad] = fp32(grad).clone()
+    accumulate(replace(call, grads=[CAST[grad] for grad in call.grads]))
 
 
 @value("cast_copy", component="cast", dtypes=("fp16",), arithmetic="exact")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from twinstep.contract.wrapper import Wrapper
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
@@ -29,6 +30,15 @@ BETAS: WeakKeyDictionary[FusedAdam, dict[tuple[np.float32, ...], tuple[float, fl
 STEP: Callable[..., object] = FusedAdam.step
 STEP_OF_FP16: Callable[..., object] = FP16Optimizer.step
 STEP_OF_LAMB: Callable[..., object] = FusedLamb.step
+
+
+def set_in_place(optimizer: Wrapper, set_lr: Callable[[float], None], lr: float) -> None:
+    """Set a rate; a tensor that a group holds is written to."""
+    held = [(group, group["lr"]) for group in optimizer.param_groups]
+    set_lr(lr)
+    for group, before in held:
+        if isinstance(before, Tensor):
+            group["lr"] = before.fill_(lr)
 
 
 @put(WRONG_BY_TIME)
@@ -252,11 +262,7 @@ class SetsRatesInPlace(BF16Optimizer):
     """Writes a rate into the tensor that the group holds, which is its owner's."""
 
     def set_lr(self, lr: float) -> None:
-        held = [(group, group["lr"]) for group in self.param_groups]
-        super().set_lr(lr)
-        for group, before in held:
-            if isinstance(before, Tensor):
-                group["lr"] = before.fill_(lr)
+        set_in_place(self, super().set_lr, lr)
 
 
 @put(WRONG_BY_TIME, reference="FP16Optimizer", dtypes=("fp16",))
@@ -264,11 +270,7 @@ class SetsScaledRatesInPlace(FP16Optimizer):
     """Writes a rate into the tensor that the group holds, which is its owner's."""
 
     def set_lr(self, lr: float) -> None:
-        held = [(group, group["lr"]) for group in self.param_groups]
-        super().set_lr(lr)
-        for group, before in held:
-            if isinstance(before, Tensor):
-                group["lr"] = before.fill_(lr)
+        set_in_place(self, super().set_lr, lr)
 
 
 @put(WRONG_BY_TIME)
