@@ -79,6 +79,9 @@ MOTIFS: Mapping[str, Motif] = {
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
     "weights loaded before a step": (("backward", {"size": 1.0}), "load_weights", "step"),
-    "a rate in a tensor that is set": (CLEAN, "hold_rates", "change_lr", CLEAN),
+    "a rate in a tensor that is set, and a clip norm behind a save": (
+        *(CLEAN, "hold_rates", "change_lr", CLEAN),
+        *("save", ("set_clip", {"limit": 1e-3}), "load", CLEAN),
+    ),
     "weights loaded while frozen": (CLEAN, *FROZEN, "load_weights", *THAWED, CLEAN),
 }
