@@ -94,6 +94,8 @@ class Case:
         placement: positions of every list in the order in which their tensors lie in memory; empty
             for the order of the list.
         storage: of matrices that are not contiguous.
+        adjacent: no room between the tensors of a list, as in a flat buffer; those of every second
+            list lie in the opposite order.
     """
 
     operation: Operation
@@ -107,6 +109,7 @@ class Case:
     seen: frozenset[tuple[str, str]] = frozenset()
     placement: tuple[int, ...] = ()
     storage: Storage = Storage()
+    adjacent: bool = False
 
     @property
     def numel(self) -> int:

@@ -96,6 +96,12 @@ def finite_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
     return _signed(rng, rng.integers(0, form.infinity, count), form)
 
 
+def binade_bits(bits: Bits, form: Format, exponent: int) -> Bits:
+    """The same signs and mantissas, all with this exponent field."""
+    keep = form.unsigned(form.sign | ((1 << form.mantissa) - 1))
+    return (bits & keep) | form.unsigned(exponent << form.mantissa)
+
+
 def subnormal_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
     """Subnormals and the first few normals; half of the time, those below a power of two."""
     top = form.tiny + 4

@@ -16,6 +16,8 @@ from twinstep.parity.cases.covering import completed_steps, size_class
 from twinstep.parity.cases.formats import (
     FORMATS,
     INTEGERS,
+    Format,
+    binade_bits,
     integers,
     non_finite_bits,
     to_tensor,
@@ -32,6 +34,7 @@ from twinstep.parity.cases.regimes import (
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
 LONG_TAIL = 2_500  # elements
+FP32_EXPONENTS = 255
 # Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
 BRINK = ("ties", "cancelling", "tiny_root")
 
@@ -115,8 +118,8 @@ def _list(
     tensors, start = [], 0
     reals = intended.of(argument.role)
     # In a norm one huge gradient drowns all others: a mixture keeps its gradients moderate.
-    tame = "norm" in operation.writes and recipe.regime == "mixture"
-    tame = tame and argument.role is Role.GRAD
+    normed = "norm" in operation.writes and argument.role is Role.GRAD
+    tame = normed and recipe.regime == "mixture"
     for index, size in enumerate(recipe.sizes):
         dtype = dtypes[index % len(dtypes)]
         part = slice(start, start + size)
@@ -128,13 +131,14 @@ def _list(
         rounded = round_to_bits(reals[part], form.name)
         codes_here = _tamed(codes[part]) if tame else codes[part]
         bits = overlay_bits(rounded, codes_here, rng, argument.role, form.name)
+        if normed and (exponent := _alike(recipe, form)):
+            bits = binade_bits(bits, form, exponent)
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
         tensors.append(_shaped(to_tensor(bits, form), recipe))
     if argument.role is Role.GRAD and recipe.seed % 4 == 1:
         tensors = [idle_in_part(tensor, rng) for tensor in tensors]
     regimes = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
-    normed = "norm" in operation.writes and argument.role is Role.GRAD
     if recipe.brink and normed and recipe.regime in regimes:
         tensors = on_the_brink(tensors, rng)
     elif recipe.brink and argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
@@ -142,17 +146,34 @@ def _list(
     return _with_a_twin(tensors, recipe, len(dtypes))
 
 
+def _alike(recipe: Recipe, form: Format) -> int:
+    """The exponent field of all gradients of a norm, where no element decides; 0 if they differ.
+
+    In the range of fp32: the squares are finite and their sum is not, or the norm itself may leave
+    fp32, or the squares do.
+    """
+    if form.infinity >> form.mantissa != FP32_EXPONENTS:
+        return 0
+    rng = np.random.default_rng(recipe.seed)
+    if recipe.regime == "extreme":
+        half = 64 - round(math.log2(max(sum(recipe.sizes), 4)) / 2)
+        return int(rng.integers(127 + half, 127 + 64))
+    if recipe.regime == "bits" and recipe.seed % 2:
+        return int(rng.integers(*((50, 68), (127 + 110, FP32_EXPONENTS))[rng.integers(2)]))
+    return 0
+
+
 def idle_in_part(grad: Tensor, rng: np.random.Generator) -> Tensor:
     """A gradient with rows of zeros: those of an embedding whose tokens are not in the batch.
 
-    Rows are those of a matrix, or runs of some length; half of them are used, or very few.
+    Rows are those of a matrix, or runs of some length; half of them are used, very few, or one.
     """
     long = grad.dim() > 1 and grad.shape[-1] > 1
     width = grad.shape[-1] if long else int(rng.choice((1, 16, 64)))
     rows = grad.numel() // width
     if rows < 2:
         return grad
-    used = rng.random(rows) < float(rng.choice((0.5, 0.02)))
+    used = rng.random(rows) < float(rng.choice((0.5, 0.02, 0.0)))
     used[rng.integers(rows)] = True
     flat = grad.reshape(-1).clone()
     flat[: rows * width].view(rows, width)[torch.from_numpy(~used)] = 0

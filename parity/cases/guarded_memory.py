@@ -81,17 +81,26 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     """Lay out all arguments of a case; also the length of the block."""
     spans, end = [], 0
 
-    def place(name: str, index: int, value: Tensor, skew: int, control: bool) -> None:
+    def place(
+        name: str, index: int, value: Tensor, skew: int, control: bool, adjacent: bool = False
+    ) -> None:
         nonlocal end
-        start = -(-(end + ROOM) // ALIGNMENT) * ALIGNMENT + skew * value.element_size()
+        size = value.element_size()
+        start = -(-(end + ROOM) // ALIGNMENT) * ALIGNMENT + skew * size
+        if adjacent:
+            start = -(-end // size) * size
         strides = case.storage.strides(name, value)
         spans.append(Span(name, index, start, value, control, strides))
         end = spans[-1].stop
 
-    for name, tensors in case.lists.items():
+    for number, (name, tensors) in enumerate(case.lists.items()):
         here = len(case.placement) == len(tensors)
-        for index in case.placement if here else range(len(tensors)):
-            place(name, index, tensors[index], case.skews[name][index], control=False)
+        order = [*case.placement] if here else [*range(len(tensors))]
+        if case.adjacent and number % 2:
+            order.reverse()
+        for at, index in enumerate(order):
+            beside = case.adjacent and at > 0
+            place(name, index, tensors[index], case.skews[name][index], False, beside)
     for name, value in case.controls.items():
         place(name, 0, value, 0, control=True)
     return spans, end + ROOM + ALIGNMENT

@@ -1,12 +1,12 @@
 """The start of a tensor does not matter, as long as its elements are aligned.
 
 The same values lie at multiples of 64 bytes; then every tensor a few elements further; then those
-of one list alone. Each call gives the same results, or is refused with an error that gives a
-reason, with every byte unchanged.
+of one list alone; then the tensors of each list side by side, in one order or the other. Each call
+gives the same results, or is refused with an error that gives a reason, with every byte unchanged.
 
 Real bugs: a shard that starts at an odd offset given to a collective or a vectorised kernel
 (deepspeedai/DeepSpeed#1328, deepspeedai/DeepSpeed#1564); alignment tested for one tensor and
-assumed for the others.
+assumed for the others; weights found in one flat buffer, and gradients taken to lie alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twinstep.parity.laws.plan import Plan, Same, Values
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """The case, everything off alignment, and one list off alignment."""
+    """The case, everything off alignment, one list off alignment, and lists without room."""
     every, one = _shifted(case, tuple(case.lists)), _shifted(case, tuple(case.lists)[-1:])
     if len(case.lists) > 1:
         one = _shifted(case, tuple(case.lists)[1:2])
@@ -28,11 +28,12 @@ def plan(case: Case, arithmetic: str) -> Plan:
         Call(case=case),
         Call(case=every, may_refuse=True),
         Call(case=one, may_refuse=True),
+        Call(case=replace(every, adjacent=True), may_refuse=True),
     )
     if arithmetic != "exact":
-        return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(3)))
+        return Plan(calls=calls, checks=tuple(Values(call=number) for number in range(4)))
     says = "depends on where the tensors start"
-    return Plan(calls=calls, checks=(Same(says=says, second=1), Same(says=says, second=2)))
+    return Plan(calls=calls, checks=tuple(Same(says=says, second=number) for number in (1, 2, 3)))
 
 
 def _shifted(case: Case, names: tuple[str, ...]) -> Case:

@@ -28,6 +28,7 @@ UNANSWERED = 3
 """Questions without an answer after which none is asked."""
 PLACES = 64
 """Values that a control is drawn from along its range."""
+OVER_THE_REALS = "equal over the real numbers, where nothing is rounded and nothing overflows"
 Path = Sequence[tuple[int, bool]]
 
 
@@ -112,7 +113,7 @@ class Beyond:
             if real.equal:
                 return Opinion(
                     True,
-                    "equal over the real numbers, where nothing is rounded (an error is missed "
+                    f"{OVER_THE_REALS} (an error is missed "
                     f"with a probability below 2^-{real.bits // 10 * 10})",
                 )
             if real.equal is False:

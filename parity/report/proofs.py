@@ -41,8 +41,10 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
     places = dict.fromkeys(p.place for p in proofs if p.verdict.word == PROVED and p.place)
     sizes = f" ({', '.join(places)})" if places else ""
     head = "proofs: "
-    said = f"{count} of {len(rows)} rows proved for every value of tensors and controls{sizes};"
-    print_hanging(console, head, f"{said} parity prove tries more sizes".split())
+    said = (
+        f"{count} of {len(rows)} rows proved for every value of tensors and controls, in one call"
+    )
+    print_hanging(console, head, f"{said}{sizes}; parity prove tries more sizes".split())
     for assumed, where in assumptions(rows).items():
         print_hanging(console, f"assumed in {len(where):>3} rows  ", assumed.split())
     reasons: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -67,11 +69,11 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
 
 
 def assumptions(rows: Mapping[tuple[str, str], Sequence[Proof]]) -> dict[str, set[str]]:
-    """Assumptions of proofs, and the rows that have them."""
+    """Assumptions of proved rows, and the rows that have them."""
     found: dict[str, set[str]] = {}
     for name, row in rows.items():
-        for proof in row:
-            for assumed in proof.verdict.assumes if proof.verdict.word == PROVED else ():
+        for proof in row if word_of(row) == PROVED else ():
+            for assumed in proof.verdict.assumes:
                 found.setdefault(assumed, set()).add(" ".join(name))
     return found
 

@@ -198,6 +198,26 @@ def bits(source: Tensor) -> Tensor:
     return source.contiguous().view(torch.int32)
 
 
+def in_one_piece(tensors: Tensors) -> Tensor | None:
+    """The memory of tensors that lie side by side, in any order; None if they do not."""
+    order = sorted((t for t in tensors if t.numel()), key=lambda t: t.data_ptr())
+    kinds = {t.dtype for t in order}
+    ends = [t.data_ptr() + t.nbytes for t in order[:-1]]
+    if len(kinds) != 1 or ends != [t.data_ptr() for t in order[1:]]:
+        return None
+    return order[0].as_strided((sum(t.numel() for t in order),), (1,))
+
+
+@wrong(SHELF, "cast_copy", component="copies", law="alignment")
+def neighbours_cast_as_one(call: CastCopyCall) -> None:
+    """Sources in one piece of memory are cast as one tensor, as if the copies lay alike."""
+    source, copy = in_one_piece(call.sources), in_one_piece(call.copies)
+    if source is None or copy is None:
+        cast_copy(call)
+    else:
+        copy.copy_(source)
+
+
 @wrong(SHELF, "cast_copy", component="copies")
 def cast_truncates(call: CastCopyCall) -> None:
     """The upper half of the fp32 word: rounded towards zero, always."""

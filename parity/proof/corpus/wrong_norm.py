@@ -65,6 +65,20 @@ def squares_overflow_in_fp32(call: GlobalNormCall) -> None:
     global_norm(call, lambda grads: square_root(float((flat(grads) ** 2).double().sum())))
 
 
+@wrong(SHELF, "global_norm", component=COMPONENT, dtypes=("bf16", "fp32"))
+def blocks_of_squares_overflow(call: GlobalNormCall) -> None:
+    """Large gradients are taken smaller, but not enough: a block of many overflows in fp32."""
+
+    def norm(grads: Tensors) -> float:
+        rows = [fp32(g).reshape(-1).split(1024) for g in grads]
+        large = any(float(g.abs().max()) > 2.0**63 for g in grads if g.numel())
+        part = 2.0**-64 if large else 1.0
+        sums = [float(((row * part) ** 2).sum()) for row in (r for tensor in rows for r in tensor)]
+        return square_root(sum(sums)) / part
+
+    global_norm(call, norm)
+
+
 GLOBAL_NORM: Faults[Callable[[Tensors], float]] = {
     "norm_without_the_root": ("The sum of squares is returned.", sum_of_squares),
     "norm_of_the_magnitudes": (
