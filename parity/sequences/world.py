@@ -153,7 +153,8 @@ def observe(
     # What comes next may be made anew.
     world.places, walk.places, walk.before = walk.places, {}, {}
     walk.root("kept", world.kept)
-    walk.root("events", world.events)
+    for number, event in enumerate(world.events):
+        walk.root(f"events[{number}]", event)
     walk.root("more", world.more)
     walk.root("outcome", dict(outcome))
     return walk.leaves
