@@ -325,7 +325,7 @@ def _sizes(layout: str, kind: str, dice: random.Random) -> tuple[int, ...]:
 
 
 def enlarged(
-    operation: Operation, recipe: Recipe, sizes: Range, beside: Sequence[int] = ()
+    operation: Operation, recipe: Recipe, sizes: Range, beside: Sequence[int] = (), turn: int = 0
 ) -> Recipe:
     """The recipe with a large tensor, ordinary controls, and every regime where none drowns a sum.
 
@@ -336,11 +336,16 @@ def enlarged(
         recipe: that is changed.
         sizes: elements of the large tensor.
         beside: elements of others, where there is a list.
+        turn: of the dtype combination: lists are of matrices, tall in even turns, wide in odd ones.
     """
     size = int(sizes.at(random.Random(recipe.seed).random()))
+    flat = recipe.layout == "flat"
     return replace(
         recipe,
-        sizes=(size,) if recipe.layout == "flat" else (5, *beside, size, 33),
+        sizes=(size,) if flat else (5, *beside, size, 33),
+        dims=recipe.dims if flat or 2 not in operation.dims else 2,
+        # Matrices of even seeds are tall (`generate`).
+        seed=recipe.seed & ~1 | turn % 2,
         regime="ordinary" if operation.takes_norms else "mixture",
         controls={row.name: row.values[0] for row in operation.controls},
         period=PERIOD,

@@ -98,8 +98,8 @@ def finite_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:
 
 def binade_bits(bits: Bits, form: Format, exponent: int) -> Bits:
     """The same signs and mantissas, all with this exponent field."""
-    keep = form.unsigned(form.sign | ((1 << form.mantissa) - 1))
-    return (bits & keep) | form.unsigned(exponent << form.mantissa)
+    keep = form.sign | ((1 << form.mantissa) - 1)
+    return (bits.astype(np.uint64) & keep | exponent << form.mantissa).astype(form.unsigned)
 
 
 def subnormal_bits(rng: np.random.Generator, count: int, form: Format) -> Bits:

@@ -38,7 +38,8 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
     rows = by_row(proofs)
     ends = {name: word_of(row) for name, row in rows.items()}
     count = sum(word == PROVED for word in ends.values())
-    places = dict.fromkeys(p.place for p in proofs if p.verdict.word == PROVED and p.place)
+    held = [proof for name, row in rows.items() if ends[name] == PROVED for proof in row]
+    places = dict.fromkeys(proof.place for proof in held if proof.place)
     sizes = f" ({', '.join(places)})" if places else ""
     head = "proofs: "
     said = (

@@ -257,7 +257,7 @@ def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) ->
         sizes, beside = (LARGE[turn], (WHOLE,)) if quick else (LARGE_WHERE_SLOW, ())
         # A sum in two stages may have room for 1,024 tensors, or for as many blocks of 1,024.
         past = not quick and not turn and "norm" in kernel.operation.writes
-        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside)
+        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside, turn)
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")

@@ -208,7 +208,7 @@ class ScalerRules(Rules):
 
     @action(drives=("scale_gradient",), seed=SEEDS)
     def hook(self, world: World, seed: int) -> object:
-        """Call it as a module's hook would; one gradient is missing, none may be changed; some are 0-dim."""
+        """Call it as a module's hook would; one gradient is missing, some are 0-dim."""
         grads = [
             filled((3,) * (seed % 4 > 0), param.dtype, "ordinary", seed + index).to(world.device)
             for index, param in enumerate(world.params)
