@@ -94,7 +94,7 @@ class Case:
         placement: positions of every list in the order in which their tensors lie in memory; empty
             for the order of the list.
         storage: of matrices that are not contiguous.
-        adjacent: no room between the tensors of a list, as in a flat buffer; those of every second
+        adjacent: no room between the tensors of a list, as in a flat buffer; those of the second
             list lie in the opposite order.
     """
 

@@ -34,6 +34,7 @@ from twinstep.parity.cases.regimes import (
 from twinstep.parity.operations.operation import Control, ListArgument, Operation, Role
 
 LONG_TAIL = 2_500  # elements
+LONG = 4_096
 FP32_EXPONENTS = 255
 # Regimes that show nothing in a norm alone, whose gradients are on the brink of another norm there.
 BRINK = ("ties", "cancelling", "tiny_root")
@@ -166,16 +167,17 @@ def _alike(recipe: Recipe, form: Format) -> int:
 def idle_in_part(grad: Tensor, rng: np.random.Generator) -> Tensor:
     """A gradient with rows of zeros: those of an embedding whose tokens are not in the batch.
 
-    Rows are those of a matrix, or runs of some length; half of them are used, very few, or one.
+    Rows are those of a matrix, or runs of some length; half of them are used, or very few, or one
+    of a long tensor.
     """
     long = grad.dim() > 1 and grad.shape[-1] > 1
     width = grad.shape[-1] if long else int(rng.choice((1, 16, 64)))
     rows = grad.numel() // width
     if rows < 2:
         return grad
-    used = rng.random(rows) < float(rng.choice((0.5, 0.02, 0.0)))
-    used[rng.integers(rows)] = True
+    used = rng.random(rows) < float(rng.choice((0.5, 0.02 if grad.numel() < LONG else 0.0)))
     flat = grad.reshape(-1).clone()
+    used[int(flat[: rows * width].abs().argmax()) // width] = True
     flat[: rows * width].view(rows, width)[torch.from_numpy(~used)] = 0
     return flat.reshape(grad.shape)
 

@@ -96,7 +96,7 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     for number, (name, tensors) in enumerate(case.lists.items()):
         here = len(case.placement) == len(tensors)
         order = [*case.placement] if here else [*range(len(tensors))]
-        if case.adjacent and number % 2:
+        if case.adjacent and number == 1:
             order.reverse()
         for at, index in enumerate(order):
             beside = case.adjacent and at > 0

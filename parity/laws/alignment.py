@@ -1,8 +1,9 @@
 """The start of a tensor does not matter, as long as its elements are aligned.
 
 The same values lie at multiples of 64 bytes; then every tensor a few elements further; then those
-of one list alone; then the tensors of each list side by side, in one order or the other. Each call
-gives the same results, or is refused with an error that gives a reason, with every byte unchanged.
+of one list alone; then the tensors of each list side by side, those of the second list in the
+opposite order. Each call gives the same results, or is refused with an error that gives a reason,
+with every byte unchanged.
 
 Real bugs: a shard that starts at an odd offset given to a collective or a vectorised kernel
 (deepspeedai/DeepSpeed#1328, deepspeedai/DeepSpeed#1564); alignment tested for one tensor and

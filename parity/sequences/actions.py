@@ -11,6 +11,7 @@ towards it. Needs nothing but the standard library and torch.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,12 +178,24 @@ def read_properties(reference: type, subject: type) -> tuple[str, ...]:
     """Names of properties that are read after every action.
 
     Those with an underscore that both classes have are names of other projects, which engines read.
+    An attribute that the reference stores may be a property of the class.
     """
     known = set(dir(torch.optim.Optimizer))
     names = (name for name in dir(reference) if name.startswith("_") and name not in known)
     both = [name for name in names if isinstance(getattr(reference, name), property)]
     shared = (name for name in both if isinstance(getattr(subject, name, None), property))
-    return (*public_properties(reference), *shared)
+    stored = stored_attributes(reference).intersection(public_properties(subject))
+    return (*public_properties(reference), *shared, *sorted(stored))
+
+
+def stored_attributes(cls: type) -> frozenset[str]:
+    """Names of attributes that methods of a class or its bases assign, and no property has."""
+    methods = (
+        one for base in cls.__mro__ for one in vars(base).values() if inspect.isfunction(one)
+    )
+    rows = (row for method in methods for row in dis.get_instructions(method))
+    names = {str(row.argval) for row in rows if row.opname == "STORE_ATTR"}
+    return frozenset(names.difference(public_properties(cls)))
 
 
 def public_properties(cls: type) -> tuple[str, ...]:

@@ -350,21 +350,21 @@ class FP16Rules(ScaledByHand):
         dice = Dice(seed)
         recipe, _ = self.recipe_of(world)
         sizes = [len(group) for group in _groups_of(world)]
-        # What was frozen since keeps its place in the masters.
-        built = cast(list[bool], world.more["trained"])
-        masters = [param for param, flag in zip(world.params, built, strict=True) if flag]
-        others = [param for param, flag in zip(world.params, built, strict=True) if not flag]
-        copies, at = [like(param) for param in masters], 0
-        now = [param.requires_grad for param in (*masters, *others)]
+        # What was frozen since keeps its place in the masters; some have none without elements.
+        held = {id(param) for group in _groups_of(world) for param in group}
+        copies = {id(param): like(param) for param in world.params if id(param) in held}
+        others = [param for param in world.params if id(param) not in held]
+        now = [param.requires_grad for param in world.params]
         groups: list[Group] = []
+        left = list(copies.values())
         for size in sizes:
             hyper = self.inside_hyper(dice, recipe)
-            groups.append({"params": copies[at : at + size], **hyper})
-            at += size
-        # Frozen ones may be all that there is, and some group must hold them.
+            groups.append({"params": left[:size], **hyper})
+            left = left[size:]
+        # The others may be all that there is, and some group must hold them.
         groups[-1]["params"] = [*cast(list[Parameter], groups[-1]["params"]), *others]
-        world.params, world.scheduler = [*copies, *others], None
-        world.more["trained"] = sorted(built, reverse=True)
+        world.params = [copies.get(id(param), param) for param in world.params]
+        world.scheduler = None
         train(world.params, cast(list[bool], world.more["trained"]))
         world.optimizer = self.made(world, groups)
         train(world.params, now)

@@ -21,10 +21,12 @@ Value = bool | int | float | str
 def machinery() -> frozenset[str]:
     """Names that torch's base class and its schedulers keep on an optimizer for themselves.
 
+    Our wrappers keep two of their own, by which they log once that gradients are not their own.
     Found out when it is needed: torch's first optimizer loads its compiler, which takes seconds.
     """
     plain = vars(torch.optim.SGD([torch.zeros(1)])).keys()
-    return frozenset({"step", "_opt_called"}) | (plain - {"defaults", "state", "param_groups"})
+    ours = frozenset({"step", "_opt_called", "_asked", "_mark"})
+    return ours | (plain - {"defaults", "state", "param_groups"})
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,11 @@ def observe(
         overlap: count memory as shared only where bytes are.
     """
     hidden = frozenset(f"optimizer.{name}" for name in (*machinery(), *private))
+    # An attribute of one class may be a property of the other, and comes with the properties.
+    later = frozenset(f"optimizer.{name}" for name in properties)
     walk = Walk(
         home=world.device,
-        skipped=hidden,
+        skipped=hidden | later,
         offloads=world.offloads,
         overlap=overlap,
         before=world.places,
@@ -148,6 +152,7 @@ def observe(
     walk.root("params", world.params)
     walk.root("grads", [param.grad for param in world.params])
     walk.root("optimizer", world.optimizer)
+    walk.skipped = hidden
     for name in properties:
         walk.root(f"optimizer.{name}", read(world.optimizer, name))
     # What comes next may be made anew.

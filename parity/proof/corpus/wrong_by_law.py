@@ -58,11 +58,13 @@ def zero_gradient_not_counted(call: AdamCall) -> None:
 
 @adamw(component="memory", law="nothing_else_written")
 def zeros_behind_a_tensor_taken_for_padding(call: AdamCall) -> None:
-    """A word of zeros after a gradient reads as its padding: its last element is left out."""
+    """A word of zeros after a gradient, and no other, is its padding: the last element is left."""
+    known = {grad.data_ptr() for grad in call.grads if grad.numel()}
 
     def unpadded(grad: Tensor) -> Tensor:
         end = grad.storage_offset() + grad.numel()
-        padded = grad.numel() and not float(grad.as_strided((1,), (1,), end).abs())
+        alone = grad.numel() and grad.data_ptr() + grad.nbytes not in known
+        padded = alone and not float(grad.as_strided((1,), (1,), end).abs())
         kept = grad.clone().view(-1)
         kept[-1:].mul_(0.0 if padded else 1.0)
         return kept.view(grad.shape)
