@@ -30,12 +30,14 @@ def sequence_power(most: int, names: tuple[str, ...]) -> int:
             raise UsageError(f'class "{name}" is unknown, but should be in parity/proof/corpus')
     cells = [(row, dtype) for row in rows for dtype in row.dtypes if not names or row.name in names]
     found: list[Power] = []
-    with progress(len(cells)) as told:
-        for row, dtype in cells:
-            found.append(power_of(row, dtype, ENOUGH, most))
-            told(row.name, 1)
-    found.sort(key=lambda power: power.each)
-    Console().print(_table(found))
+    try:
+        with progress(len(cells)) as told:
+            for row, dtype in cells:
+                found.append(power_of(row, dtype, ENOUGH, most))
+                told(row.name, 1)
+    finally:
+        # It takes half an hour: what is known by then is printed, whatever ends it.
+        Console().print(_table(sorted(found, key=lambda power: power.each)))
     return EXIT_KEPT if all(power.enough for power in found) else EXIT_BROKEN
 
 
