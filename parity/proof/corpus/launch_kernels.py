@@ -76,6 +76,22 @@ def accumulate_folded(call: AccumulateCall, rows: int = 16, cols: int = 64) -> N
             folded_kernel[grid](a, g, a.numel(), ROWS=rows, COLS=cols)
 
 
+@triton.jit(do_not_specialize=["columns"])
+def row_kernel(a, g, columns, BLOCK: tl.constexpr):
+    """Blocks of a row along x, rows along y."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    added(a, g, tl.program_id(1).to(tl.int64) * columns + column, column < columns)
+
+
+def accumulate_along_y(call: AccumulateCall, block: int = 256) -> None:
+    """A row of programs for each row of a matrix, of which a plane has no more than `PLANE`."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        columns = a.shape[-1] if a.dim() else 1
+        if a.numel():
+            grid = (blocks_of(columns, block), a.numel() // columns)
+            row_kernel[grid](a, g, columns, BLOCK=block)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def accumulate_kernel(a, g, numel, BLOCK: tl.constexpr):
     """One block for each BLOCK elements."""

@@ -69,6 +69,16 @@ def rate_of_the_default_dtype(call: AdamCall) -> None:
     step(replace(call, lr=torch.tensor(float(call.lr)).double()))
 
 
+@value("global_norm", component="memory", law="process_state", arithmetic="exact")
+def gradients_kept_by_a_cycle(call: GlobalNormCall) -> None:
+    """A local function that calls itself holds the gradients until garbage is collected."""
+
+    def norm(grads: list[Tensor], first: int = 0) -> float:
+        return norm(grads, first) if first else exact_norm(call.grads)
+
+    global_norm(call, norm)
+
+
 @value("global_norm", component="process", law="process_state", arithmetic="exact")
 def norm_that_autocast_rounds(call: GlobalNormCall) -> None:
     """A part is the product of two matrices, which autocast rounds to bf16."""

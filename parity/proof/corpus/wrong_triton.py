@@ -94,6 +94,12 @@ def row_found_in_fp32(call: AccumulateCall) -> None:
     launch_kernels.accumulate_by_rows(call, narrow=True)
 
 
+@fault("accumulate", arithmetic="exact")
+def rows_along_the_second_axis(call: AccumulateCall) -> None:
+    """A row of programs for each row of a matrix: a GPU takes 65,535 of them."""
+    launch_kernels.accumulate_along_y(call)
+
+
 @adamw_fault(law="large_index")
 def block_between_two_halves_lost(call: AdamCall) -> None:
     """More than 2**20 blocks go in two halves, and the block between them in neither."""

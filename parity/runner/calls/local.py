@@ -84,8 +84,8 @@ class LocalCaller:
             memory.made += new.found()
         keeps = left_behind(memory.made) if call.guarded else {}
         changed = tuple(state.changes()) if state is not None else ()
-        if call.guarded:
-            changed += tuple(kept_gradients(memory))
+        if new is not None:
+            changed += tuple(kept_gradients(memory, new.cyclic))
         return Made(
             memory=memory,
             after=memory.after(),

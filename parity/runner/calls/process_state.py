@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -199,15 +199,29 @@ class NewTensors:
     """
 
     def __init__(self) -> None:
+        self.cyclic: tuple[int, ...] = ()
         gc.freeze()
 
     def found(self) -> list[weakref.ref[Tensor]]:
-        """References to those that are alive, which do not keep them so; to be called once."""
-        if any(issubclass(type(value), Tensor) for value in gc.get_objects()):
+        """References to those that are alive, which do not keep them so; to be called once.
+
+        What only a cycle of references has kept is found by its address, in `cyclic`.
+        """
+        places = dict(_places())
+        if places:
             gc.collect()
         found = [weakref.ref(x) for x in gc.get_objects() if issubclass(type(x), Tensor)]
+        self.cyclic = tuple(places[number] for number in places.keys() - dict(_places()).keys())
         gc.unfreeze()
         return found
+
+
+def _places() -> Iterator[tuple[int, int]]:
+    """Number and address of each new tensor; 0 for what lies nowhere."""
+    for value in gc.get_objects():
+        if issubclass(type(value), Tensor):
+            plain = value.layout is torch.strided and value.numel()
+            yield id(value), value.data_ptr() if plain else 0
 
 
 def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
@@ -223,20 +237,27 @@ def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
     }
 
 
-def kept_gradients(memory: GuardedMemory) -> Iterator[str]:
-    """A sentence if tensors are alive that lie in the gradients of a call that has returned."""
-    alive = [tensor for one in memory.made if (tensor := one()) is not None]
-    kept = sum(_in_gradients(tensor, memory) for tensor in alive)
+def kept_gradients(memory: GuardedMemory, cyclic: Sequence[int]) -> Iterator[str]:
+    """Sentences if tensors are kept that lie in the gradients of a call that has returned.
+
+    Args:
+        memory: of the call.
+        cyclic: addresses of tensors that a cycle of references has kept.
+    """
+    alive = (tensor for one in memory.made if (tensor := one()) is not None)
+    plain = (x for x in alive if x.layout is torch.strided and x.numel())
+    kept = sum(_in_gradients(tensor.data_ptr(), memory) for tensor in plain)
     if kept:
         yield f"keeps the memory of {kept} gradients, which whoever drops them wants back"
+    kept = sum(_in_gradients(place, memory) for place in cyclic)
+    if kept:
+        yield f"keeps {kept} gradients in a cycle of references until the garbage collector runs"
 
 
-def _in_gradients(tensor: Tensor, memory: GuardedMemory) -> bool:
-    """True if a tensor begins in one of the gradients that the memory holds."""
+def _in_gradients(address: int, memory: GuardedMemory) -> bool:
+    """True if an address lies in one of the gradients that the memory holds."""
     names = memory.case.operation.lists_of(Role.GRAD)
-    if tensor.layout is not torch.strided or not tensor.numel():
-        return False
-    at = tensor.data_ptr() - memory.block.data_ptr()
+    at = address - memory.block.data_ptr()
     return any(span.name in names and span.start <= at < span.stop for span in memory.spans)
 
 
