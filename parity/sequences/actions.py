@@ -140,14 +140,19 @@ class Rules:
         return [row for row in rows if all(possible(*_fixed(step)) for step in row)]
 
     def extended(self, fixed: Mapping[str, Value]) -> Motif:
-        """A build with these values, and two steps plain but for their gradients; or nothing."""
+        """A build with these values, and two steps plain but for their gradients; or nothing.
+
+        In a crowd, some of the gradients are missing in one step more.
+        """
         known = self.actions()
         if not known["build"].allows(fixed) or not self.lasting:
             return ()
         name, _ = _fixed(self.lasting[0])
         choices = known[name].choices.items()
         plain = {one: row[0] for one, row in choices if one != "seed"}
-        return (("build", fixed), *((name, plain),) * 2)
+        partly = {**plain, "missing": 1}
+        more = "missing" in plain and fixed.get("extent") == "crowd"
+        return (("build", fixed), *((name, plain),) * 2, *((name, partly),) * more)
 
     def draw(self, dice: Random, mean: int, motif: Motif = ()) -> list[Act]:
         """A sequence: `build`, then about `mean` actions, with a motif somewhere among them."""

@@ -89,7 +89,7 @@ BY_HAND: Mapping[str, Motif] = {
         ("train_by_grad_scaler", {"regime": "ordinary"}),
     ),
     "another default dtype": (("train_by_default", {"dtype": "bf16"}), PLAIN),
-    "nothing to divide": (("build", {"alike": False}), "forget_eps", ZEROS),
+    "nothing to divide": (("start_again", {"how": "generator"}), "forget_eps", ZEROS),
     "closures that give something else": (
         *(
             ("step_with_closure", {"gives": gives, "fails": False})

@@ -27,14 +27,16 @@ class ScaledByHand(OptimizerRules):
 
     @action(how=("deepcopy", "pickle"))
     def look_at_copy(self, world: World, how: str) -> object:
-        """Read the scale of a copy; going on with it would lose the parameters."""
+        """Read the scale of a copy, which then overflows; going on with it loses the parameters."""
         optimizer = cast(Any, world.optimizer)
         if how == "pickle":
             copied = pickle.loads(pickle.dumps(optimizer))
         else:
             copied = copy.deepcopy(optimizer)
         numbers = (copied.loss_scale, copied.external_loss_scale, copied.clip_grad)
-        return *numbers, copied.loss_scaler.state_dict()
+        state = copied.loss_scaler.state_dict()
+        copied.loss_scaler.update_scale(True)
+        return *numbers, state
 
     @action(seed=SEEDS, dtype=tuple(DEFAULTS))
     def train_by_default(self, world: World, seed: int, dtype: str) -> object:

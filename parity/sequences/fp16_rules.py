@@ -270,17 +270,18 @@ class FP16Rules(ScaledByHand):
     ) -> None:
         """Gradients of a scaled loss, on top of those that are there; a large one overflows.
 
-        An infinite one does so in one parameter alone, for most seeds.
+        An infinite one does so in one parameter alone, for most seeds, and is a NaN for some.
         """
         add_to(world.params)
         total = torch.zeros((), device=world.device)
-        hit = size if size == INF and seed % 4 else 1.0
+        alone = size == INF and seed % 4 > 0
+        hit = (NAN if seed % 4 == 1 else INF) if alone else 1.0
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", world.seed_of(index, seed))
             share = curved(param.float() * weight.to(world.device), graph).sum()
             total = total + (share * hit if world.is_hit(index, seed) else share)
-        total = total if hit == size else total * size
+        total = total if alone else total * size
         total = total.reshape(1) if loss == "one element" else total.to(DTYPES[loss])
         backward_twice(scaled(world).backward, total, graph)
 

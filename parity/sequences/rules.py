@@ -7,7 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ HOOKS = tuple(
     for what in ("step", "state_dict", "load_state_dict")
     for when in ("pre", "post")
 )
+CHANGING = ("register_state_dict_post_hook", "register_load_state_dict_pre_hook")
 
 
 class OptimizerRules(HyperRules):
@@ -331,11 +332,27 @@ class OptimizerRules(HyperRules):
 
     @action(drives=HOOKS)
     def watch(self, world: World) -> None:
-        """Register every kind of hook; their arguments and order are compared."""
+        """Register every kind of hook; their arguments and order are compared.
+
+        Those that may give another state dict do: with lower rates.
+        """
         events = world.events
 
-        def told(what: str) -> Callable[..., None]:
-            return lambda *given: events.append(f"{what} with {len(given)} arguments")
+        def told(what: str) -> Callable[..., object]:
+            def hook(*given: Any) -> object:
+                events.append(f"{what} with {len(given)} arguments")
+                return _with_lower_rates(given[1]) if what in CHANGING else None
+
+            return hook
 
         for name in HOOKS:
             getattr(world.torch_optimizer, name)(told(name))
+
+
+def _with_lower_rates(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state dict with half of each learning rate that is a number."""
+    groups = [
+        {**group, "lr": 0.5 * group["lr"] if isinstance(group.get("lr"), float) else group["lr"]}
+        for group in state.get("param_groups", ())
+    ]
+    return {**state, "param_groups": groups} if groups else dict(state)

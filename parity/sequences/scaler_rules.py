@@ -275,6 +275,9 @@ class ScalerRules(Rules):
         state["cur_scale"] = scale
         if "cur_iter" in state:
             state["cur_iter"] = iteration
+        if "cur_hysteresis" in state:
+            # More than this scaler has after an overflow of its own, for one.
+            state["cur_hysteresis"] = max(1, iteration % 5_000)
         _of(world).restored(state)
         _of(world).load_state_dict(state)
 

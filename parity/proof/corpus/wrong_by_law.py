@@ -117,7 +117,7 @@ def skips_counted_on_the_host(call: AdamCall) -> None:
 def large_throughout_taken_for_overflow(call: UnscaleCall) -> None:
     """A tensor without one small gradient counts as overflowed, finite as it is."""
     for g in call.grads:
-        huge = g.numel() > 1 and float(g.float().abs().min()) > 3e38
+        huge = g.numel() > 3 and float(g.float().abs().min()) > 3e38
         raise_flag(call.found_inf, huge)
     unscale(call)
 

@@ -363,3 +363,32 @@ class KeepsEveryGraphOfBf16(BF16Optimizer):
         self, loss: Tensor, retain_graph: bool = False, **more: bool
     ) -> None:
         super().backward(loss, retain_graph=True, **more)
+
+
+@put(WRONG_BY_TIME)
+class PresenceIn64Bits(FusedAdam):
+    """Keeps in 64 bits who has a gradient: who has none is stepped if one 64 places away has."""
+
+    def step(self, *given: object, **more: object) -> object:  # type: ignore[override]
+        places = [(at % 64, p) for g in self.param_groups for at, p in enumerate(g["params"])]
+        present = {place for place, param in places if param.grad is not None}
+        missing = [p for place, p in places if p.grad is None and place in present]
+        for param in missing:
+            param.grad = torch.zeros_like(param)
+        try:
+            return STEP(self, *given, **more)
+        finally:
+            for param in missing:
+                param.grad = None
+
+
+@put(WRONG_BY_TIME, reference="FP16Optimizer")
+class CopiesShareTheScaler(FP16Optimizer):
+    """A deep copy goes on with the scaler of its original."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesShareTheScaler:
+        memo[id(self.loss_scaler)] = self.loss_scaler
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made

@@ -295,3 +295,13 @@ class AccumulatesInFp32(BF16Optimizer):
 
     def __init__(self, init_optimizer: torch.optim.Optimizer, **options: object) -> None:
         super().__init__(init_optimizer, **{**options, "grad_acc_dtype": torch.float32})  # type: ignore[arg-type]
+
+
+@put(WRONG_WRAPPERS, reference="DynamicLossScale")
+class PatienceIsCut(DynamicLossScale):
+    """Loads no more hysteresis than its own `delayed_shift`."""
+
+    def restored(self, state_dict: Mapping[str, object]) -> ScaleState:
+        new = super().restored(state_dict)
+        most = getattr(self.rule, "delayed_shift", new.cur_hysteresis)
+        return replace(new, cur_hysteresis=min(new.cur_hysteresis, most))
