@@ -32,6 +32,8 @@ MOTIFS: Mapping[str, Motif] = {
     "a clip norm of before a load": (
         *(("set_clip", {"limit": 0.5}), "save"),
         *(("set_clip", {"limit": 1e-3}), "load", CLEAN),
+        *(("set_clip", {"limit": 0.0}), "save"),
+        *(("set_clip", {"limit": 1e-3}), "load", CLEAN),
     ),
     "overflow before a save": (OVERFLOW, "save", "load", CLEAN),
     "overflow before a resume": (OVERFLOW, "resume", CLEAN),
