@@ -339,9 +339,11 @@ class OptimizerRules(HyperRules):
         events = world.events
 
         def told(what: str) -> Callable[..., object]:
-            def hook(*given: Any) -> object:
+            def hook(*given: object) -> object:
                 events.append(f"{what} with {len(given)} arguments")
-                return _with_lower_rates(given[1]) if what in CHANGING else None
+                if what not in CHANGING:
+                    return None
+                return _with_lower_rates(cast(Mapping[str, Any], given[1]))
 
             return hook
 
