@@ -100,7 +100,7 @@ BY_HAND: Mapping[str, Motif] = {
     "gradients that are freed": (PLAIN, "free", LOWER, PLAIN),
     "groups with words of their own": (
         *(("start_again", {"how": "words"}), "add_labelled_group", PLAIN, "save", "resume"),
-        *(("copy", {"how": "deepcopy"}), ("copy", {"how": "pickle"}), "save"),
+        *("watch", ("copy", {"how": "deepcopy"}), PLAIN, ("copy", {"how": "pickle"}), "save"),
     ),
     "a copy that is changed": (
         *(PLAIN, ("change_copy", {"how": "deepcopy"}), PLAIN, ("add_group", {"seed": 1}), PLAIN),

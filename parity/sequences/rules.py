@@ -235,10 +235,11 @@ class OptimizerRules(HyperRules):
 
     @action(drives=("add_param_group",), seed=SEEDS)
     def add_group(self, world: World, seed: int) -> None:
-        """Add a group; every other hyper-parameter is left to the defaults."""
+        """Add a group, now and then an empty one; some of its hyper-parameters are the defaults."""
         dice = Dice(seed)
         dtype = str(world.more["dtype"])
         params = parameters(dice, dtype, str(world.device), seed, together=False)
+        params = params if seed % 8 != 3 else []
         given = {k: v for k, v in self.drawn_hyper(dice).items() if dice.pick((False, True))}
         world.torch_optimizer.add_param_group({"params": params, **given})
         world.params += params
