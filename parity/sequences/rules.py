@@ -342,9 +342,10 @@ class OptimizerRules(HyperRules):
         def told(what: str) -> Callable[..., object]:
             def hook(*given: object) -> object:
                 events.append(f"{what} with {len(given)} arguments")
-                if what not in CHANGING:
+                # A BF16 optimizer is given a list of states, one for each rank.
+                if what not in CHANGING or not isinstance(given[1], Mapping):
                     return None
-                return _with_lower_rates(cast(Mapping[str, Any], given[1]))
+                return _with_lower_rates(given[1])
 
             return hook
 

@@ -309,5 +309,5 @@ def test_nans_of_all_ones_are_among_those_that_are_planted(dtype: torch.dtype) -
 def test_some_sequences_have_more_parameters_than_a_table_of_110(rules: OptimizerRules) -> None:
     drawn = [sequence(rules, 0, "fp32", number) for number in range(SEQUENCES)]
     crowds = [acts for acts in drawn if acts[0].values["extent"] == "crowd"]
-    assert sum(len(acts) < 5 for acts in crowds) >= 5
+    assert sum(len(acts) < 6 for acts in crowds) >= 5
     assert len(parameters(Dice(1), "fp32", "cpu", 1, together=False, extent="crowd")) > 128
