@@ -305,3 +305,17 @@ class PatienceIsCut(DynamicLossScale):
         new = super().restored(state_dict)
         most = getattr(self.rule, "delayed_shift", new.cur_hysteresis)
         return replace(new, cur_hysteresis=min(new.cur_hysteresis, most))
+
+
+@put(WRONG_WRAPPERS, reference="DynamicLossScale", dtypes=("fp16",))
+class WidensScalars(DynamicLossScale):
+    """Gives a 16-bit gradient without dimensions back as fp32."""
+
+    def scale_gradient(
+        self,
+        module: torch.nn.Module,
+        grad_in: tuple[Tensor | None, ...],
+        grad_out: tuple[Tensor | None, ...],
+    ) -> tuple[Tensor | None, ...]:
+        found = super().scale_gradient(module, grad_in, grad_out)
+        return tuple(g.float() if g is not None and not g.dim() else g for g in found)
