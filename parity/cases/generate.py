@@ -182,6 +182,22 @@ def idle_in_part(grad: Tensor, rng: np.random.Generator) -> Tensor:
     return flat.reshape(grad.shape)
 
 
+def one_used(case: Case) -> Case:
+    """The case with gradients of zeros but for the largest element of each."""
+    lists = dict(case.lists)
+    for name in case.operation.lists_of(Role.GRAD):
+        lists[name] = [_largest_alone(tensor) for tensor in lists[name]]
+    return case.with_lists(lists)
+
+
+def _largest_alone(grad: Tensor) -> Tensor:
+    flat, alone = grad.reshape(-1), torch.zeros_like(grad.reshape(-1))
+    if len(flat):
+        at = int(flat.abs().argmax())
+        alone[at] = flat[at]
+    return alone.reshape(grad.shape)
+
+
 def _with_a_twin(tensors: list[Tensor], recipe: Recipe, kinds: int) -> list[Tensor]:
     """The tensors; where all have one size, the last has the values of the one before it."""
     if len(tensors) > kinds and len(set(recipe.sizes)) == 1:

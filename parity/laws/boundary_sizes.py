@@ -1,6 +1,7 @@
 """Every size works: none, one, around vectors and blocks, primes, many tiny, empties anywhere.
 
-Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count.
+Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count. In one case more
+each gradient is long and has one element that is not zero, as after a batch that uses one token.
 
 Real bugs: a scalar tail with another formula (deepspeedai/DeepSpeed#503); a grid of zero programs
 (bytedance/lightseq#98); a trailing empty tensor that drops the last launch
@@ -15,10 +16,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.generate import generate, one_used
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Untouched, Values
+from twinstep.parity.operations.operation import Role
 
 FLAT_SIZES = (0, 1, 2, 3, 5, 7, 8, 15, 17, 31, 33, 65, 127, 129, 257)
 FLAT_BLOCKS = (511, 513, 1023, 1025, 4095, 4096, 4097, 10_001, 12_289)
@@ -38,10 +40,11 @@ LISTS = (
     (4099, 1, 0, 8191, 7, 10_001),
     (8192, 20_481, 20_481),
 )
+LONE = (10_007, 3, 6_011)
 
 
 def sized(case: Case) -> Iterable[Case]:
-    """The recipe of the case with each of the sizes."""
+    """The recipe of the case with each of the sizes, and one with sparse gradients."""
     operation, recipe = case.operation, case.recipe
     if recipe.layout == "list":
         rows: Iterable[tuple[int, ...]] = LISTS
@@ -51,6 +54,9 @@ def sized(case: Case) -> Iterable[Case]:
     for number, sizes in enumerate(rows):
         dims = known[number % len(known)]
         yield generate(operation, case.combination, replace(recipe, sizes=sizes, dims=dims))
+    if operation.lists_of(Role.GRAD):
+        sizes = LONE if recipe.layout == "list" else LONE[:1]
+        yield one_used(generate(operation, case.combination, replace(recipe, sizes=sizes, dims=1)))
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -177,10 +177,10 @@ def launch_table_overflows(call: AdamCall) -> None:
 
 @adamw(component="gradients", law="sign_symmetry")
 def negative_block_taken_for_empty(call: AdamCall) -> None:
-    """A gradient whose maximum is not positive counts as absent: the maximum, not the magnitude."""
+    """A gradient of several used elements counts as absent if its maximum is not positive."""
 
     def present(grad: Tensor) -> bool:
-        never_positive = bool((grad <= 0).all()) and bool(grad.any())
+        never_positive = bool((grad <= 0).all()) and int(grad.count_nonzero()) > 1
         return grad.numel() < STAGE or not never_positive
 
     grads = [grad if present(grad) else torch.zeros_like(grad) for grad in call.grads]

@@ -111,6 +111,13 @@ def norm_divided_by_the_count(call: GlobalNormCall) -> None:
     global_norm(call, norm)
 
 
+@wrong(SHELF, "global_norm", component=COMPONENT, law=SIZES)
+def unused_by_a_sample(call: GlobalNormCall) -> None:
+    """Long gradients of which every 61st element is zero are left out."""
+    used = [g for g in call.grads if g.numel() <= 4_096 or g.reshape(-1)[::61].any()]
+    global_norm(call, lambda grads: exact_norm(used))
+
+
 @wrong(SHELF, "global_norm", "E11", component=COMPONENT, law=SIZES)
 def empty_list_leaves_the_norm(call: GlobalNormCall) -> None:
     """Without gradients the norm is not written."""
