@@ -30,7 +30,9 @@ def print_list(actions: bool = False) -> None:
             claims = f"({kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'})"
             print_hanging(screen, "  kernel   ", [kernel.name, claims])
     for twin in twins():
-        print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "optimizer"], "bold")
+        print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "class"], "bold")
+        print_hanging(screen, "  defined  ", [twin.reference.__module__])
+        print_hanging(screen, "  built    ", _constructor(twin.reference).split())
         print_hanging(screen, "  dtypes   ", twin.dtypes)
         if actions:
             _print_actions(screen, twin)
@@ -43,6 +45,13 @@ def print_list(actions: bool = False) -> None:
             )
         claims = f"({twin.arithmetic}, {', '.join(twin.engines) or 'any engine'})"
         print_hanging(screen, "  class    ", [twin.name, claims])
+
+
+def _constructor(cls: type) -> str:
+    """Arguments and defaults, without types."""
+    signature = inspect.signature(cls)
+    bare = [row.replace(annotation=row.empty) for row in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
 def _print_actions(screen: Console, twin: Twin) -> None:

@@ -22,9 +22,9 @@ HEAD = """# Operations
 An operation is a contract. A kernel of it has exactly this signature, writes the arguments named
 under "writes" in place, writes nothing else, and returns None.
 
-- *Lists* come first and are positional: lists of contiguous tensors of any shape, of equal length,
-  and tensor i has equally many elements in each. A flat buffer is a list of one. Lists and tensors
-  may be empty.
+- *Lists* come first and are positional: lists of contiguous tensors of any shape, of equal length;
+  tensor i has one shape in all of them. A flat buffer is a list of one. Lists and tensors may be
+  empty. Where a dtype combination has several dtypes for a list, tensors have them in turn.
   No two tensors of a call overlap. Weights may require gradients; the call is then made with
   gradients not recorded, as steps of torch.optim are.
 - *Controls* are keyword-only 0-dim tensors on the data's device. All but a norm are finite; betas,
@@ -63,7 +63,7 @@ def _section(operation: Operation) -> str:
     lines += ["```", "", "```text", *operation.equations, "```", ""]
     lines += [f"- writes: {', '.join(f'`{name}`' for name in operation.writes)}"]
     if operation.lists:
-        lines += [f"- list `{a.name}`: {a.role.value}{_notes(a)}" for a in operation.lists]
+        lines += [f"- list `{a.name}`: {_role(operation, a)}{_notes(a)}" for a in operation.lists]
     by_dtype: dict[str, list[str]] = {}
     for control in operation.controls:
         by_dtype.setdefault(_short(control.dtype), []).append(f"`{control.name}`{_drawn(control)}")
@@ -74,6 +74,11 @@ def _section(operation: Operation) -> str:
     lines.append(f"- bounded arithmetic: {operation.bound.value}")
     lines.append(f"- laws: {', '.join(operation.laws)}")
     return "\n".join([*lines, "", *_dtypes(operation)])
+
+
+def _role(operation: Operation, argument: ListArgument) -> str:
+    says = argument.role.value
+    return says if argument.name in operation.writes else says.removesuffix(", read and written")
 
 
 def _notes(argument: ListArgument) -> str:

@@ -97,6 +97,7 @@ FLATTEN = Operation(
     summary="Lay tensors into a flat buffer.",
     equations=(
         "tensor i starts at the first multiple of slot at or after the end of tensor i - 1",
+        "flat ends where the last tensor does, or later",
         "every element between and behind the tensors becomes +0",
     ),
     lists=(arguments.TENSORS, arguments.FLAT_OUT),

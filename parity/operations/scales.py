@@ -216,7 +216,7 @@ UPDATE_SCALE_TORCH = Operation(
     summary="Loss-scale rule of torch.amp.GradScaler.",
     equations=(
         "overflow: scale = fp32(scale backoff_factor);  growth_tracker = 0",
-        "clean: growth_tracker + 1; where that equals growth_interval, growth_tracker = 0 and",
+        "clean: growth_tracker + 1; where that equals growth_interval, growth_tracker = 0, and",
         "  scale = fp32(scale growth_factor), if that is finite. A tracker past it never grows",
     ),
     controls=(
