@@ -103,8 +103,17 @@ class World:
         return self.rank.seed_of(self.params[index], own, gradient)
 
     def is_hit(self, index: int, seed: int) -> bool:
-        """True if an overflow hits the gradient of the parameter of a number."""
-        hit = is_hit(index, len(self.params), seed)
+        """True if an overflow hits the gradient of the parameter of a number.
+
+        One that is trained and has elements, where there is one: others show no overflow.
+        """
+        # Over ranks it is a parameter of one number everywhere, and others are empty on each.
+        able = [
+            at
+            for at, param in enumerate(self.params)
+            if param.requires_grad and (param.numel() or self.rank is not None)
+        ] or list(range(len(self.params)))
+        hit = index in able and is_hit(able.index(index), len(able), seed)
         return hit and (self.rank is None or self.rank.is_hit(self.params[index], seed))
 
     def regime_at(self, regime: str, index: int, seed: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from twinstep.parity.runner.calls.process_state import put_back
 from twinstep.parity.sequences.judge import EACH, TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
 
@@ -87,4 +88,6 @@ def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
     effort = TwinEffort(sequences=sequences, shrunk_by=0, repros=None)
     if row.over_ranks:
         effort = replace(effort, sequences=1, over_ranks=sequences // EACH)
-    return judge_twin(twin, dtype, twin_engine(twin), effort).failure
+    # A class may leave gradients unrecorded: then none that comes later does anything.
+    with put_back():
+        return judge_twin(twin, dtype, twin_engine(twin), effort).failure

@@ -179,6 +179,16 @@ class ProcessState:
 
 
 @contextlib.contextmanager
+def put_back() -> Iterator[None]:
+    """The state of now, whatever is left changed in between."""
+    before = ProcessState()
+    try:
+        yield
+    finally:
+        list(before.changes())
+
+
+@contextlib.contextmanager
 def turned() -> Iterator[None]:
     """Every switch on which no result may depend, turned to where no new process has it."""
     switches = [(part, part.read()) for part in PARTS if part.turned is not None]
