@@ -226,8 +226,8 @@ class ByHand(OptimizerRules):
         """Change every number that a tensor holds, in place."""
         for group in world.torch_optimizer.param_groups:
             for name in HELD:
-                if isinstance(group.get(name), Tensor):
-                    group[name].mul_(0.75)
+                if isinstance(held := group.get(name), Tensor):
+                    held.copy_(held * 0.75 if held else 0.125)
             for beta in group.get("betas", ()):
                 if isinstance(beta, Tensor) and beta > 0:
                     beta.copy_(1 - (1 - beta) * 0.75)
