@@ -53,9 +53,7 @@ def inner_state(
     numbers = list(chain.from_iterable(group["params"] for group in given))
     _check_members(optimizer, [len(group["params"]) for group in given], numbers, state, where)
     own = optimizer.state_dict()["param_groups"]
-    groups: list[dict[str, object]] = [
-        {**mine, **theirs} for mine, theirs in zip(own, given, strict=True)
-    ]
+    groups = [completed(optimizer, *pair) for pair in zip(own, given, strict=True)]
     for index, (theirs, group) in enumerate(zip(given, groups, strict=True)):
         check_options(optimizer, theirs, group, f"group {index}, {where}")
     for group, members, ours in zip(groups, given, optimizer.param_groups, strict=True):
@@ -142,6 +140,17 @@ def _check_members(
         raise ValueError(
             f"state has {found}, but should have {in_words(list(numbers))} once each [{where}]"
         )
+
+
+def completed(
+    optimizer: torch.optim.Optimizer, mine: Options, theirs: Options
+) -> dict[str, object]:
+    """A saved group with the options of now that it lacks.
+
+    What is no option of the class, such as a scheduler's `initial_lr`, is gone after a load from a
+    file without it, as with torch.
+    """
+    return {**{name: mine[name] for name in optimizer.defaults if name in mine}, **theirs}
 
 
 def check_options(

@@ -10,7 +10,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from twinstep.contract.checkpoint.inner import check_options, counts_for_groups, own_counters
+from twinstep.contract.checkpoint.inner import (
+    check_options,
+    completed,
+    counts_for_groups,
+    own_counters,
+)
 from twinstep.contract.moments import MOMENTS, State, StateDict, whole_steps
 from twinstep.contract.tensors import check_in_memory
 
@@ -82,7 +87,8 @@ def _completed(optimizer: torch.optim.Optimizer, given: StateDict) -> StateDict:
         raise ValueError(f"a state and param_groups should be there, but are not [{where}]")
     if len(theirs) != len(optimizer.param_groups):
         return given  # torch refuses this, right after, with its own message
-    groups = [{**mine, **group} for mine, group in zip(optimizer.param_groups, theirs, strict=True)]
+    pairs = zip(optimizer.param_groups, theirs, strict=True)
+    groups = [completed(optimizer, *pair) for pair in pairs]
     state = dict(cast("dict[object, Mapping[str, object]]", given["state"]))
     rows = zip(optimizer.param_groups, groups, theirs, strict=True)
     for index, (mine, group, saved) in enumerate(rows):
