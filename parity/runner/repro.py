@@ -8,6 +8,7 @@ kernel cannot be loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
@@ -130,30 +131,13 @@ def _call(call: Call) -> dict[str, object]:
 
 def _packed(block: Tensor, guard: int) -> list[tuple[int, str]]:
     """The bytes as runs: (repetitions, hexadecimal digits)."""
-    text = bytes(block.tolist())
+    text, room, start = block.numpy().tobytes(), bytes([guard]), 0
     runs: list[tuple[int, str]] = []
-    room = bytes([guard])
-    start = 0
-    for at in range(len(text) + 1):
-        if at == len(text) or text[at : at + 16] == room * 16:
-            if at > start:
-                runs.append((1, text[start:at].hex()))
-            start = at
-            while start < len(text) and text[start : start + 1] == room:
-                start += 1
-            if start > at:
-                runs.append((start - at, room.hex()))
-            if start >= len(text):
-                break
-        if at < start:
-            continue
-    return _checked(runs, text)
-
-
-def _checked(runs: list[tuple[int, str]], text: bytes) -> list[tuple[int, str]]:
-    """Fall back to the plain digits if the runs do not spell the same bytes."""
-    spelled = b"".join(bytes.fromhex(digits) * count for count, digits in runs)
-    return runs if spelled == text else [(1, text.hex())]
+    for gap in re.finditer(re.escape(room) + b"{16,}", text):
+        runs += [(1, text[start : gap.start()].hex())] if gap.start() > start else []
+        runs.append((gap.end() - gap.start(), room.hex()))
+        start = gap.end()
+    return [*runs, (1, text[start:].hex())] if start < len(text) else runs
 
 
 def _checks(

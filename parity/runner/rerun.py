@@ -150,7 +150,9 @@ class Rerun:
         return written if self._always(written) else None
 
     def _breaking(self, shown: Shown, before: Sequence[Call]) -> Sequence[Call] | None:
-        """These calls, if the plan fails after them."""
+        """These calls, if the plan fails after them; not asked past the deadline."""
+        if time.monotonic() > self.deadline:
+            return None
         return before if before and self._breaks(self._written(shown, before)) else None
 
 
