@@ -7,6 +7,7 @@ Needs torch alone: stand-alone repro files carry this module with them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +22,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = (bool, int, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
 NAMES = {kind: kind.__name__ for kind in (float, *PLAIN)}
 
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
 MOVED = "in other memory than before"
 
 
@@ -84,7 +86,10 @@ class Walk:
         if path in self.skipped:
             return
         kind = type(value)
-        if kind in NAMES:
+        if kind is str:
+            # torch makes of a text in a state the name of a generator, with its address.
+            self.leaves[path] = Leaf(f"str {ADDRESS.sub('', repr(value))}")
+        elif kind in NAMES:
             self.leaves[path] = Leaf(f"{NAMES[kind]} {value!r}")
         elif kind is dict or kind is list or kind is tuple:
             self._branch(value, path)

@@ -99,6 +99,23 @@ def test_a_state_of_torch_goes_on(side: str) -> None:
     assert int(optimizer.state[params[0]]["step"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("side", "wrapped"), [("torch", False), *((side, on) for side in SIDES for on in (False, True))]
+)
+def test_what_is_no_option_is_gone_after_a_load_without_it(side: str, wrapped: bool) -> None:
+    params = [Parameter(torch.ones(3))]
+    optimizer: Any = torch.optim.AdamW(params) if side == "torch" else None
+    if optimizer is None:
+        optimizer = CLASSES[side]["FusedAdam"](params)
+    if wrapped:
+        optimizer = CLASSES[side]["FP16Optimizer"](optimizer)
+    saved = optimizer.state_dict()
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    assert "initial_lr" in optimizer.param_groups[0]
+    optimizer.load_state_dict(saved)
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("saved", "message"),

@@ -56,6 +56,7 @@ class Planted:
         fault: body of the class.
         dtype: of the parameters.
         private: attributes that are its own business.
+        rules: exported ones from which the file derives its own; "" for those of the reference.
     """
 
     reference: str
@@ -63,12 +64,19 @@ class Planted:
     fault: str
     dtype: str = "fp16"
     private: tuple[str, ...] = ()
+    rules: str = ""
 
     def text(self, mended: bool) -> str:
         """The file."""
         claims = f"reference={self.reference!r}, arithmetic='exact', private={self.private!r}"
+        own = ""
+        if self.rules:
+            claims += ", rules=Own()"
+            own = f"from twinstep.parity.sequences import {self.rules} as Base\n"
+            own += "Own = type('Own', (Base,), {'__module__': __name__})\n"
         return (
             "from twinstep.parity import register_optimizer\n"
+            f"{own}"
             f"from {self.base} import {self.reference}\n\n\n"
             f"@register_optimizer('mine', {claims})\n"
             f"class Mine({self.reference}):\n"
@@ -80,7 +88,12 @@ DROPPED_LR = "set_lr = lambda self, lr: None"
 SCALERS = "update_scale = lambda self, overflow: super().update_scale(not overflow)"
 OPTIMIZERS = "twinstep.reference.optimizers"
 PLANTED = (
-    Planted("FusedAdam", f"{OPTIMIZERS}.fused_adam", "initialize_states = lambda self: None"),
+    Planted(
+        "FusedAdam",
+        f"{OPTIMIZERS}.fused_adam",
+        "initialize_states = lambda self: None",
+        rules="AdamRules",
+    ),
     Planted(
         "FusedLamb",
         "twinstep.fast.optimizers.fused_lamb",
