@@ -113,10 +113,20 @@ class Control:
         """True if it is never infinite and no NaN."""
         return all(map(math.isfinite, self.values))
 
+    @property
+    def signed(self) -> bool:
+        """True if it may be negative; if not, neither is a zero of it."""
+        return any(value < 0 for value in self.values)
+
     def within(self, value: float) -> bool:
-        """True for a value that the contract allows: flags are 0 or 1, most numbers are finite."""
+        """True for a value that the contract allows.
+
+        Flags are 0 or 1, most numbers are finite, and many not negative.
+        """
         if self.decision:
             return value in (0.0, 1.0)
+        if self.finite and not self.signed and math.copysign(1.0, value) < 0:
+            return False
         return math.isfinite(value) or not self.finite
 
     def bounded(self, value: float) -> bool:

@@ -180,7 +180,7 @@ class Prover:
         return doubt or _Found(PROVED, "")
 
     def _contract(self) -> Path:
-        """What holds on every path: a flag is 0 or 1, and most numbers are finite."""
+        """What holds on every path: flags are 0 or 1, most numbers finite, many not negative."""
         table, found = self.tracer.table, []
         for control in self.cases[0].operation.controls:
             number = self.tracer.leaves.get((control.name, 0, 0))
@@ -192,8 +192,14 @@ class Prover:
                 found.append((table.row("or", equal, 0), True))
             elif control.finite:
                 g = table.rows[number].granules
-                pair = table.row(f"abs.{kind}", (number,), g), table.const(INFINITY[kind], g)
-                found.append((table.row(f"lt.{kind}", pair, 0), True))
+                infinity = table.const(INFINITY[kind], g)
+                if control.signed:
+                    pair = table.row(f"abs.{kind}", (number,), g), infinity
+                    found.append((table.row(f"lt.{kind}", pair, 0), True))
+                else:
+                    # As bits, whatever is negative is above infinity.
+                    unsigned = kind.replace("f", "u")
+                    found.append((table.row(f"lt.{unsigned}", (number, infinity), 0), True))
         return tuple(found)
 
     def _impossible(self, conditions: Path) -> bool:

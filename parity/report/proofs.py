@@ -43,7 +43,8 @@ def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = Fals
     sizes = f" ({', '.join(places)})" if places else ""
     head = "proofs: "
     said = (
-        f"{count} of {len(rows)} rows proved for every value of tensors and controls, in one call"
+        f"{count} of {len(rows)} rows proved for every value that tensors and controls may "
+        "have, in one call"
     )
     print_hanging(console, head, f"{said}{sizes}; parity prove tries more sizes".split())
     for assumed, where in assumptions(rows).items():

@@ -179,13 +179,21 @@ class ByHand(OptimizerRules):
 
     @action(drives=("load_state_dict",), whose=("torch", "apex"))
     def load_elsewhere(self, world: World, whose: str) -> None:
-        """Load the state of now as torch's Adam would have saved it, or apex's and DeepSpeed's."""
+        """Load the state of now as torch's Adam would have saved it, or apex's and DeepSpeed's.
+
+        torch's has no `bias_correction`: that of now stays, which is off then.
+        """
         self.save(world)
         state = cast(dict[str, Any], self._read(world))
         counters = [row for row in state["state"].values() if "step" in row]
         if whose == "torch":
             for row in counters:
                 row["step"] = torch.tensor(float(row["step"]), dtype=torch.float32)
+            for now, saved in zip(
+                world.torch_optimizer.param_groups, state["param_groups"], strict=True
+            ):
+                if saved.pop("bias_correction", None) is not None:
+                    now["bias_correction"] = False
         else:
             count = max((int(row.pop("step")) for row in counters), default=0)
             for group in state["param_groups"]:

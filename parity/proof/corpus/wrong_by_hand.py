@@ -175,6 +175,16 @@ class ForgetsCountersOfGroups(FusedAdam):
 
 
 @put(WRONG_BY_HAND)
+class FilesTurnCorrectionOn(FusedAdam):
+    """Corrects the bias after a file that does not say whether to."""
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        groups = cast("list[dict[str, object]]", state_dict.get("param_groups", []))
+        completed = [{"bias_correction": True, **g} if isinstance(g, dict) else g for g in groups]
+        super().load_state_dict({**state_dict, "param_groups": completed})
+
+
+@put(WRONG_BY_HAND)
 class WholeCountersAlone(FusedAdam):
     """Refuses the counters of torch's Adam, which are floating-point numbers."""
 
