@@ -273,9 +273,15 @@ class ByHand(OptimizerRules):
 
     @action(drives=("step",), name=LEGACY)
     def step_wrongly(self, world: World, name: str) -> object:
-        """Try to step with an argument that apex's old step had, or with one that none had."""
+        """Try to step with an argument that apex's old step had, or with one that none had.
+
+        A `step` without keywords refuses by TypeError, ours by name.
+        """
         given: dict[str, Any] = {name: 128.0 if name in ("scale", "stranger") else [[None]]}
-        return world.torch_optimizer.step(**given)
+        try:
+            return world.torch_optimizer.step(**given)
+        except (TypeError, RuntimeError):
+            return "refused"
 
     @action(often=0)
     def nudge_betas(self, world: World) -> None:
