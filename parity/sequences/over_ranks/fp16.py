@@ -33,7 +33,7 @@ OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
 CLIPS = ("set_clip", {"limit": 1e-3})
 MOTIFS: Mapping[str, Motif] = {
     **{
-        f"overflows over {ranks}": (("build", {"ranks": ranks}), *(OVERFLOW, CLEAN) * 2)
+        f"overflows over {ranks}": (("build", {"ranks": ranks}), *(OVERFLOW, CLEAN) * 4)
         for ranks in ("tensor 2", "expert 2", "data 2", "data 2, expert 2", "data 2, tensor 2")
     },
     **{
