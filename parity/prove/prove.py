@@ -180,7 +180,7 @@ class Prover:
         return doubt or _Found(PROVED, "")
 
     def _contract(self) -> Path:
-        """What holds on every path: flags are 0 or 1, most numbers finite, many not negative."""
+        """What the contract says: flags are 0 or 1, most numbers finite, many not negative."""
         table, found = self.tracer.table, []
         for control in self.cases[0].operation.controls:
             number = self.tracer.leaves.get((control.name, 0, 0))
@@ -192,14 +192,10 @@ class Prover:
                 found.append((table.row("or", equal, 0), True))
             elif control.finite:
                 g = table.rows[number].granules
-                infinity = table.const(INFINITY[kind], g)
-                if control.signed:
-                    pair = table.row(f"abs.{kind}", (number,), g), infinity
-                    found.append((table.row(f"lt.{kind}", pair, 0), True))
-                else:
-                    # As bits, whatever is negative is above infinity.
-                    unsigned = kind.replace("f", "u")
-                    found.append((table.row(f"lt.{unsigned}", (number, infinity), 0), True))
+                # As bits without a sign, whatever is negative is above infinity.
+                held = table.row(f"abs.{kind}", (number,), g) if control.signed else number
+                pair = held, table.const(INFINITY[kind], g)
+                found.append((table.row(f"lt.{kind.replace('f', 'u')}", pair, 0), True))
         return tuple(found)
 
     def _impossible(self, conditions: Path) -> bool:
@@ -397,9 +393,8 @@ class Prover:
 
 def _allowed(case: Case, arithmetic: str) -> bool:
     """True if every control has a value that the claim is about: of a bound, its range."""
+    exact = arithmetic == "exact"
     return all(
-        (control.within if arithmetic == "exact" else control.bounded)(
-            case.controls[control.name].item()
-        )
-        for control in case.operation.controls
+        (row.within if exact else row.bounded)(case.controls[row.name].item())
+        for row in case.operation.controls
     )
