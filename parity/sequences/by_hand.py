@@ -235,7 +235,7 @@ class ByHand(OptimizerRules):
         for group in world.torch_optimizer.param_groups:
             for name in HELD:
                 if isinstance(held := group.get(name), Tensor):
-                    held.copy_(held * 0.75 if held else 0.125)
+                    held.copy_(held * 0.75 if held else torch.full_like(held, 0.125))
             for beta in group.get("betas", ()):
                 if isinstance(beta, Tensor) and beta > 0:
                     beta.copy_(1 - (1 - beta) * 0.75)
