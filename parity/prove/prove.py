@@ -192,10 +192,10 @@ class Prover:
                 found.append((table.row("or", equal, 0), True))
             elif control.finite:
                 g = table.rows[number].granules
-                # As bits without a sign, whatever is negative is above infinity.
                 held = table.row(f"abs.{kind}", (number,), g) if control.signed else number
-                pair = held, table.const(INFINITY[kind], g)
-                found.append((table.row(f"lt.{kind.replace('f', 'u')}", pair, 0), True))
+                # As unsigned bits, whatever is negative is above infinity.
+                word = f"lt.{kind if control.signed else kind.replace('f', 'u')}"
+                found.append((table.row(word, (held, table.const(INFINITY[kind], g)), 0), True))
         return tuple(found)
 
     def _impossible(self, conditions: Path) -> bool:
