@@ -23,8 +23,9 @@ An operation is a contract. A kernel of it has exactly this signature, writes th
 under "writes" in place, writes nothing else, and returns None.
 
 - *Lists* come first and are positional: lists of contiguous tensors of any shape, of equal length;
-  tensor i has one shape in all of them. A flat buffer is a list of one. Lists and tensors may be
-  empty. Where a dtype combination has several dtypes for a list, tensors have them in turn.
+  tensor i has one shape in all of them but the step counts. A flat buffer is a list of one. Lists
+  and tensors may be empty. Where a dtype combination has several dtypes for a list, tensors have
+  them in turn.
   No two tensors of a call overlap. Weights may require gradients; the call is then made with
   gradients not recorded, as steps of torch.optim are.
 - *Controls* are keyword-only 0-dim tensors on the data's device. All but a norm are finite; betas,
