@@ -31,7 +31,9 @@ MOTIFS: Mapping[str, Motif] = {
         ("set_whole", {"number": 0}),
         "whole",
     ),
-    "a universal checkpoint": ("train", UNIVERSAL, "train", "train"),
+    "a universal checkpoint": (
+        *(("build", {"clip": 0.05, "omitted": False}), "train", UNIVERSAL, "train", "train"),
+    ),
     "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
     "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
     "a graph that is used again": (("backward", {"graph": "again"}), "step"),

@@ -52,6 +52,7 @@ CLEAN: Step = ("train", PLAIN_TRAIN)
 OVERFLOW: Step = ("train", {"regime": "planted", "missing": 0})
 MICROS: Step = ("train", {**PLAIN_TRAIN, "micros": 3})
 FREEZE: Step = ("freeze", {"trained": False})
+LOAD: Step = ("load", {"states": True, "masters": True})
 UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 
 
@@ -108,6 +109,13 @@ MOTIFS: dict[str, Motif] = {
             *(("data 2", 2, "scatter"), ("data 3", 1, "scatter"), ("data 4", 1, "after")),
             *(("data 2, tensor 2", 2, "reduce"), ("data 2", 1, "after")),
         )
+    },
+    **{
+        f"a checkpoint of a round robin over {ranks}": (
+            built(ranks, 2, robin=True, given="", tiny=False, groups=3),
+            *(CLEAN, "save", CLEAN, LOAD, CLEAN, "resume", CLEAN),
+        )
+        for ranks in ("data 2", "data 3")
     },
     "a universal checkpoint": (
         *(built("data 3", 1), CLEAN, UNIVERSAL, CLEAN, ("set_whole", {"publish": True})),
