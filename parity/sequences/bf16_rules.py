@@ -356,9 +356,19 @@ class BF16Rules(OptimizerRules):
             )
 
     def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
-        optimizer_of(world).load_state_dict(
-            [entry], load_optimizer_states=states, load_from_fp32_weights=masters
-        )
+        entries = self.entries(world, entry)
+        try:
+            optimizer_of(world).load_state_dict(
+                entries, load_optimizer_states=states, load_from_fp32_weights=masters
+            )
+        finally:
+            # The list stays the caller's; an entry that nothing else holds need not.
+            world.more["given"] = [type(given).__name__ for given in entries]
+
+    def entries(self, world: World, entry: Entry) -> Sequence[Entry]:
+        """Entries of all ranks that masters are split over."""
+        del world
+        return [entry]
 
     @action(often=2, drives=("load_state_dict",), seed=SEEDS)
     def resume(self, world: World, seed: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -39,10 +39,18 @@ class Dice:
 
     def __init__(self, seed: int) -> None:
         self.random = None if seed == 0 else Random(seed)
+        # Its own, so that other draws do not depend on it.
+        self.sizes = Random(~seed)
 
     def pick(self, choices: Sequence[Value]) -> Value:
         """One of the choices."""
         return choices[0] if self.random is None else self.random.choice(choices)
+
+    def smaller(self, value: Value) -> Value:
+        """A float, in one of three draws down to a hundredth of it; all else as it is."""
+        part = max(0.0, 3.0 * self.sizes.random() - 2.0)
+        least = isinstance(value, float) and self.random is not None
+        return cast(Value, cast(float, value) * 100.0**-part) if least else value
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from twinstep.parity.sequences.actions import action
 from twinstep.parity.sequences.by_hand import DEFAULTS, default_dtype
 from twinstep.parity.sequences.parts import SEEDS
 from twinstep.parity.sequences.rules import OptimizerRules
+from twinstep.parity.sequences.scaler_rules import ELSEWHERE
 from twinstep.parity.sequences.world import Act, World
 
 
@@ -19,10 +20,11 @@ class ScaledByHand(OptimizerRules):
 
     @action(drives=("load_state_dict",))
     def load_older(self, world: World) -> None:
-        """Load the state of now as an older version saved it: whole numbers, no clip norm."""
+        """Load what an older version saved: whole numbers, no clip norm, other constants."""
         self.save(world)
         state = self._read(world)
         state.pop("clip_grad", None)
+        state |= {name: value for name, value in ELSEWHERE.items() if name in state}
         self.enter(world, {name: _whole(value) for name, value in state.items()})
 
     @action(how=("deepcopy", "pickle"))

@@ -297,7 +297,7 @@ class FP16Rules(ScaledByHand):
         scaled(world).set_lr(lr)
         return scaled(world).get_lr()
 
-    @action(often=2, drives=("override_loss_scale",), scale=(64.0, 1.0, 3.7, 0.0, -1.0, INF, NAN))
+    @action(often=2, drives=("override_loss_scale",), scale=(64.0, 1.0, 0.37, 0.0, -1.0, INF, NAN))
     def override(self, world: World, scale: float) -> None:
         """Put an external scale in force; 0 ends it."""
         scaled(world).override_loss_scale(scale or None)

@@ -14,6 +14,9 @@ from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.parts import SEEDS, Group
 from twinstep.parity.sequences.world import World
 
+# Numbers that may be anything, not only what a list has.
+CONTINUOUS = ("lr", "weight_decay")
+
 
 class HyperRules(Rules):
     """Actions on the groups of every optimizer with torch's interface.
@@ -28,7 +31,8 @@ class HyperRules(Rules):
 
     def drawn_hyper(self, dice: Dice) -> Group:
         """A value for each hyper-parameter."""
-        return {name: dice.pick(row) for name, row in self.hyper.items()}
+        drawn = {name: dice.pick(row) for name, row in self.hyper.items()}
+        return drawn | {name: dice.smaller(drawn[name]) for name in CONTINUOUS if name in drawn}
 
     @action(often=3, seed=SEEDS, group=range(4), as_tensor=(False, False, True))
     def set_hyper(self, world: World, seed: int, group: int, as_tensor: bool) -> None:
@@ -37,6 +41,7 @@ class HyperRules(Rules):
         dice = Dice(seed)
         name = dice.pick(tuple(self.hyper))
         value = dice.pick(self.hyper[name][::-1])
+        value = dice.smaller(value) if name in CONTINUOUS else value
         if as_tensor and self.tensor_hyper and isinstance(value, float):
             value = torch.tensor(value, dtype=torch.float64, device=world.device)
         groups[group % len(groups)][name] = value

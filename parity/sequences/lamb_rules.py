@@ -88,7 +88,7 @@ class LambRules(ByHand):
         often=4,
         drives=("step",),
         seed=SEEDS,
-        scale=(1.0, 512.0, 3.7),
+        scale=(1.0, 512.7, 0.37),
         as_tensor=(False, True),
         norms=(False, True),
         copies=(False, True),

@@ -40,6 +40,8 @@ CONSTANTS = (
     *("rule", "init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift"),
     *("backoff_factor", "consecutive_hysteresis", "raise_error_at_min_scale"),
 )
+# Constants of another run, which files have for DeepSpeed's sake.
+ELSEWHERE: Mapping[str, object] = {"scale_window": 7, "scale_factor": 3.0}
 FLAGS: Mapping[str, Callable[[bool], object]] = {
     "bool": bool,
     "int": int,
@@ -271,8 +273,7 @@ class ScalerRules(Rules):
     )
     def enter(self, world: World, scale: float, iteration: int) -> None:
         """Load a state of elsewhere, which is checked first."""
-        state = dict(_of(world).state_dict())
-        state["cur_scale"] = scale
+        state = {**_of(world).state_dict(), **ELSEWHERE, "cur_scale": scale}
         if "cur_iter" in state:
             state["cur_iter"] = iteration
         if "cur_hysteresis" in state:

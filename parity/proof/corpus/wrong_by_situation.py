@@ -34,6 +34,9 @@ def unhooked(base: type[torch.optim.Optimizer]) -> Callable[..., object]:
     return cast("Callable[..., object]", step.__wrapped__ if hooked else step)  # type: ignore[attr-defined]
 
 
+STEP, STEP_OF_LAMB = unhooked(FusedAdam), unhooked(FusedLamb)
+
+
 @put(WRONG_BY_SITUATION)
 class AcceptsAnyRate(FusedAdam):
     """Constructs with a learning rate that is none."""
@@ -325,3 +328,32 @@ class ReadsParametersTwice(StaticLossScale):
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
         return any(param.grad is not None for param in params) and super().has_overflow(params)
+
+
+@put(WRONG_BY_SITUATION)
+class DecaysOfThreeDigits(FusedAdam):
+    """Rounds the weight decay to three digits behind the point: 1e-4 is none."""
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, **legacy: object
+    ) -> object:
+        kept = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            if isinstance(group["weight_decay"], float):
+                group["weight_decay"] = round(group["weight_decay"], 3)
+        try:
+            return STEP(self, closure, **legacy)
+        finally:
+            for group, decay in zip(self.param_groups, kept, strict=True):
+                group["weight_decay"] = decay
+
+
+@put(WRONG_BY_SITUATION, reference="FusedLamb", dtypes=("fp16", "fp32"))
+class ScalesFromOneOn(FusedLamb):
+    """Takes a scale below 1 for 1."""
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, scale: Any = 1.0, **more: Any
+    ) -> object:
+        return STEP_OF_LAMB(self, closure, scale=max(scale, 1.0) if scale > 0 else scale, **more)

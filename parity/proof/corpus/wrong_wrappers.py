@@ -14,7 +14,7 @@ from twinstep.contract.tensors import drop_gradients
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.reference.arithmetic import float64
 from twinstep.reference.clip import clip_factor
-from twinstep.reference.loss_scale import ScaleState
+from twinstep.reference.loss_scale import DynamicRule, ScaleState
 from twinstep.reference.norm import l2_norm
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.flat_groups import flat_gradient
@@ -295,6 +295,17 @@ class AccumulatesInFp32(BF16Optimizer):
 
     def __init__(self, init_optimizer: torch.optim.Optimizer, **options: object) -> None:
         super().__init__(init_optimizer, **{**options, "grad_acc_dtype": torch.float32})  # type: ignore[arg-type]
+
+
+@put(WRONG_WRAPPERS, reference="DynamicLossScale")
+class WindowOfTheFile(DynamicLossScale):
+    """Takes the window from a file that has one, where the constructor's should stay."""
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        super().load_state_dict(state_dict)
+        window = state_dict.get("scale_window", 0)
+        if isinstance(window, int) and window > 0 and isinstance(self.rule, DynamicRule):
+            self.rule = replace(self.rule, scale_window=window)
 
 
 @put(WRONG_WRAPPERS, reference="DynamicLossScale")

@@ -107,6 +107,17 @@ class LoadsNoClipNorm(Loading):
         self.clip_grad = 0.0
 
 
+@put(WRONG_ZERO_STEPS, **{**ZERO, "over_ranks": False})
+class EmptiesTheList(ZeroOptimizer):
+    """Leaves no entry in the caller's list when it has loaded them."""
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict_list: list[StateDict | None], *given: object, **more: object
+    ) -> None:
+        super().load_state_dict(state_dict_list, *given, **more)  # type: ignore[arg-type]
+        state_dict_list[:] = [None for _ in state_dict_list]
+
+
 @put(WRONG_ZERO_STEPS, **ZERO)
 class RefreshesFromTheFirst(ZeroOptimizer):
     """Takes the first partition of the model weights for the masters of every rank."""

@@ -185,13 +185,6 @@ class BF16OverRanks(OverRanks, BF16Rules):
                 dist.all_reduce(flat, dist.ReduceOp.AVG, group=place.group(*axes))
         return shared, experts
 
-    def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
-        optimizer_of(world).load_state_dict(
-            self.entries(world, entry),
-            load_optimizer_states=states,
-            load_from_fp32_weights=masters,
-        )
-
     def entries(self, world: World, entry: Entry) -> Sequence[Entry]:
         """Entries of all ranks that masters are split over."""
         group = cast("dist.ProcessGroup | None", world.options["dp_process_group"])
