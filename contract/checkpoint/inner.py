@@ -61,9 +61,14 @@ def inner_state(
             names = _names(optimizer, param, bool(group.get("amsgrad")))
             held = _held(state.get(number, {}), names, f"parameter {number}", where)
             _check_state(optimizer, param, held, f"parameter {number}", where)
-    # Torch's Adam takes a counter over as it is, and would go on counting in the dict.
+    # Torch's optimizers take tensors over as they are, and would go on in those of the dict. Ours
+    # copy all but counters themselves.
+    careful = isinstance(optimizer, MomentOptimizer)
     copied = {
-        number: {name: _copied(value) for name, value in cast(StateDict, held).items()}
+        number: {
+            name: value if careful and isinstance(value, Tensor) and value.dim() else _copied(value)
+            for name, value in cast(StateDict, held).items()
+        }
         for number, held in state.items()
     }
     if not counts_for_groups(optimizer):
@@ -98,8 +103,8 @@ def own_counters(
 
 
 def _copied(value: object) -> object:
-    """A copy of a number in a tensor; anything else as it is."""
-    return value.detach().clone() if isinstance(value, Tensor) and not value.dim() else value
+    """A copy of a tensor; anything else as it is."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def parsed_inner_state(saved: object, where: str, key: str) -> StateDict:
