@@ -28,6 +28,7 @@ from twinstep.parity.sequences.parts import (
     parameters,
     side_of,
 )
+from twinstep.parity.sequences.shards import shards
 from twinstep.parity.sequences.world import Act, OnRank, Value, World
 from twinstep.parity.sequences.zero_parts import (
     MEANS,
@@ -82,6 +83,7 @@ class ZeroRules(BF16Rules):
         "steps without a gradient": (("zero_grad", {"how": "drop"}), "step", "fill", "step"),
         "refused steps": ("train", "refuse", "refuse", "train"),
         "a scale from outside": (("override", {"scale": 64.0}), "train", "train"),
+        "files of DeepSpeed": ("train", "load_shards", "train", "load_shards", "train"),
         "hooks that are gone": ("train", "set_lr", "destroy", "train"),
     }
 
@@ -356,6 +358,38 @@ class ZeroRules(BF16Rules):
     override = FP16Rules.override
     assign_scale = FP16Rules.assign_scale
     set_clip = FP16Rules.set_clip
+
+    @action(
+        drives=("load_state_dict",),
+        seed=SEEDS,
+        saved=(1, 2, 3),
+        dealt=(False, True),
+        gaps=(False, False, True),
+    )
+    def load_shards(self, world: World, seed: int, saved: int, dealt: bool, gaps: bool) -> None:
+        """Load files of DeepSpeed; `gaps`: those of as many ranks, of which each has its own."""
+        own, parts = self.part_of(world)
+        found = shards(
+            world,
+            zero_of(world).loss_scaler.state_dict(),
+            seed,
+            parts if gaps else saved,
+            dealt=bool(world.options.get("round_robin_gradients")) if gaps else dealt,
+            padded=not gaps,
+            seed_of=self.seed_in(world),
+        )
+        given = [row if at == own or not gaps else None for at, row in enumerate(found)]
+        zero_of(world).load_state_dict(given, load_from_fp32_weights=True)
+
+    def part_of(self, world: World) -> tuple[int, int]:
+        """Place of this rank among those that masters are split over, and their number."""
+        del world
+        return 0, 1
+
+    def seed_in(self, world: World) -> Callable[[Tensor, int], int]:
+        """Seed of what a rank holds of a parameter, from that of its place."""
+        del world
+        return lambda param, own: own
 
     @action(drives=("memory_report",))
     def report(self, world: World) -> object:

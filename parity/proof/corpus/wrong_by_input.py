@@ -379,3 +379,15 @@ def _restaged(grad: Tensor) -> Tensor:
     if rest > 0:
         flat[TILE:] = flat[:rest].clone()
     return flat.view(grad.shape)
+
+
+@wrong(SHELF, "adamw_step", component="layout", law="alignment", dtypes=("bf16", "fp16"))
+def copies_stored_in_fours_anywhere(call: AdamCall) -> None:
+    """Copies that begin off 8 bytes, beside weights and moments that do not, lose an element."""
+    others = zip(call.params, call.exp_avgs, call.exp_avg_sqs, strict=True)
+    wide = [all(t.data_ptr() % 16 == 0 for t in three) for three in others]
+    lost = [c for c, four in zip(call.copies, wide, strict=False) if four and c.data_ptr() % 8]
+    kept = [(c, c.view(-1)[:1].clone()) for c in lost]
+    step(call)
+    for copy, old in kept:
+        copy.view(-1)[:1] = old

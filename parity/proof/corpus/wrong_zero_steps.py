@@ -119,6 +119,17 @@ class EmptiesTheList(ZeroOptimizer):
 
 
 @put(WRONG_ZERO_STEPS, **ZERO)
+class ClosesTheGaps(ZeroOptimizer):
+    """Leaves out entries that are not there, after which others are those of other ranks."""
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict_list: list[StateDict | None], *given: object, **more: object
+    ) -> None:
+        there = [entry for entry in state_dict_list if entry is not None]
+        super().load_state_dict(there, *given, **more)  # type: ignore[arg-type]
+
+
+@put(WRONG_ZERO_STEPS, **ZERO)
 class RefreshesFromTheFirst(ZeroOptimizer):
     """Takes the first partition of the model weights for the masters of every rank."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from twinstep.parity.ranks.arithmetic import ORDERS
+from twinstep.parity.ranks.errors import CollectiveError
 from twinstep.parity.sequences.actions import Action, action
 from twinstep.parity.sequences.damage import HOW, damaged
 from twinstep.parity.sequences.fills import Dice
@@ -61,8 +62,18 @@ class OverRanks(OptimizerRules):
         """Try to load the state of now, of which one entry is wrong on one rank or on all."""
         self.save(world)
         state = self._read(world)
-        self.enter(world, damaged(state, seed, how) if chosen(world, on) else state)
-        self.enter(world, self._read(world))
+        error: Exception | None = None
+        try:
+            self.enter(world, damaged(state, seed, how) if chosen(world, on) else state)
+        except CollectiveError:
+            raise
+        except Exception as refusal:
+            error = refusal
+        # Where ranks have been cut apart, those of one part alone may refuse it.
+        if not all(place_of(world).exchange(error is not None)):
+            self.enter(world, self._read(world))
+        if error is not None:
+            raise error
 
     @action(often=2, number=range(4), on=ONE_OF)
     def forget(self, world: World, number: int, on: int) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+import torch.distributed as dist
 from torch import Tensor
 
 from twinstep.parity.sequences.actions import Motif, Step, action
@@ -103,20 +105,18 @@ MOTIFS: dict[str, Motif] = {
         f"a checkpoint over {ranks}, stage {stage}": (
             built(ranks, stage, mean=mean, given="", inside="adamw", groups=2),
             *(MICROS, "save", CLEAN, "load", ("recut", {"size": 1}), CLEAN),
-            *(("recut", {"size": 8}), CLEAN, "resume", CLEAN),
+            *(("recut", {"size": 8}), CLEAN, "resume", CLEAN, ("load_shards", {"gaps": True})),
         )
         for ranks, stage, mean in (
             *(("data 2", 2, "scatter"), ("data 3", 1, "scatter"), ("data 4", 1, "after")),
             *(("data 2, tensor 2", 2, "reduce"), ("data 2", 1, "after")),
         )
     },
-    **{
-        f"a checkpoint of a round robin over {ranks}": (
-            built(ranks, 2, robin=True, given="", tiny=False, groups=3),
-            *(CLEAN, "save", CLEAN, LOAD, CLEAN, "resume", CLEAN),
-        )
-        for ranks in ("data 2", "data 3")
-    },
+    "a round robin, and files of DeepSpeed": (
+        *(built("data 3", 2, robin=True, given="", inside="adamw", tiny=False, groups=3), CLEAN),
+        *("save", CLEAN, LOAD, CLEAN, "resume", CLEAN, ("load_shards", {"gaps": True}), CLEAN),
+        *(("load_shards", {"gaps": False}), CLEAN),
+    ),
     "a universal checkpoint": (
         *(built("data 3", 1), CLEAN, UNIVERSAL, CLEAN, ("set_whole", {"publish": True})),
         *("whole", "save", CLEAN),
@@ -218,6 +218,16 @@ class ZeroOverRanks(BF16OverRanks, ZeroRules):
     def anyone(self, world: World, flag: bool) -> bool:
         """True if a flag is set, on any rank."""
         return any(place_of(world).exchange(flag))
+
+    def part_of(self, world: World) -> tuple[int, int]:
+        """Place of this rank among those that masters are split over, and their number."""
+        group = cast("dist.ProcessGroup", world.options["dp_process_group"])
+        numbers = dist.get_process_group_ranks(group)
+        return numbers.index(place_of(world).number), len(numbers)
+
+    def seed_in(self, world: World) -> Callable[[Tensor, int], int]:
+        """Seed of what a rank holds of a parameter, from that of its place."""
+        return partial(place_of(world).seed_of, gradient=False)
 
     @action(often=5, drives=("step",))
     def step(self, world: World) -> object:
