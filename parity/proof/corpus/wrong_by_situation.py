@@ -354,6 +354,6 @@ class ScalesFromOneOn(FusedLamb):
     """Takes a scale below 1 for 1."""
 
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, scale: Any = 1.0, **more: Any
+        self, closure: Closure | None = None, *, scale: float | Tensor = 1.0, **more: object
     ) -> object:
         return STEP_OF_LAMB(self, closure, scale=max(scale, 1.0) if scale > 0 else scale, **more)
