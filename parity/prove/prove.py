@@ -20,6 +20,7 @@ from twinstep.parity.cases.case import Case
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws.call import Call
+from twinstep.parity.operations.operation import Role
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.host_numbers import BY_ZERO
 from twinstep.parity.prove.search import satisfying, telling
@@ -215,8 +216,6 @@ class Prover:
         held = np.broadcast_arrays(*(values[n] == o for n, o in inside))
         return not np.logical_and.reduce(held).any()
 
-    # --- one path --------------------------------------------------------------------------
-
     def _run(self, case: Case, trace: Trace) -> _Found | None:
         """A refutation by the values of the run itself."""
         for output in trace.outputs:
@@ -392,9 +391,9 @@ class Prover:
 
 
 def _allowed(case: Case, arithmetic: str) -> bool:
-    """True if every control has a value that the claim is about: of a bound, its range."""
-    exact = arithmetic == "exact"
-    return all(
+    """True if all values are such that the claim is about: of a bound, the ranges of controls."""
+    exact, squares = arithmetic == "exact", case.operation.lists_of(Role.SQUARE)
+    return not any((one < 0).any() for name in squares for one in case.lists[name]) and all(
         (row.within if exact else row.bounded)(case.controls[row.name].item())
         for row in case.operation.controls
     )
