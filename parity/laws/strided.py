@@ -1,9 +1,10 @@
 """Matrices that are not contiguous are handled, or refused with a clear error.
 
 For kernels that claim `strided`; the operations themselves promise contiguous tensors. All lists
-hold matrices; first those of one list, then those of all are stored column after column, then with
-room between the columns, and between the rows. Each call gives the same results and writes nothing
-into that room, or is refused with an error that gives a reason, with every byte unchanged.
+hold matrices; those of all are stored column after column, with room between the columns, and with
+room between the rows; then, for each list in turn, its own by columns, those of all others by
+columns, and its own with room. Each call gives the same results and writes nothing into that room,
+or is refused with an error that gives a reason, with every byte unchanged.
 
 Real bugs: kernels that walk over raw storage update transposed parameters wrongly or not at all
 (bitsandbytes-foundation/bitsandbytes#1187, bitsandbytes-foundation/bitsandbytes#1902); the layout
@@ -47,15 +48,19 @@ def matrices(case: Case) -> Iterable[Case]:
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """The case, one list stored column after column, and all."""
-    names = tuple(case.lists)
-    every = frozenset(names)
-    stored = (
-        Storage(names=frozenset(names[1:2] or names), columns=True),
+    """The case, all lists stored in other ways, and each list otherwise than the others."""
+    every = frozenset(case.lists)
+    stored = [
         Storage(names=every, columns=True),
         Storage(names=every, columns=True, gap=GAP),
         Storage(names=every, gap=GAP),
-    )
+    ]
+    if len(every) > 1:
+        for name in case.lists:
+            alone = frozenset((name,))
+            stored.append(Storage(names=alone, columns=True))
+            stored.append(Storage(names=every - alone, columns=True))
+            stored.append(Storage(names=alone, gap=GAP))
     others = [Call(case=replace(case, storage=storage), may_refuse=True) for storage in stored]
     calls = (Call(case=case), *others)
     numbers = range(1, len(calls))

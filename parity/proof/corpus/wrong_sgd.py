@@ -17,6 +17,7 @@ from twinstep.parity.proof.corpus.shelf import Faults, plant, wrong
 SHELF: list[Entry] = []
 COMPONENT = "sgd"
 SKIP = "skipped_step"
+MIXED = ("bf16", "fp16")
 
 
 FORMULAS: Faults[SgdPieces] = {
@@ -137,3 +138,13 @@ def sgd_update_in_bf16(call: SgdCall) -> None:
 def sgd_copies_forgotten(call: SgdCall) -> None:
     """The low-precision copies are never written."""
     step(replace(call, copies=[]))
+
+
+@wrong(SHELF, "sgd_step", component="layout", law="strided", dtypes=MIXED, claims=("strided",))
+def copies_taken_to_lie_as_weights(call: SgdCall) -> None:
+    """Copies by rows are filled in the order of the weights, which lie by columns."""
+    step(call)
+    for param, copy in zip(call.params, call.copies, strict=False):
+        crossed = param.dim() == 2 and param.t().is_contiguous() and copy.is_contiguous()
+        if crossed and not skipped(call):
+            copy.view(-1).copy_(param.t().reshape(-1))
