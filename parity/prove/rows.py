@@ -46,7 +46,8 @@ class Limits:
     Attributes:
         situation: of one situation.
         row: after which no further situation of a row is begun.
-        total: of a process, after which no further row is begun.
+        total: of a process and of those before it that ended early, after which no further row is
+            begun.
         hang: by the clock, after which the process of a row is ended.
         briefly: one situation for each row, at the smallest sizes and the first options.
     """
@@ -58,7 +59,7 @@ class Limits:
     briefly: bool = False
 
 
-FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=120.0)
+FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=60.0)
 """Of `parity check`: seconds for each kernel and dtype."""
 HOUSE = Limits(situation=10.0, row=10.0, total=30.0, hang=120.0, briefly=True)
 """Of `parity run`: the situation of each row that costs least, beside the laws."""
@@ -182,7 +183,7 @@ def _row(name: RowName, verdicts: dict[object, Verdict]) -> list[Proof]:
     alike = [other for other in known.values() if other.function is kernel.function]
     among = tuple(dict.fromkeys(d for other in alike for d in other.dtypes))
     if time.process_time() > limits.total:
-        words = f"the {limits.total:.0f} s of all proofs were over; parity prove has no such limit"
+        words = "the time of all proofs was over; parity prove has no such limit"
         verdict = Verdict(OUT_OF_TIME, words)
         return [_unsituated(kernel.name, kernel.operation.name, dtype, verdict)]
     # Its default action ends the process, whatever the kernel is doing.
@@ -225,7 +226,7 @@ def proved_rows(
         # Neighbours of one function and dtype (`triton.*`, `fast.*`) share their situations.
         groups = groupby(left, lambda name: (functions[name[0]], name[1]))
         tasks = [[name] for name in left] if alone else [list(own) for _, own in groups]
-        count = max(1, min(jobs, len(tasks)))
+        count, began = max(1, min(jobs, len(tasks))), time.monotonic()
         with ProcessPoolExecutor(
             count, mp_context=fresh_processes(), initializer=_start, initargs=(file, limits)
         ) as pool:
@@ -242,6 +243,8 @@ def proved_rows(
                     words = f"the call ends its process, or takes more than {limits.hang:.0f} s"
                     verdict = Verdict(UNSUPPORTED, words)
                     yield [_unsituated(name, operations[name], dtype, verdict)]
+        # Processes that are ended, one for each dtype, would each have the whole time.
+        limits = replace(limits, total=limits.total - (time.monotonic() - began))
         # With several it is not known whose row it was.
         jobs, alone = 1, True
 

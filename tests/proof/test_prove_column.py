@@ -43,6 +43,15 @@ def ends(*, norm, max_norm, factor):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+HANGS = """
+import time
+from twinstep.parity import register
+
+@register("unscale", arithmetic="exact", dtypes=("fp32", "fp16", "bf16"), engines=("cpu",))
+def hangs(grads, *, inv_scale, found_inf):
+    time.sleep(60)
+"""
+
 
 def ledger(word: str) -> Ledger:
     """A run with one law kept and one proof."""
@@ -106,6 +115,15 @@ def test_a_kernel_that_ends_its_process_costs_its_own_row_alone(file: str) -> No
     known = load_file(file).kernels
     found = [p for own in proved_rows(file, known, Selection(), rows.FILE, 2) for p in own]
     assert {p.kernel: p.verdict.word for p in found} == {"mine": PROVED, "ends": UNSUPPORTED}, found
+
+
+def test_processes_that_hang_share_the_time_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "hangs.py"
+    path.write_text(HANGS)
+    limits = Limits(situation=1.0, row=1.0, total=2.0, hang=2.0)
+    known = load_file(str(path)).kernels
+    found = [p for own in proved_rows(str(path), known, Selection(), limits, 1) for p in own]
+    assert [p.verdict.word for p in found] == [UNSUPPORTED, OUT_OF_TIME, OUT_OF_TIME], found
 
 
 def test_a_choice_of_laws_leaves_proofs_out(file: str) -> None:
