@@ -86,7 +86,7 @@ class ApexLamb(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group; options that it lacks come from the constructor, and its `step` is 0.
+        """Add a group; what it lacks comes from the constructor, and its `step` is 0 unless given.
 
         Raises:
             TypeError: a hyper-parameter is no number.

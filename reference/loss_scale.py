@@ -141,7 +141,7 @@ class WrapperRule:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRule:
-    """`torch.amp.GradScaler`, with its defaults; the scale is always an fp32 number."""
+    """`torch.amp.GradScaler`, with its defaults; a scale that it has changed is an fp32 number."""
 
     remembers: ClassVar[tuple[str, ...]] = ("growth_tracker",)
     growth_factor: float = 2.0

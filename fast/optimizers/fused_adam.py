@@ -58,8 +58,9 @@ class FusedAdam(torch.optim.Optimizer):
             `maximize` and `differentiable` are refused unless False.
 
     State of a parameter: `step` (int64, shape ()), `exp_avg`, `exp_avg_sq` (fp32, shaped like the
-    parameter). A parameter without a gradient keeps all of it. Parameters that are not contiguous
-    are updated in place where they are dense, and through a copy otherwise.
+    parameter). A parameter without a gradient keeps all of it; one that has a gradient is stepped,
+    frozen or not. Parameters that are not contiguous are updated in place where they are dense,
+    and through a copy otherwise.
 
     Source: Kingma & Ba (2015), algorithm 1; Loshchilov & Hutter (2019), algorithm 2.
     """

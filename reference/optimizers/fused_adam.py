@@ -47,8 +47,9 @@ class FusedAdam(torch.optim.Optimizer):
             `maximize` and `differentiable` are refused unless False.
 
     State per parameter: `step` (int64, shape ()), `exp_avg` and `exp_avg_sq` (fp32, shaped like
-    the parameter). Parameters without a gradient are left alone, counter included. Non-contiguous
-    parameters are fine; parameters whose elements share memory are refused.
+    the parameter). Parameters without a gradient are left alone, counter included; one that has
+    a gradient is stepped, frozen or not. Non-contiguous parameters are fine; parameters whose
+    elements share memory are refused.
 
     Source: Kingma & Ba (2015), algorithm 1; Loshchilov & Hutter (2019), algorithm 2.
     """
