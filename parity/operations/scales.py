@@ -216,8 +216,9 @@ UPDATE_SCALE_TORCH = Operation(
     summary="Loss-scale rule of torch.amp.GradScaler.",
     equations=(
         "overflow: scale = fp32(scale backoff_factor);  growth_tracker = 0",
-        "clean: growth_tracker + 1; where that equals growth_interval, growth_tracker = 0, and",
-        "  scale = fp32(scale growth_factor), if that is finite. A tracker past it never grows",
+        "clean: growth_tracker + 1; where that equals growth_interval, growth_tracker = 0 and",
+        "  grown = fp32(scale growth_factor); scale = grown if that is finite, else it stays.",
+        "  A tracker past the interval never grows",
     ),
     controls=(
         controls.TORCH_SCALE,

@@ -11,6 +11,8 @@ from torch import Tensor
 from twinstep.parity.sequences.fills import NAN, Dice
 
 HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra")
+# An int that no float holds.
+TOO_LONG = 10**400
 # Entry of a dict or list: what holds it, and its key.
 Place = tuple[Any, Any]
 State = dict[str, object]
@@ -65,7 +67,7 @@ def _wrong(value: object, how: str) -> object:
     if how == "text":
         return "strange"
     if not isinstance(value, Tensor):
-        return NAN if how == "nan" else -5
+        return {"nan": NAN, "longer": TOO_LONG, "integer": False}.get(how, -5)
     if how == "negative":
         return -value - 1
     if how == "nan":
