@@ -96,6 +96,7 @@ class Case:
         storage: of matrices that are not contiguous.
         adjacent: no room between the tensors of a list, as in a flat buffer; those of the second
             list lie in the opposite order.
+        lies_as: a case with as many and longer tensors, whose addresses these have; None for own.
     """
 
     operation: Operation
@@ -110,6 +111,7 @@ class Case:
     placement: tuple[int, ...] = ()
     storage: Storage = Storage()
     adjacent: bool = False
+    lies_as: Case | None = None
 
     @property
     def numel(self) -> int:

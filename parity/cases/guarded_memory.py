@@ -49,6 +49,11 @@ class Span:
         last = sum((n - 1) * by for n, by in zip(shape, self._strides, strict=True))
         return self.start + (last + 1) * size if self.value.numel() else self.start
 
+    def fits(self, other: Span) -> bool:
+        """True if it begins where another one does, of the same argument, and is no longer."""
+        same = (self.name, self.index, self.start) == (other.name, other.index, other.start)
+        return same and self.stop <= other.stop
+
     def side_of(self, byte: int) -> str:
         """Place of a byte that is none of the tensor's."""
         if byte < self.start:
@@ -79,6 +84,10 @@ class Span:
 
 def spans_of(case: Case) -> tuple[list[Span], int]:
     """Lay out all arguments of a case; also the length of the block."""
+    if case.lies_as is not None:
+        there, length = spans_of(case.lies_as)
+        given = {**case.lists, **{name: [value] for name, value in case.controls.items()}}
+        return [replace(span, value=given[span.name][span.index]) for span in there], length
     spans, end = [], 0
 
     def place(
@@ -191,8 +200,8 @@ class GuardedMemory:
             ValueError: the case lies otherwise.
         """
         spans, _ = spans_of(case)
-        places = [(span.name, span.index, span.start, span.stop) for span in spans]
-        if places != [(span.name, span.index, span.start, span.stop) for span in self.spans]:
+        pairs = zip(spans, self.spans, strict=False)
+        if len(spans) != len(self.spans) or not all(new.fits(old) for new, old in pairs):
             raise ValueError(
                 "a case cannot reuse memory in which it would lie otherwise [guarded_memory]"
             )
@@ -202,7 +211,10 @@ class GuardedMemory:
         for span in spans:
             if span.name == moved:
                 span.bytes_of(self.block).fill_(0xFF)
-        return replace(self, case=case, spans=spans, before=before, elsewhere=elsewhere, changed=())
+        renewed = replace(self, case=case, spans=spans, before=before, changed=())
+        # Shorter tensors are others.
+        held = {} if case.lies_as is not None else self.held
+        return replace(renewed, elsewhere=elsewhere, held=held)
 
     def refill(self) -> None:
         """Put the bytes from before the call back, at the same addresses."""

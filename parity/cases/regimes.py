@@ -110,7 +110,8 @@ def _ties(
 ) -> list[Reals]:
     """Weights halfway between two neighbours of bf16 or fp16, with nothing that moves them.
 
-    Some lie where fp16 begins to be infinite, at 65520, or just below.
+    Some lie where fp16 begins to be infinite, at 65520, or just below; some halfway between two
+    subnormal numbers.
     """
     count = rows[0].shape[0]
     top = rng.integers(0x38000000, 0x47000000, count).astype(np.uint32)
@@ -120,7 +121,10 @@ def _ties(
     weights = ((top & ~below) | half).view(np.float32).astype(np.float64)
     weights = np.where(beside == 0, weights, np.nextafter(weights.astype(np.float32), beside))
     edge = 65520.0 - rng.choice([-1, 0, 1, 1, 1], count) * 2.0 ** rng.integers(-8, 5, count)
-    weights = np.where(rng.integers(0, 8, count) == 0, edge, weights)
+    kind = rng.integers(0, 8, count)
+    odd = (2 * (top >> 7 & 0x3FF) + 1) % np.where(half == 0x8000, 256, 2048)
+    least = np.where(half == 0x8000, 2.0**-134, 2.0**-25)
+    weights = np.where(kind == 0, edge, np.where(kind == 1, odd * least, weights))
     return [weights * rng.choice([-1.0, 1.0], count), *_zeros(rng, rows[1:], controls)]
 
 

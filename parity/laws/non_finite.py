@@ -1,9 +1,9 @@
 """Non-finite and huge values end where the reference says: +inf, -inf, NaNs, the largest finite.
 
 Each kind is planted at the first element of the first tensor, NaN also at the last of the last and
--inf in the middle, so that every dtype group and every tail sees one, alone; an infinity before and
-behind a NaN; then a whole tensor of them, and a whole tensor of the largest finite number under the
-smallest and largest multiplier.
+-inf in the middle, so that every dtype group and every tail sees one, alone; an infinity at either
+end of tensors off their alignment; an infinity before and behind a NaN; then a whole tensor of
+them, and a whole tensor of the largest finite number under the smallest and largest multiplier.
 
 Real bugs: an overflow test of the sum instead of the elements (deepspeedai/DeepSpeed#8325); inf
 times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group that clears the flag
@@ -13,6 +13,7 @@ times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -35,7 +36,7 @@ def matrix(case: Case) -> Iterator[Case]:
         case = case.with_controls(found_inf=0.0)
     others = [row for row in read if row.name != "found_inf"]
     turn = 0
-    for other in placed(case):
+    for other in (*placed(case), *off_alignment(case)):
         if overflows(other):
             drawn = {row.name: row.values[turn % len(row.values)] for row in others}
             other, turn = other.with_controls(**drawn), turn + 1
@@ -66,6 +67,16 @@ def placed(case: Case) -> Iterator[Case]:
         yield from crowds(case, name, largest)
 
 
+def off_alignment(case: Case) -> Iterator[Case]:
+    """An infinity at either end, where every tensor begins an element off its alignment."""
+    for name in case.operation.watched:
+        full = [index for index, tensor in enumerate(case.lists[name]) if tensor.numel()]
+        skews = {own: [1] * len(tensors) for own, tensors in case.lists.items()}
+        ends = [(full[0], 0), (full[-1], case.lists[name][full[-1]].numel() - 1)] if full else []
+        for index, place in ends:
+            yield replace(plant(case, name, index, place, "+inf"), skews=skews)
+
+
 def crowds(case: Case, name: str, index: int) -> Iterable[Case]:
     """Every element of one tensor non-finite, or huge with one sign, under two multipliers."""
     tensor = case.lists[name][index]
@@ -81,8 +92,9 @@ def crowds(case: Case, name: str, index: int) -> Iterable[Case]:
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """One call, compared with the reference."""
-    return Plan(calls=(Call(case=case),), checks=(Values(),))
+    """One call, compared with the reference; off alignment it may be refused."""
+    skewed = any(any(skews) for skews in case.skews.values())
+    return Plan(calls=(Call(case=case, may_refuse=skewed),), checks=(Values(),))
 
 
 NON_FINITE = Law(

@@ -21,15 +21,25 @@ from twinstep.parity.laws.plan import Plan, Same, Values
 from twinstep.parity.operations.operation import Role
 
 
-def smaller(case: Case) -> Case:
-    """Another case of the same kind: half of the tensors, or half of the only one."""
-    if case.length > 1:
-        return case.taken(range((case.length + 1) // 2))
+def halved(case: Case) -> Case:
+    """The case with the first half of every tensor."""
     cut = {
         name: [t if is_counter(t) else t.reshape(-1)[: (t.numel() + 1) // 2] for t in tensors]
         for name, tensors in case.alike.items()
     }
     return case.with_lists({**case.lists, **cut})
+
+
+def smaller(case: Case) -> Case:
+    """Another case of the same kind: half of the tensors, or half of the only one."""
+    return case.taken(range((case.length + 1) // 2)) if case.length > 1 else halved(case)
+
+
+def shorter(case: Case) -> Case | None:
+    """The case with the first half of every tensor, at its addresses; None if not as many."""
+    cut = halved(case)
+    as_many = all(len(cut.lists[name]) == len(own) for name, own in case.lists.items())
+    return replace(cut, lies_as=case) if as_many else None
 
 
 def other_values(case: Case) -> Case:
@@ -77,8 +87,10 @@ def plan(case: Case, arithmetic: str) -> Plan:
 
     Some calls are compared with the reference, too. The first: a kernel that is tuned on live
     tensors is wrong there and nowhere else. The third, of a buffer, whose places may be kept by
-    less than all sizes. The sixth has values like the first and controls nearby, in the tensors of
-    the second: what was kept by the tensor, or by less than the number, is wrong there.
+    less than all sizes. Before the case works in the same memory, shorter tensors lie there: what
+    was kept by addresses alone is wrong then. The last before lists move has values like the first
+    and controls nearby, in the tensors of the second: what was kept by the tensor, or by less than
+    the number, is wrong there.
     """
     single = any(argument.single for argument in case.operation.lists)
     stranger = other_values(case)
@@ -87,16 +99,22 @@ def plan(case: Case, arithmetic: str) -> Plan:
     near = Call(case=nearby(stranger))
     if not single:  # a buffer of other values has another tail
         near = Call(case=replace(near.case, skews=case.skews), reuse=1)
-    calls = (
+    short = None if single else shorter(case)
+    calls = [
         Call(case=stranger),
         Call(case=case),
         Call(case=other),
         Call(case=case, fresh=True),
+        *([Call(case=short, reuse=1)] if short else []),
         Call(case=case, reuse=1),
         near,
-    )
+    ]
+    last = len(calls) - 1
+    compared = (0, 1, *(2,) * single, *((4,) if short else ()), last)
     again = Same(says="differs when the call is repeated after another one", first=1, second=3)
-    there = Same(says="differs when the call is repeated in the same memory", first=1, second=4)
+    there = Same(
+        says="differs when the call is repeated in the same memory", first=1, second=last - 1
+    )
     moved = [Call(case=case, reuse=1, moved=name) for name in moving(case)]
     elsewhere = [
         Same(
@@ -106,7 +124,7 @@ def plan(case: Case, arithmetic: str) -> Plan:
         )
         for number, call in enumerate(moved)
     ]
-    values = (Values(call=0), Values(call=1), *(Values(call=2),) * single, Values(call=5))
+    values = (Values(call=number) for number in compared)
     return Plan(calls=(*calls, *moved), checks=(*values, again, there, *elsewhere))
 
 

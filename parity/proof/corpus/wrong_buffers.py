@@ -32,6 +32,7 @@ SIZES = "boundary_sizes"
 ELSE = "nothing_else_written"
 REPEAT = "repeat"
 BF16 = torch.bfloat16
+KEPT: list[tuple[int, ...]] = []
 
 
 def packed(tensors: Tensors, slot: int) -> list[int]:
@@ -193,6 +194,20 @@ def accumulate_drops_non_finite(call: AccumulateCall) -> None:
     accumulate(call, lambda a, g: fp32(a) + torch.nan_to_num(fp32(g), 0.0, 0.0, 0.0))
 
 
+@wrong(SHELF, "accumulate", component="caches", law=REPEAT)
+def lengths_kept_by_addresses(call: AccumulateCall) -> None:
+    """The lengths of the last call are taken again where the addresses are the same."""
+    addresses = tuple(t.data_ptr() for t in (*call.accumulators, *call.grads))
+    if KEPT[:1] != [addresses]:
+        KEPT[:] = [addresses, tuple(t.numel() for t in call.grads)]
+    lengths = KEPT[1]
+
+    def head(tensors: Tensors) -> Tensors:
+        return [t.view(-1)[:n] for t, n in zip(tensors, lengths, strict=True)]
+
+    accumulate(AccumulateCall(head(call.accumulators), head(call.grads)))
+
+
 def bits(source: Tensor) -> Tensor:
     """The fp32 words as integers."""
     return source.contiguous().view(torch.int32)
@@ -276,6 +291,17 @@ def cast_turns_nan_to_inf(call: CastCopyCall) -> None:
 def cast_through_fp16(call: CastCopyCall) -> None:
     """The bf16 copy is made from an fp16 one."""
     cast_copy(call, lambda s: fp32(s.to(torch.float16)))
+
+
+@wrong(SHELF, "cast_copy", component="copies", dtypes=("fp16",))
+def subnormal_ties_away_from_zero(call: CastCopyCall) -> None:
+    """Halfway between two subnormal numbers of fp16 the one further from zero is taken."""
+
+    def rounded(s: Tensor) -> Tensor:
+        away = (s.abs() * 2.0**24 + 0.5).floor() * 2.0**-24
+        return torch.where(s.abs() < 2.0**-14, away.copysign(s), s)
+
+    cast_copy(call, rounded)
 
 
 @wrong(SHELF, "cast_copy", component="copies", law=SIZES)

@@ -61,6 +61,10 @@ UNSCALE_NON_FINITE: Faults[Callable[[Tensor], bool]] = {
         "The search ends one element early.",
         lambda g: nonfinite(g.reshape(-1)[:-1]),
     ),
+    "head_off_alignment_not_checked": (
+        "The elements before the first address divisible by 16 are left out of the search.",
+        lambda g: nonfinite(g.reshape(-1)[-g.data_ptr() % 16 // g.element_size() :]),
+    ),
 }
 plant(
     partial(wrong, SHELF, "unscale", component=COMPONENT, law=NON_FINITE),
