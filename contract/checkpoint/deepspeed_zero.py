@@ -276,17 +276,21 @@ def _rows(
     }
     rest = {key: value for key, value in state.items() if key not in cut}
     starts = accumulate((numel for _, numel in lying), initial=0)
+    places = [
+        (name, numel, start, range(max(start, begin), min(start + numel, begin + size)))
+        for (name, numel), start in zip(lying, starts, strict=False)
+        if name != PADDING
+    ]
+    # A row of no elements has the names of the states where no parameter lies here.
+    nothing = [(name, numel, begin, range(begin, begin)) for name, numel, *_ in places[:1]]
     rows = []
-    for (name, numel), start in zip(lying, starts, strict=False):
-        first, stop = max(start, begin), min(start + numel, begin + size)
-        if name == PADDING or first >= stop:
-            continue
-        part = slice(first - begin, stop - begin)
+    for name, numel, start, inside in [row for row in places if len(row[3])] or nothing:
+        part = slice(inside.start - begin, inside.stop - begin)
         rows.append(
             {
                 "name": name,
-                "start": first - start,
-                "numel": stop - first,
+                "start": inside.start - start,
+                "numel": len(inside),
                 "whole": numel,
                 "expert": None,
                 "fp32": fp32[part],

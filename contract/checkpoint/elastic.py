@@ -10,9 +10,10 @@
 A row has `name`, `start` and `numel` (a part of the flattened parameter), `whole` (elements of the
 parameter), `fp32` (the master), `state` (by name, what is shaped like the master), `counters` (by
 name, the rest) and, for an expert, `expert` [name, rank and number of ranks in its expert-parallel
-group]. There is no padding, and no order of parameters. A loader takes from all rows what lies on
-its own rank; entries that it does not need may be missing. Shards of DeepSpeed's ZeRO are taken
-for such entries (`deepspeed_zero`).
+group]. There is no padding, and no order of parameters. Where no parameter of a group lies on the
+rank, a row of no elements has the names of its states, so that a rank alone can restore them. A
+loader takes from all rows what lies on its own rank; entries that it does not need may be missing.
+Shards of DeepSpeed's ZeRO are taken for such entries (`deepspeed_zero`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from twinstep.contract.checkpoint.deepspeed_zero import Ordered, by_parameter, i
 from twinstep.contract.checkpoint.entries import SAME, Loaded, clip_norm, copy_of, require_keys
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.errors import in_words
-from twinstep.contract.fragments import Fragment, Partition
+from twinstep.contract.fragments import Fragment, FragmentAddress, Partition
 from twinstep.contract.loss_scale import Saved
 from twinstep.contract.moments import StateDict
 from twinstep.contract.parallel import Groups
@@ -39,6 +40,7 @@ FORMAT = "twinstep ZeRO, by parameter, 1"
 WHERE = "ZeroOptimizer.load_state_dict"
 KEYS = ("format", "zero_stage", "loss_scaler", "param_groups", "fragments")
 COLUMNS = ("name", "start", "numel", "whole", "expert", "fp32", "state", "counters")
+NOTHING = Fragment(in_param=FragmentAddress(0, 0), in_partition=FragmentAddress(0, 0))
 Row = Mapping[str, object]
 # Name, rank and number of ranks of the expert-parallel group; None of what is shared.
 Expert = list[object] | None
@@ -98,11 +100,12 @@ def _rows(
                 f"state {key} has shape {tuple(value.shape)}, but should have {tuple(shape)} like "
                 "its master to be saved by parameter [ZeroOptimizer.state_dict]"
             )
+    fragments = group.fragments or dict.fromkeys(group.names[:1], NOTHING)
     rows: list[StateDict] = []
     for name, param in zip(group.names, group.params, strict=True):
-        if name not in group.fragments:
+        if name not in fragments:
             continue
-        fragment = group.fragments[name]
+        fragment = fragments[name]
         rows.append(
             {
                 "name": name,
@@ -265,7 +268,7 @@ def _rows_by_name(given: Sequence[StateDict]) -> dict[tuple[str, str], list[Row]
 
 def _in_order(name: str, rows: Sequence[Row]) -> list[Row]:
     """Rows of one parameter by their elements, each of which should be in one row."""
-    ordered = sorted(rows, key=lambda row: cast(int, row["start"]))
+    ordered = sorted(rows, key=lambda row: (cast(int, row["start"]), cast(int, row["numel"])))
     reached = 0
     for row in ordered:
         start, numel = cast(int, row["start"]), cast(int, row["numel"])

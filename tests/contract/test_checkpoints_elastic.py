@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_padding_is_saved_by_no_rank() -> None:
         return optimizer.state_dict()
 
     saved = on_ranks(4, run)
-    assert [len(entry["fragments"]) for entry in saved] == [1, 0, 0, 0]
+    assert [[row["numel"] for row in entry["fragments"]] for entry in saved] == [[1], [0], [0], [0]]
     (row,) = saved[0]["fragments"]
     assert (row["name"], row["start"], row["numel"], row["whole"]) == ("p0", 0, 1, 1)
 
@@ -74,6 +75,43 @@ def test_padding_is_saved_by_no_rank() -> None:
         return [optimizer.get_full_hp_param("p0").tolist(), steps]
 
     assert on_ranks(3, load) == [[row["fp32"].tolist(), [2]]] * 3
+
+
+def theirs(rank: int) -> Entry:
+    """DeepSpeed's shard of a rank of two that saved one element."""
+    part = torch.full((1 - rank,), 0.5)
+    return {
+        "zero_stage": 1,
+        "ds_version": "0.19.8",
+        "loss_scaler": SimpleNamespace(cur_scale=1.0, cur_iter=2, dynamic=False),
+        "partition_count": [2],
+        "single_partition_of_fp32_groups": [part],
+        "base_optimizer_state": [{"step": 2, "exp_avg": part, "exp_avg_sq": part}],
+    }
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_rank_with_padding_alone_restores_its_state_from_its_own_entry(whose: str) -> None:
+    """A state is read by all ranks together: those without it would leave the others waiting."""
+
+    def save(group: Group) -> Entry:
+        params, optimizer = built(group, (1,), inside="FusedAdam")
+        trained(params, optimizer, range(2))
+        return optimizer.state_dict()
+
+    saved = on_ranks(2, save) if whose == "ours" else [theirs(0), theirs(1)]
+
+    def load(group: Group) -> tuple[list[int], list[float]]:
+        _, optimizer = built(group, (1,), inside="FusedAdam")
+        own: list[Any] = [None, None]
+        own[place(group)] = saved[place(group)]
+        optimizer.load_state_dict(own, load_from_fp32_weights=True)
+        steps = [int(state["step"]) for state in optimizer.state.values()]
+        return steps, optimizer.get_full_hp_param("p0", "exp_avg").tolist()
+
+    first, second = on_ranks(2, load)
+    assert first == second
+    assert first[0] == [2]
 
 
 def test_entries_that_a_rank_does_not_need_may_be_missing() -> None:
