@@ -100,24 +100,34 @@ class Truth:
     zone: Tensor
 
 
-def truths(case: Case) -> dict[tuple[str, int], Truth]:
-    """The specification of everything written that a formula specifies, by name and index."""
+def truths(case: Case, *, rounded: bool = False) -> dict[tuple[str, int], Truth]:
+    """The specification of everything written that a formula specifies, by name and index.
+
+    Args:
+        case: whose arguments it takes.
+        rounded: what is made of fp32 controls alone is rounded, as on the host.
+    """
     return {
         (name, index): Truth(x.carried.exact, x.carried.error, x.carried.zone)
-        for name, xs in _evaluated(case, IEEE).items()
+        for name, xs in _evaluated(case, IEEE, rounded=rounded).items()
         for index, x in enumerate(xs)
         if isinstance(x, Bounded)
     }
 
 
-def _evaluated(case: Case, instruction_error: InstructionError) -> dict[str, list[Tensor]]:
-    """What the reference makes of numbers that carry their bound."""
+def _evaluated(
+    case: Case, instruction_error: InstructionError, *, rounded: bool = False
+) -> dict[str, list[Tensor]]:
+    """What the reference makes of numbers that carry their bound, which rounded controls do not."""
     few = packed(case)
     every = case.lists if few is None else few.lists()
     lists = {name: [_wrapped(x) for x in xs] for name, xs in every.items()}
     controls = {
         control.name: case.controls[control.name]
-        if control.output or control.name == "found_inf" or control.dtype != torch.float32
+        if control.output
+        or control.name == "found_inf"
+        or control.dtype != torch.float32
+        or rounded
         else _wrapped(case.controls[control.name])
         for control in case.operation.controls
     }
