@@ -40,8 +40,15 @@ FP32_EXPONENTS = 255
 BRINK = ("ties", "cancelling", "tiny_root")
 
 
-def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
-    """Make the case that a recipe stands for."""
+def generate(operation: Operation, combination: str, recipe: Recipe, *, pure: bool = False) -> Case:
+    """Make the case that a recipe describes.
+
+    Args:
+        operation: whose arguments they are.
+        combination: of dtypes.
+        recipe: where everything else comes from.
+        pure: no tensor is a mixture where the regime is another.
+    """
     if operation.lists_of(Role.CODE):
         # An integer without dimensions is a count of steps.
         recipe = replace(recipe, dims=max(1, recipe.dims))
@@ -49,7 +56,7 @@ def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
         return _repeated(operation, combination, recipe)
     rng = np.random.default_rng(recipe.seed)
     controls = _controls(operation, recipe)
-    codes = _codes(operation, recipe, rng)
+    codes = _codes(operation, recipe, rng, pure)
     intended = values(codes, rng, {name: float(value) for name, value in controls.items()})
     lists: dict[str, list[Tensor]] = {}
     for argument in operation.lists:
@@ -68,7 +75,7 @@ def generate(operation: Operation, combination: str, recipe: Recipe) -> Case:
     return planted(case, rng) if recipe.regime == "planted" else case
 
 
-def _codes(operation: Operation, recipe: Recipe, rng: np.random.Generator) -> Codes:
+def _codes(operation: Operation, recipe: Recipe, rng: np.random.Generator, pure: bool) -> Codes:
     """The regime of each element.
 
     Every second tensor of a list, and the second half of a single one, is a mixture in any regime,
@@ -76,7 +83,7 @@ def _codes(operation: Operation, recipe: Recipe, rng: np.random.Generator) -> Co
     """
     codes = codes_of(recipe.regime, rng, sum(recipe.sizes))
     mixture = codes_of("mixture", rng, len(codes))
-    if "norm" in operation.writes or recipe.regime == "mixture":
+    if pure or "norm" in operation.writes or recipe.regime == "mixture":
         return codes
     start = 0
     for index, size in enumerate(recipe.sizes):
@@ -298,7 +305,8 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     sizes = tuple(min(size, recipe.period) for size in recipe.sizes)
     finite = "mixture" if recipe.regime == "planted" else recipe.regime
     short = replace(recipe, sizes=sizes, period=0, dims=1, regime=finite)
-    small = generate(operation, combination, short)
+    # The norm of a large mixture is infinite, and every result of such a tensor NaN.
+    small = generate(operation, combination, short, pure=operation.takes_norms)
 
     def grown(tensor: Tensor, size: int) -> Tensor:
         if is_counter(tensor):

@@ -23,10 +23,12 @@ from twinstep.parity.cases.covering import (
     FADED,
     FADING,
     LARGE,
+    LARGE_WHERE_SLOW,
     NUMEROUS,
     PERIOD,
     STEPS,
     TURNS,
+    WHOLE,
     completed_steps,
     covering_recipes,
     crowd,
@@ -43,7 +45,7 @@ from twinstep.parity.operations.controls import LR
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import HOUSE, operation_named
 from twinstep.parity.registry.kernels import Kernel, register, registrations
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
 from twinstep.parity.sequences.drive import sequence
@@ -188,6 +190,19 @@ def test_tensors_have_none_to_four_dimensions_and_a_large_one_repeats_a_small_on
     tensor = max(large, key=Tensor.numel).reshape(-1)
     assert 2**20 < tensor.numel() <= 2**21
     assert torch.equal(tensor[:PERIOD], tensor[PERIOD : 2 * PERIOD])
+
+
+@pytest.mark.parametrize("name", [op.name for op in WITH_LISTS if op.takes_norms])
+@pytest.mark.parametrize("beside", [(), (WHOLE,)])
+def test_large_tensors_have_finite_results_where_a_norm_decides(
+    name: str, beside: tuple[int, ...]
+) -> None:
+    operation = operation_named(name, "test")
+    (recipe,) = covering_recipes(operation, "bf16", ("list",), 1, None)
+    case = generate(operation, "bf16", enlarged(operation, recipe, LARGE_WHERE_SLOW, beside))
+    results = case.reference()["params"]
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in results)
+    assert not torch.equal(results[1], case.lists["params"][1])
 
 
 def test_matrices_are_tall_or_wide() -> None:
