@@ -35,6 +35,9 @@ MOTIFS: Mapping[str, Motif] = {
         *(("build", {"clip": 0.05, "omitted": False}), "train", UNIVERSAL, "train", "train"),
     ),
     "a part of a universal checkpoint": ("train", "load_universal", "load_universal", "train"),
+    "rates that a load leaves": (
+        *("train", "save", ("set_lr", {"lr": 1e-4}), ("load", {"states": False}), "train"),
+    ),
     "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
     "a graph that is used again": (("backward", {"graph": "again"}), "step"),
 }

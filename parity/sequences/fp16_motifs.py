@@ -71,6 +71,14 @@ MOTIFS: Mapping[str, Motif] = {
         ("override", {"scale": 0.0}),
         CLEAN,
     ),
+    "a scale assigned under one from outside": (
+        *(("override", {"scale": 64.0}), ("assign_scale", {"scale": 32.0}), CLEAN),
+        *(("override", {"scale": 0.0}), CLEAN),
+    ),
+    "rates that a load leaves": (
+        *(CLEAN, "save", ("change_lr", {"lr": 0.5}), "load_weights_alone", CLEAN),
+    ),
+    "masters that are refreshed": (CLEAN, ("load_weights", {"seed": 1}), CLEAN),
     "seventeen overflows in a row": (
         ("build", {"recipe": "adamw, dynamic"}),
         *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 17, CLEAN),

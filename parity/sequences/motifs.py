@@ -77,6 +77,7 @@ COMMON: Mapping[str, Motif] = {
     "a closure that fails": (("step_with_closure", {"fails": True}), "train"),
     "counters set in place": ("train", ("set_counts", {"count": 3}), "train"),
     "a group that comes late": ("train", "add_group", "train", "resume", "train"),
+    "two states between steps": ("train", "save", "set_hyper", "save", "train"),
     "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
     "a copy": ("train", "copy", "train"),
     "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -330,3 +330,62 @@ class WidensScalars(DynamicLossScale):
     ) -> tuple[Tensor | None, ...]:
         found = super().scale_gradient(module, grad_in, grad_out)
         return tuple(g.float() if g is not None and not g.dim() else g for g in found)
+
+
+@put(WRONG_WRAPPERS, reference="FP16Optimizer")
+class AssignsTheScaleInForce(FP16Optimizer):
+    """Assigns the scale from outside, where one is in force, and not the scaler's own."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in force."""
+        return super().loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        if self.external_loss_scale is None:
+            cast(Any, FP16Optimizer.loss_scale).fset(self, scale)
+        else:
+            self.override_loss_scale(scale)
+
+
+@put(WRONG_WRAPPERS, reference="FP16Optimizer", dtypes=("fp16",))
+class KeepsTheLowBits(FP16Optimizer):
+    """A refresh leaves masters alone that would give the same weights."""
+
+    @torch.no_grad()
+    def refresh_fp32_params(self) -> None:
+        """Masters from the weights, or as they were."""
+        before = [(m, m.detach().clone()) for m in self.fp32_groups_flat]
+        super().refresh_fp32_params()
+        for master, old in before:
+            same = old.to(self.groups[0].params[0].dtype).float() == master
+            master.copy_(torch.where(same, old, master))
+
+
+@put(WRONG_WRAPPERS, reference="FP16UnfusedOptimizer")
+class TakesRatesOfEveryFile(FP16UnfusedOptimizer):
+    """Takes the learning rates of a file whose states should be left."""
+
+    def load_state_dict(self, state_dict: StateDict, load_optimizer_states: bool = True) -> None:
+        """Load, and take the rates."""
+        super().load_state_dict(state_dict, load_optimizer_states)
+        saved = cast("dict[str, list[StateDict]]", state_dict["optimizer_state_dict"])
+        for group, entry in zip(self.param_groups, saved["param_groups"], strict=True):
+            group["lr"] = entry["lr"]
+
+
+@put(WRONG_WRAPPERS, reference="BF16Optimizer", dtypes=("bf16",), private=("_last",))
+class KeepsTheStateDict(BF16Optimizer):
+    """Gives the last state dict again until masters or their states are written."""
+
+    _last: tuple[object, StateDict] | None = None
+
+    def state_dict(self, **options: Any) -> StateDict:
+        """The state dict of now, or the kept one."""
+        masters = [group.master for group in self.groups]
+        states = [x for m in masters for x in self.optimizer.state.get(m, {}).values()]
+        key = [(id(x), getattr(x, "_version", 0)) for x in (*masters, *states)]
+        if self._last is None or self._last[0] != key:
+            self._last = key, super().state_dict(**options)
+        return dict(self._last[1])
