@@ -19,7 +19,7 @@ from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import Verdict, check
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session, Task, planned
 from twinstep.parity.runner.source import Source
 

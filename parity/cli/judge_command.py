@@ -30,7 +30,7 @@ from twinstep.parity.report.traffic import print_traffic, traffic_of
 from twinstep.parity.report.traffic_count import Count
 from twinstep.parity.report.words import print_hanging
 from twinstep.parity.runner.fork_server import beside
-from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
+from twinstep.parity.runner.recipes import EXAMPLES, Effort
 from twinstep.parity.runner.scheduler import run
 from twinstep.parity.runner.session import beside_optimizers, planned
 from twinstep.parity.runner.source import Opened, Source

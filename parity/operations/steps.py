@@ -62,6 +62,7 @@ SGD_STEP = Operation(
         controls.MOMENTUM_ALONE,
         controls.SGD,
         {**controls.SGD, **controls.UNSCALED},
+        {**controls.SGD, **controls.UNSCALED, "nesterov": True},
     ),
 )
 

@@ -11,7 +11,7 @@ from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.calls.subject import forked
 from twinstep.parity.runner.diagnosis import diagnoses
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.sequences.registry import registered_as
 

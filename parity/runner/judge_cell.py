@@ -4,96 +4,40 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.coverage import Coverage
-from twinstep.parity.cases.covering import (
-    LARGE,
-    LARGE_WHERE_SLOW,
-    NUMEROUS,
-    PERIOD,
-    WHOLE,
-    covering_recipes,
-    crowd,
-    diminished,
-    enlarged,
-)
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.cases.source_sizes import source_sizes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
-from twinstep.parity.laws.boundary_sizes import BOUNDARY_SIZES
 from twinstep.parity.laws.finding import Finding
 from twinstep.parity.laws.process_state import PROCESS_STATE
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, ReferenceFault
 from twinstep.parity.records.ledger import Cell, Key, Status
-from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
-from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.made import Caller
 from twinstep.parity.runner.causes.evidence import Cause, Evidence
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
+from twinstep.parity.runner.recipes import TURNS, Effort, more_recipes, recipes_of, turn_of
 from twinstep.parity.runner.rerun import rerun
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shrink import reference_keeps, shrunk
 from twinstep.parity.runner.signature import signature_of
 
-EXAMPLES = 12
 # Calls that a known cause must explain besides the one that is wrong.
 CONFIRMING = 4
 # Causes are tried one after the other: as many tensors show them as well as a thousand.
 CROWD = 24
-SCALAR_CASES = {"value": 20}
-# Combinations of a spread run that together see all that a law enumerates.
-TURNS = 3
-# Triton's interpreter runs one program after another.
-SLOW = ("interpret",)
 # Elements of a case of which a repro file has room for every byte.
 ROOM = 1 << 17
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """Effort of the search.
-
-    Attributes:
-        examples: cases drawn for the value law; others draw their share of it.
-        seed: of the generator; None draws the same cases in every run.
-        call_seconds: limit of one call.
-        shrink_seconds: limit of shrinking one failure.
-        repros: folder for repro files; None writes none.
-        spread: dtype combinations share one long covering, of which each sees a part; in turn they
-            see the thirds of the sizes and values that laws enumerate.
-    """
-
-    examples: int = EXAMPLES
-    seed: int | None = None
-    call_seconds: float = SECONDS
-    shrink_seconds: float = 4.0
-    repros: str | None = FOLDER
-    spread: bool = False
-
-    def cases(self, law: Law, kernel: Kernel) -> int:
-        """Number of recipes to draw for a law."""
-        if not kernel.operation.lists:
-            return max(1, round(self.examples * law.share * SCALAR_CASES.get(law.name, 8)))
-        # A whole step has the decisions of several operations in it; these laws show them.
-        several = 2 if law.share >= 1 and len(kernel.operation.options) > 2 else 1
-        return max(1, round(self.examples * law.share * several))
-
-    def longest(self, kernel: Kernel) -> int:
-        """Recipes in the covering that all laws of a row take theirs from."""
-        laws = [LAWS[name] for name in kernel.operation.laws]
-        return max(self.cases(law, kernel) * (1 + law.thorough) for law in laws)
 
 
 class _Broken(BaseException):
@@ -188,10 +132,10 @@ def _search(
     kernel = runner.kernel
     search = ErrorSearch(effort.seed or 0)
     try:
-        for recipe in _recipes(kernel, dtype, law, effort):
+        for recipe in recipes_of(kernel, dtype, law, effort):
             varied = list(law.vary(runner.cache.case(kernel.operation, dtype, recipe)))
             if effort.spread and law.each_layout and len(varied) > 3:
-                varied = varied[_turn(kernel, dtype) :: TURNS]
+                varied = varied[turn_of(kernel, dtype) :: TURNS]
             for case in varied:
                 coverage.add(case)
                 finding = runner.violation(law.plan(case, kernel.arithmetic))
@@ -199,8 +143,7 @@ def _search(
                     raise _Broken(case, finding)
                 if law.name == "value":
                     search.see(case, runner.scores)
-        more = _more_recipes if law.thorough else law is BOUNDARY_SIZES and _recipes_by_source
-        for recipe in more(kernel, dtype, effort, runner.engine) if more else ():
+        for recipe in more_recipes(kernel, dtype, law, effort, runner.engine):
             case = generate(kernel.operation, dtype, recipe)
             coverage.add(case)
             finding = runner.violation(law.plan(case, kernel.arithmetic))
@@ -228,67 +171,6 @@ def _search_on(runner: PlanRunner, law: Law, search: ErrorSearch, generations: i
         if finding is not None:
             raise _Broken(case, finding)
         search.see(case, runner.scores)
-
-
-def _turn(kernel: Kernel, dtype: str) -> int:
-    """Which third of what a law enumerates is this combination's."""
-    return tuple(kernel.operation.combinations).index(dtype) % TURNS
-
-
-def _covering(kernel: Kernel, dtype: str, effort: Effort) -> list[Recipe]:
-    """The covering of the row."""
-    least = 0 if effort.spread else EXAMPLES
-    length = max(effort.longest(kernel), least)
-    return covering_recipes(
-        kernel.operation, dtype, kernel.layouts, length, effort.seed, shared=effort.spread
-    )
-
-
-def _more_recipes(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
-    """The second half of the covering, made small; recipes made large, and long."""
-    if not kernel.operation.lists:
-        return
-    first, *_ = recipes = _covering(kernel, dtype, effort)
-    for number, recipe in enumerate(recipes[len(recipes) // 2 :]):
-        yield diminished(recipe, number)
-    if engine.name not in SLOW:
-        turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
-        quick = engine.name in ("cpu", "cuda")
-        sizes, beside = (LARGE[turn], (WHOLE,)) if quick else (LARGE_WHERE_SLOW, ())
-        # A sum in two stages may have room for 1,024 tensors, or for as many blocks of 1,024.
-        past = not quick and not turn and "norm" in kernel.operation.writes
-        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside, turn)
-        yield large
-        if quick and "found_inf" in kernel.operation.writes:
-            yield replace(large, regime="planted")
-        if (quick or past) and "list" in kernel.layouts:
-            yield crowd(kernel.operation, recipes[-1], NUMEROUS[turn])
-
-
-def _recipes_by_source(
-    kernel: Kernel, dtype: str, effort: Effort, engine: Engine
-) -> Iterator[Recipe]:
-    """One list, or some calls, with tensors one longer than blocks in the kernel's source."""
-    quick = engine.name in ("cpu", "cuda")
-    if not kernel.operation.lists or not (quick or dtype == kernel.dtypes[0]):
-        return
-    file = Path(kernel.source or kernel.place.rpartition(":")[0])
-    sizes = source_sizes(file, 1 << 19 if quick else 1 << 16)
-    recipe = replace(_covering(kernel, dtype, effort)[0], regime="ordinary", period=PERIOD)
-    if sizes and "list" in kernel.layouts:
-        yield replace(recipe, layout="list", sizes=sizes)
-    else:
-        yield from (replace(recipe, sizes=(size,)) for size in sizes[-8:])
-
-
-def _recipes(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
-    """What the law takes from the covering of the row."""
-    count = effort.cases(law, kernel)
-    recipes = _covering(kernel, dtype, effort)
-    if not (law.each_layout and kernel.operation.lists):
-        return law.draw.of(recipes, count)
-    groups = [[recipe for recipe in recipes if recipe.layout == name] for name in kernel.layouts]
-    return [recipe for group in groups for recipe in law.draw.of(group, count)]
 
 
 def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) -> Failure:
@@ -363,7 +245,7 @@ def _smaller(
 def _more_calls(runner: PlanRunner, dtype: str, effort: Effort) -> list[Evidence]:
     """What calls on the first cases of the covering leave behind."""
     law = LAWS["value"]
-    recipes = _recipes(runner.kernel, dtype, law, effort)
+    recipes = recipes_of(runner.kernel, dtype, law, effort)
     for recipe in recipes[:CONFIRMING] if runner.kernel.operation.lists else recipes:
         case = runner.cache.case(runner.kernel.operation, dtype, recipe)
         runner.violation(law.plan(case, runner.kernel.arithmetic))

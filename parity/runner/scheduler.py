@@ -17,7 +17,7 @@ import torch
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.fork_server import fresh_processes
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import (
     KernelTask,
     Progress,

@@ -13,7 +13,8 @@ from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.remote import RemoteCaller, RemoteSides
 from twinstep.parity.runner.calls.subject import Subject
-from twinstep.parity.runner.judge_cell import Effort, fault, judge_cell
+from twinstep.parity.runner.judge_cell import fault, judge_cell
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin
 

@@ -9,7 +9,7 @@ from twinstep.parity.proof.corpus import Entry
 from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.proof.corpus.wrong_by_law import SHELF
 from twinstep.parity.records.ledger import Status
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 
 EFFORT = Effort(shrink_seconds=0.0, repros=None)
 # The first needs a GPU; kernels for the others run on replay: they stand elsewhere.

@@ -19,7 +19,7 @@ from twinstep.parity.records.ledger import Status
 from twinstep.parity.runner.causes.evidence import Evidence
 from twinstep.parity.runner.causes.known import known_cause
 from twinstep.parity.runner.causes.marks import index_cause
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 
 QUICK = Effort(examples=12, shrink_seconds=0.01, repros=None)
 L2, DECOUPLED = "added to the gradient (L2)", "decoupled and times lr"

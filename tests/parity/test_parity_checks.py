@@ -31,7 +31,7 @@ from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import register
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.check import check
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 
 QUICK = Effort(examples=12, shrink_seconds=0.0, repros=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from twinstep.parity.proof.corpus import corpus
 from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.records.ledger import Status
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 
 QUICK = Effort(examples=4, shrink_seconds=0.0, repros=None)
 CLAIMED = next(entry for entry in corpus() if entry.name == "fast_division_claimed_exact")

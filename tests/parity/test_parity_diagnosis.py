@@ -7,8 +7,8 @@ from pathlib import Path
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.diagnosis import diagnoses
-from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 
 KERNEL = """

@@ -13,8 +13,9 @@ from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.finding import KINDS, Finding
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 
 UNSCALE = """

@@ -24,7 +24,7 @@ from twinstep.parity.runner.calls import invoke, limits
 from twinstep.parity.runner.calls.process_state import ProcessState, turned
 from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.calls.subject import Subject
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.runner.source import Source
 

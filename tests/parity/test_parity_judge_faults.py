@@ -23,7 +23,8 @@ from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.calls.invoke import invoke
 from twinstep.parity.runner.calls.large_tensors import LargeTensors, call_large
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
+from twinstep.parity.runner.recipes import Effort
 from twinstep.replay.machine.execute import Execution
 
 CPU = torch.device("cpu")

@@ -17,7 +17,8 @@ from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import CLAIMS, Kernel
 from twinstep.parity.runner.call_cache import CallCache
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
+from twinstep.parity.runner.recipes import Effort
 
 Tensors = list[Tensor]
 QUICK = Effort(examples=6, repros=None, shrink_seconds=1.0, call_seconds=5.0)

@@ -21,8 +21,9 @@ from twinstep.parity.proof.corpus.wrong_by_memory import SHELF
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.runner.calls.allocations import Allocations
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 
 EFFORT = Effort(shrink_seconds=0.5, repros="unused")
 TWINS = {

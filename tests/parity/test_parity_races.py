@@ -15,7 +15,7 @@ from twinstep.parity.proof.corpus.wrong_by_race import SHELF
 from twinstep.parity.proof.mutate.judging import QUICK, some, verdict_on
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject
 from twinstep.parity.records.ledger import Status
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 
 EFFORT = Effort(examples=8, shrink_seconds=1.0, repros="unused")
 TWINS = {

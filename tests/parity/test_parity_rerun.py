@@ -20,8 +20,9 @@ from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner import rerun
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shrink import reference_keeps, shrunk
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from twinstep.parity.prove.rows import rows_of
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.judge_cell import Effort
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.scheduler import jobs_for, run
 from twinstep.parity.runner.session import beside_optimizers, planned
 from twinstep.parity.runner.source import Source

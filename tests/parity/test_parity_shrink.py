@@ -15,8 +15,9 @@ from twinstep.parity.laws.finding import Finding
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named, running
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.shrink import shrunk
 
 KERNEL = """

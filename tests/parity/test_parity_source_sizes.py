@@ -14,7 +14,8 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
+from twinstep.parity.runner.recipes import Effort
 
 QUICK = Effort(examples=6, repros=None, shrink_seconds=1.0)
 CHUNK = 11 * 1024 + 7

@@ -28,7 +28,8 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel, register_operation, registrations
-from twinstep.parity.runner.judge_cell import Effort, judge_cell
+from twinstep.parity.runner.judge_cell import judge_cell
+from twinstep.parity.runner.recipes import Effort
 
 Tensors = list[Tensor]
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

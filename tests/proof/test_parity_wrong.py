@@ -18,7 +18,7 @@ from twinstep.parity.proof.upstream.bugs_page import render
 from twinstep.parity.proof.upstream.edges import built, node_ids
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import kernels
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "bugs.md"

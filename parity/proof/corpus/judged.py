@@ -7,7 +7,7 @@ from twinstep.parity.records.ledger import Ledger
 from twinstep.parity.registry.engines import engine_for
 from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 
 # Nothing is shrunk or written to disk: only the verdict counts here.

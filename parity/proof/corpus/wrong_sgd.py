@@ -134,6 +134,15 @@ def sgd_update_in_bf16(call: SgdCall) -> None:
     step(call, SgdPieces(apply=lambda s, p, d: p - fp32((s.lr * d).to(torch.bfloat16))))
 
 
+@wrong(SHELF, "sgd_step", component="memory", law="nothing_else_written", dtypes=("fp32",))
+def nesterov_looks_ahead_in_the_gradient(call: SgdCall) -> None:
+    """Nesterov adds to the gradient in place where nothing has made a copy of it."""
+    step(call)
+    if call.nesterov and not skipped(call) and float(call.factor) == 1.0 and not call.weight_decay:
+        for grad, own in zip(call.grads, call.momentums, strict=False):
+            grad.add_(own * fp32(call.momentum))
+
+
 @wrong(SHELF, "sgd_step", component="copies", law="every_output_written")
 def sgd_copies_forgotten(call: SgdCall) -> None:
     """The low-precision copies are never written."""

@@ -26,7 +26,7 @@ from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
 from twinstep.parity.proof.upstream.bugs import cited
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.judge_cell import EXAMPLES, Effort
+from twinstep.parity.runner.recipes import EXAMPLES, Effort
 from twinstep.parity.runner.session import Session
 from twinstep.parity.sequences.judge import TwinEffort
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from twinstep.parity.proof.peers.peer import Peer
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.selection import Selection
-from twinstep.parity.runner.judge_cell import Effort
+from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
 
 VERDICT_ONLY = Effort(repros=None)
