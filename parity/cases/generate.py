@@ -15,13 +15,12 @@ from twinstep.parity.cases.case import Case, Recipe, is_counter, packed_length
 from twinstep.parity.cases.covering import completed_steps, size_class
 from twinstep.parity.cases.formats import (
     FORMATS,
-    INTEGERS,
     Format,
     binade_bits,
     integers,
-    non_finite_bits,
     to_tensor,
 )
+from twinstep.parity.cases.planting import plant, planted
 from twinstep.parity.cases.regimes import (
     FINITE,
     Codes,
@@ -151,6 +150,8 @@ def _list(
         tensors = on_the_brink(tensors, rng)
     elif recipe.brink and argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
         tensors[:1] = on_the_brink(tensors[:1], rng)
+    if not operation.shaped:  # means over no elements are NaN
+        tensors = [_hollow(tensor, recipe, at) for at, tensor in enumerate(tensors)]
     return _with_a_twin(tensors, recipe, len(dtypes))
 
 
@@ -296,6 +297,14 @@ def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
     return tensor.reshape(*shape, rest) if recipe.seed % 2 else tensor.reshape(rest, *shape)
 
 
+def _hollow(tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
+    """The tensor; without elements in the recipe's dimensions: the last is 0, or the first."""
+    if tensor.numel() or recipe.dims < 2:
+        return tensor
+    others = (3,) * (recipe.dims - 1)
+    return tensor.reshape(0, *others) if index % 2 else tensor.reshape(*others, 0)
+
+
 def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """Large tensors cheaply: each holds the values of a small one over and over.
 
@@ -354,50 +363,3 @@ def _skews(
         name: [int(offset) * (name in skewed) for offset in offsets[: len(tensors)]]
         for name, tensors in lists.items()
     }
-
-
-def planted(case: Case, rng: np.random.Generator) -> Case:
-    """Put one non-finite value into one element of one list that is read."""
-    readable = [
-        (argument.name, index)
-        for argument in case.operation.lists
-        if argument.role not in _never_planted(case.operation)
-        for index, tensor in enumerate(case.lists[argument.name])
-        if tensor.numel() and tensor.is_floating_point()
-    ]
-    if not readable:
-        return case
-    gradients = [row for row in readable if row[0] in case.operation.lists_of(Role.GRAD)]
-    pool = gradients if gradients and rng.integers(0, 4) else readable
-    name, index = pool[int(rng.integers(0, len(pool)))]
-    place = int(rng.integers(0, case.lists[name][index].numel()))
-    kinds = list(non_finite_bits(FORMATS[case.lists[name][index].dtype]))
-    return plant(case, name, index, place, kinds[int(rng.integers(0, len(kinds)))])
-
-
-def _never_planted(operation: Operation) -> tuple[Role, ...]:
-    """Not weights beside gradients: a non-finite weight has lost the training already."""
-    written = (Role.OUTPUT, Role.STEPS)
-    return (*written, Role.PARAM) if operation.lists_of(Role.GRAD) else written
-
-
-def plant(case: Case, name: str, index: int, place: int, kind: str) -> Case:
-    """The case with `kind` (a name from `formats.non_finite_bits`) at one element."""
-    tensor = case.lists[name][index]
-    pattern = non_finite_bits(FORMATS[tensor.dtype])[kind]
-    return replaced(case, name, index, with_bits(tensor, [place], pattern))
-
-
-def replaced(case: Case, name: str, index: int, tensor: Tensor) -> Case:
-    """The case with another tensor at one position."""
-    tensors = list(case.lists[name])
-    tensors[index] = tensor
-    return case.with_lists({**case.lists, name: tensors})
-
-
-def with_bits(tensor: Tensor, places: Sequence[int], pattern: int) -> Tensor:
-    """A copy of the tensor with this bit pattern at these places."""
-    new, signed = tensor.reshape(-1).clone(), INTEGERS[8 * tensor.itemsize]
-    word = np.uint64(pattern).astype(f"u{tensor.itemsize}").view(f"i{tensor.itemsize}")
-    new.view(signed)[list(places)] = torch.tensor(int(word), dtype=signed)
-    return new.reshape(tensor.shape)

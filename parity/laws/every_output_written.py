@@ -12,7 +12,7 @@ small tensors (bytedance/lightseq#98); padding of a flat buffer left as it was.
 from __future__ import annotations
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import with_bits
+from twinstep.parity.cases.planting import with_bits
 from twinstep.parity.cases.regimes import FINITE
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call

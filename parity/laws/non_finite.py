@@ -20,7 +20,7 @@ import torch
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.coverage import overflows
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits
-from twinstep.parity.cases.generate import plant, replaced, with_bits
+from twinstep.parity.cases.planting import plant, replaced, with_bits
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Values

@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import generate, plant
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.planting import plant
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Same

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.generate import plant
+from twinstep.parity.cases.planting import plant
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Unchanged, Values

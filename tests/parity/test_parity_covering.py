@@ -37,7 +37,8 @@ from twinstep.parity.cases.covering import (
     factors,
 )
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits, subnormal_bits
-from twinstep.parity.cases.generate import generate, replaced
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.planting import replaced
 from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law

@@ -73,6 +73,12 @@ plant(
 )
 
 
+@wrong(SHELF, "unscale", component="sizes", law="boundary_sizes")
+def elements_counted_by_the_first_stride(call: UnscaleCall) -> None:
+    """The first size times its stride counts elements: three NaN behind a tensor of (3, 0)."""
+    unscale(call, lambda g: nonfinite(g) or (g.dim() > 0 and g.size(0) * g.stride(0) > g.numel()))
+
+
 @wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
 def nan_ignored_by_the_maximum(call: UnscaleCall) -> None:
     """A maximum that prefers numbers to NaN decides: NaN is dropped."""
