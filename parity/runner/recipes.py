@@ -72,7 +72,7 @@ class Effort:
 
 
 def turn_of(kernel: Kernel, dtype: str) -> int:
-    """Which third of what a law enumerates is this combination's."""
+    """The third of what a law enumerates that is this combination's."""
     return tuple(kernel.operation.combinations).index(dtype) % TURNS
 
 

@@ -381,11 +381,11 @@ class KeepsTheStateDict(BF16Optimizer):
 
     _last: tuple[object, StateDict] | None = None
 
-    def state_dict(self, **options: Any) -> StateDict:
+    def state_dict(self, *, cpu_offload: bool = False) -> StateDict:
         """The state dict of now, or the kept one."""
         masters = [group.master for group in self.groups]
         states = [x for m in masters for x in self.optimizer.state.get(m, {}).values()]
         key = [(id(x), getattr(x, "_version", 0)) for x in (*masters, *states)]
         if self._last is None or self._last[0] != key:
-            self._last = key, super().state_dict(**options)
+            self._last = key, super().state_dict(cpu_offload=cpu_offload)
         return dict(self._last[1])
