@@ -141,7 +141,7 @@ def _customary(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> It
 
 
 def recipes_of(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
-    """What the law takes from the covering of the row."""
+    """Recipes that the law takes from the covering of the row."""
     count = effort.cases(law, kernel)
     recipes = _covering(kernel, dtype, effort)
     if not (law.each_layout and kernel.operation.lists):
@@ -153,7 +153,7 @@ def recipes_of(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Rec
 def more_recipes(
     kernel: Kernel, dtype: str, law: Law, effort: Effort, engine: Engine
 ) -> Iterator[Recipe]:
-    """What the law takes besides."""
+    """Recipes that the law takes besides."""
     if law.thorough:
         yield from _small_and_large(kernel, dtype, effort, engine)
     elif law.name in MORE:

@@ -1,4 +1,4 @@
-"""What `formula` says of roundings that a kernel may make on the host."""
+"""Roundings that a kernel may make on the host, under `formula`."""
 
 from dataclasses import replace
 
