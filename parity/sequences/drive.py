@@ -223,6 +223,15 @@ def kind_of(rules: Rules, seed: int, dtype: str, number: int) -> str | int:
     return (first + turn) % len(motifs)
 
 
+def reaching(rules: Rules, least: int) -> int:
+    """Number of sequences, at least so many, of which each motif is one."""
+    count, kinds = least, {kind_of(rules, 0, "", number) for number in range(least)}
+    while not kinds.issuperset(range(len(rules.scripts()))):
+        kinds.add(kind_of(rules, 0, "", count))
+        count += 1
+    return count
+
+
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:
     """The error with which the reference refuses to be built as a sequence wants it, or ""."""
     side = Side(twin.reference, twin.rules, dtype, "cpu")

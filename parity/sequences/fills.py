@@ -40,7 +40,7 @@ class Dice:
     def __init__(self, seed: int) -> None:
         self.random = None if seed == 0 else Random(seed)
         # Its own, so that other draws do not depend on it.
-        self.sizes = Random(~seed)
+        self.sizes = Random(f"smaller {seed}")
 
     def pick(self, choices: Sequence[Value]) -> Value:
         """One of the choices."""

@@ -16,7 +16,8 @@ from twinstep.parity.records.errors import CannotRun
 from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
-from twinstep.parity.sequences.drive import Mismatch, Sides, refusal, run, sequence
+from twinstep.parity.sequences.actions import Rules
+from twinstep.parity.sequences.drive import Mismatch, Sides, reaching, refusal, run, sequence
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.report import failure_text, headline, kind_of
 from twinstep.parity.sequences.repro import shown_again, write_repro
@@ -25,7 +26,7 @@ from twinstep.parity.sequences.world import Act
 
 LAW = "sequences"
 SEQUENCES = 156
-# One sequence over ranks for so many on one.
+# One sequence over ranks for so many on one, or more of them.
 EACH = 5
 ELEMENT = re.compile(r"\[\d+\]")
 
@@ -45,8 +46,8 @@ class TwinEffort:
 
     Attributes:
         sequences: of actions for each cell, on one rank.
-        over_ranks: further ones over ranks, where there are rules for that; None is a fifth, and
-            no fewer than the rules want.
+        over_ranks: further ones over ranks, where there are rules for that; None is a fifth, or as
+            many as show every motif in a default run, and no fewer than the rules want.
         seed: of the generator.
         shrunk_by: limit of actions in the sequences that are tried to shrink one failure.
         repros: folder for repro files; None writes none.
@@ -57,6 +58,11 @@ class TwinEffort:
     seed: int = 0
     shrunk_by: int = 1500
     repros: str | None = FOLDER
+
+
+def over_ranks(rules: Rules, sequences: int) -> int:
+    """Number of sequences over ranks beside so many on one; a default run has every motif."""
+    return max(sequences * reaching(rules, SEQUENCES // EACH) // SEQUENCES, rules.least)
 
 
 def twin_engine(twin: Twin, asked: str | None = None) -> Engine:
@@ -162,7 +168,7 @@ def _turns(twin: Twin, effort: TwinEffort) -> Iterator[tuple[Twin, int]]:
     ranked, over = twin.over_ranks(), 0
     asked = effort.over_ranks
     if asked is None:
-        asked = max(effort.sequences // EACH, 0 if ranked is None else ranked.rules.least)
+        asked = 0 if ranked is None else over_ranks(ranked.rules, effort.sequences)
     for number in range(effort.sequences):
         while ranked is not None and over * effort.sequences < asked * (number + 1):
             yield ranked, over

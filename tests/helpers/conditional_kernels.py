@@ -133,6 +133,10 @@ def _beginning(moments: Callable[[Now], tuple[Tensor, Tensor]]) -> Callable[...,
     return step(update=update)
 
 
+MAGNITUDE = _beginning(lambda s: (s.b1 * s.m + s.c1 * s.g, s.b2 * s.v.abs() + (s.c2 * s.g) * s.g))
+"""Different only for a second moment below zero, which there is none of."""
+
+
 def _wide(s: Now) -> tuple[Tensor, Tensor, Tensor]:
     p, g, m, v = (x.double() for x in (s.p, s.g, s.m, s.v))
     m = s.b1.double() * m + s.c1.double() * g

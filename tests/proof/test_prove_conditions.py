@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.conditional_kernels import OUTSIDE, REORDERED, WRONG, step
+from tests.helpers.conditional_kernels import MAGNITUDE, OUTSIDE, REORDERED, WRONG, step
 from tests.helpers.proved_kernels import row
 from twinstep.parity.prove import prove
 from twinstep.parity.prove.rows import prove_situation
@@ -26,6 +26,10 @@ def test_the_kernel_without_a_fault_is_proved() -> None:
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_controls_have_only_the_values_of_the_contract(name: str) -> None:
     assert verdict_on(row(OUTSIDE[name], "cpu")).word == PROVED
+
+
+def test_no_kernel_is_refuted_by_a_second_moment_below_zero() -> None:
+    assert verdict_on(row(MAGNITUDE, "cpu")).word == NOT_PROVED
 
 
 def test_a_kernel_that_is_wrong_on_a_condition_is_never_proved() -> None:

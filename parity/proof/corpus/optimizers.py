@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from twinstep.parity.runner.calls.process_state import put_back
-from twinstep.parity.sequences.judge import EACH, TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, over_ranks, twin_engine
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
 
 Cls = TypeVar("Cls")
@@ -87,7 +87,8 @@ def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
     twin = twin_of(row)
     effort = TwinEffort(sequences=sequences, shrunk_by=0, repros=None)
     if row.over_ranks:
-        effort = replace(effort, sequences=1, over_ranks=sequences // EACH)
+        ranked = twin.over_ranks() or twin
+        effort = replace(effort, sequences=1, over_ranks=over_ranks(ranked.rules, sequences))
     # A class may leave gradients unrecorded: then none that comes later does anything.
     with put_back():
         return judge_twin(twin, dtype, twin_engine(twin), effort).failure

@@ -10,7 +10,7 @@ from itertools import count
 from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.runner.calls.process_state import put_back
 from twinstep.parity.sequences.drive import EVERY, kind_of, run, sequence
-from twinstep.parity.sequences.judge import EACH, SEQUENCES
+from twinstep.parity.sequences.judge import SEQUENCES, over_ranks
 
 WANTED = 0.99
 Kind = str | int
@@ -81,8 +81,9 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     twin, kinds = twin_of(row), dict[Kind, tuple[int, int]]()
     if row.over_ranks:
         twin = twin.over_ranks() or twin
-    rules, share = twin.rules, EACH if row.over_ranks else 1
-    default = Counter(kind_of(rules, 0, dtype, n) for n in range(SEQUENCES // share))
+    rules = twin.rules
+    own = over_ranks(rules, SEQUENCES) if row.over_ranks else SEQUENCES
+    default = Counter(kind_of(rules, 0, dtype, n) for n in range(own))
 
     def drive(number: int, alone: Kind | None = None) -> None:
         # From there on all kinds come soon.
