@@ -227,6 +227,7 @@ class ScaledWrapper(Wrapper, Scaled):
 
         Raises:
             RuntimeError: the optimizer does not scale its loss.
+            ValueError: the scale is no positive finite number.
         """
         self._require_scaling()
         if loss_scale is not None:

@@ -172,7 +172,7 @@ class LossScale:
             )
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss in fp32, multiplied by the scale; does not wait for the device."""
+        """The loss in fp32, multiplied by the scale; a new tensor. It waits for no device."""
         # Rounded first: a float64 factor would make a float64 loss of a 0-dim one.
         return loss.float() * self._near(loss.device)["scale"].to(
             device=loss.device, dtype=torch.float32
@@ -197,7 +197,7 @@ class LossScale:
         return tuple(grad if grad is None else grad * scale for grad in grad_in)
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """True if any gradient of these parameters holds an infinity or a NaN."""
+        """True if a gradient of these parameters, which are read once, is not finite."""
         grads = [waited(p.grad).contiguous() for p in params if p.grad is not None]
         if not grads:
             return False

@@ -100,7 +100,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Drop or zero all gradients.
 
         Args:
-            set_to_none: True drops them, False zeroes them, None goes by `set_grad_none`.
+            set_to_none: True drops them, False zeroes them in place, None goes by `set_grad_none`.
         """
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 

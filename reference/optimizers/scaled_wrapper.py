@@ -105,6 +105,7 @@ class ScaledWrapper(Scaled):
 
         Raises:
             RuntimeError: the optimizer does not scale its loss.
+            ValueError: the scale is no positive finite number.
         """
         self._require_scaling()
         checked = None if loss_scale is None else checked_scale(loss_scale, type(self).__name__)

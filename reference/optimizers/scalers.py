@@ -81,7 +81,7 @@ class LossScale:
         self.state = self.after(overflow)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss in fp32, multiplied by the scale.
+        """The loss in fp32, multiplied by the scale; a new tensor.
 
         A scale of 65536 is no fp16 number: multiplied in fp16, every loss would overflow.
         """
@@ -107,7 +107,7 @@ class LossScale:
         return tuple(None if grad is None else self.loss_scale * grad for grad in grad_in)
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
-        """True if a gradient of these parameters holds an infinity or a NaN."""
+        """True if a gradient of these parameters, which are read once, is not finite."""
         grads = [param.grad for param in params if param.grad is not None]
         return bool(any_nonfinite(grads).item())
 
