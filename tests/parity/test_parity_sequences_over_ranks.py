@@ -25,9 +25,15 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.sequences.bf16_rules import BF16Rules
-from twinstep.parity.sequences.drive import on_all_ranks, run, sequence
+from twinstep.parity.sequences.drive import kind_of, on_all_ranks, run, sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules
-from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.judge import (
+    SEQUENCES,
+    TwinEffort,
+    judge_twin,
+    over_ranks,
+    twin_engine,
+)
 from twinstep.parity.sequences.over_ranks.compare import groups_clause
 from twinstep.parity.sequences.over_ranks.drive import WorldRun
 from twinstep.parity.sequences.over_ranks.laws import broken_law
@@ -49,8 +55,19 @@ def pair(reference: str) -> Twin:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
+def test_a_default_run_shows_every_motif(name: str) -> None:
+    rules = pair(name).rules
+    count = over_ranks(rules, SEQUENCES)
+    for dtype in ("fp16", "bf16"):
+        kinds = {kind_of(rules, 0, dtype, number) for number in range(count)}
+        assert kinds.issuperset(range(len(rules.scripts())))
+    assert over_ranks(rules, 1) == rules.least
+
+
+@pytest.mark.parametrize("dtype", ("bf16", "fp16", "fp32") if LONG else ("bf16",))
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_a_reference_keeps_its_laws_and_is_given_every_group(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also every argument that rules on one rank exempt for the sake of these sequences."""
     twin, passed, worlds = pair(name), set[str](), Counter[str]()
@@ -64,12 +81,12 @@ def test_a_reference_keeps_its_laws_and_is_given_every_group(
         plain(self, inside, **named)
 
     monkeypatch.setattr(twin.reference, "__init__", spying)
-    drawn = (sequence(twin.rules, 3, "bf16", number) for number in itertools.count())
+    drawn = (sequence(twin.rules, 3, dtype, number) for number in itertools.count())
     forgetting = next(n for n, acts in enumerate(drawn) if "forget" in {act.name for act in acts})
     for number in {*range(200 if LONG else 12), forgetting}:
-        acts = sequence(twin.rules, 3, "bf16", number)
-        assert acts == sequence(twin.rules, 3, "bf16", number)
-        found = on_all_ranks(twin.reference, twin, "bf16", "cpu", acts)
+        acts = sequence(twin.rules, 3, dtype, number)
+        assert acts == sequence(twin.rules, 3, dtype, number)
+        found = on_all_ranks(twin.reference, twin, dtype, "cpu", acts)
         assert not found.stopped
         assert broken_law(acts, found) == ""
         assert all(len(rows) == len(acts) for rows in found.ranks)
