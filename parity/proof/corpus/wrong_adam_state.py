@@ -320,7 +320,7 @@ def gradients_taken_in_reverse(call: AdamCall) -> None:
     by_size: dict[int, list[Tensor]] = {}
     for g in call.grads:
         by_size.setdefault(g.numel(), []).append(g)
-    step(replace(call, grads=[by_size[p.numel()].pop() for p in call.params]))
+    step(replace(call, grads=[by_size[p.numel()].pop().view(p.shape) for p in call.params]))
 
 
 POWERS: dict[float, float] = {}

@@ -242,7 +242,7 @@ def norm_of_the_first_blocks(call: GlobalNormCall) -> None:
 @adamw(component="sizes")
 def ends_of_wide_rows_left(call: AdamCall) -> None:
     """One block of 4,096 for each row of a matrix: what lies behind in a longer row is left."""
-    rows = [p.view(p.shape[0], -1) for p in call.params if p.dim() > 1]
+    rows = [p.view(p.shape[0], -1) for p in call.params if p.dim() > 1 and p.numel()]
     kept = [(row, row[:, 4096:].clone()) for row in rows]
     step(call)
     for row, old in kept:
