@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.proof.corpus.sequence_power import Power, power_of
 from twinstep.parity.proof.corpus.wrong_classes import WRONG_CLASSES
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, UsageError
@@ -30,14 +31,20 @@ def sequence_power(most: int, names: tuple[str, ...]) -> int:
             raise UsageError(f'class "{name}" is unknown, but should be in parity/proof/corpus')
     cells = [(row, dtype) for row in rows for dtype in row.dtypes if not names or row.name in names]
     found: list[Power] = []
+
+    def said() -> str:
+        Console().print(_table(sorted(found, key=lambda power: power.each)))
+        return f"{len(found)} of {len(cells)} measured"
+
+    # It takes half an hour: what is known by then is printed, whatever ends it.
+    before_the_end(said)
     try:
         with progress(len(cells)) as told:
             for row, dtype in cells:
                 found.append(power_of(row, dtype, ENOUGH, most))
                 told(row.name, 1)
     finally:
-        # It takes half an hour: what is known by then is printed, whatever ends it.
-        Console().print(_table(sorted(found, key=lambda power: power.each)))
+        said()
     return EXIT_KEPT if all(power.enough for power in found) else EXIT_BROKEN
 
 
