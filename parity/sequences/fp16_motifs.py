@@ -78,7 +78,11 @@ MOTIFS: Mapping[str, Motif] = {
     "rates that a load leaves": (
         *(CLEAN, "save", ("change_lr", {"lr": 0.5}), "load_weights_alone", CLEAN),
     ),
-    "masters that are refreshed": (CLEAN, ("load_weights", {"seed": 1}), CLEAN),
+    "masters that are refreshed": (
+        # Without a scale the first steps are no overflows.
+        *(("build", {"recipe": "adamw, none"}), CLEAN, CLEAN),
+        *(("load_weights", {"seed": 1}), CLEAN),
+    ),
     "seventeen overflows in a row": (
         ("build", {"recipe": "adamw, dynamic"}),
         *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 17, CLEAN),
