@@ -1,17 +1,19 @@
-"""Parts of what `ZeroRules` build: options, arguments that are refused, inner optimizers."""
+"""Parts of `ZeroRules`: options, refused arguments, inner optimizers, a step at the floor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from twinstep.contract.errors import MinimumLossScale
 from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice
 from twinstep.parity.sequences.parts import optimizers_of
-from twinstep.parity.sequences.world import Value
+from twinstep.parity.sequences.world import Value, World
 
 # Where the mean over ranks divides.
 MEANS: Mapping[str, Mapping[str, object]] = {
@@ -134,3 +136,20 @@ def drawn_scale(dice: Dice, kind: str) -> dict[str, object]:
         "consecutive_hysteresis": dice.pick((False, True)),
     }
     return {"dynamic_loss_scale": True, "dynamic_loss_args": given}
+
+
+@contextmanager
+def at_the_floor(world: World) -> Iterator[None]:
+    """A step; where it overflows at the floor of the scale, both sides go on without gradients.
+
+    Ours learn of it when something is read, and have reported their times by then.
+    """
+    optimizer, reports = cast(Any, world.optimizer), len(world.events)
+    try:
+        yield
+        _ = optimizer.overflow
+    except MinimumLossScale:
+        optimizer.zero_grad()
+        del world.events[reports:]
+        world.more |= {"reduced": False, "refused": True}
+        raise

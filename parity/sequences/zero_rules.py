@@ -35,6 +35,7 @@ from twinstep.parity.sequences.zero_parts import (
     OPTIONS,
     PASSED,
     REFUSED,
+    at_the_floor,
     drawn_options,
     inner,
 )
@@ -317,8 +318,9 @@ class ZeroRules(BF16Rules):
         if world.more["reduced"] and self.anyone(world, late):
             self.reduce(world)
         world.updating()
-        result = step()
-        world.more["reduced"] = False
+        with at_the_floor(world):
+            result = step()
+        world.more["reduced"] = world.more["refused"] = False
         return result
 
     @action(kind=("closure", "rate", "sparse"), number=NUMBERS)

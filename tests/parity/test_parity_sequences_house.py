@@ -1,6 +1,6 @@
 """Our optimizers and the reference, driven by the same random sequences of actions.
 
-`make parity` drives 156 sequences of each; here a few others, the same in every run. The long
+`make parity` drives a few sequences of each; here a few others, the same in every run. The long
 profile draws anew, more, and builds the wrappers of every combination of options.
 """
 
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
-from random import SystemRandom
+from random import Random, SystemRandom
 
 import pytest
 from hypothesis import settings
@@ -19,11 +19,13 @@ from rich.console import Console
 
 from tests.helpers.profile import LONG
 from twinstep.fast.optimizers.fp16_unfused import FP16UnfusedOptimizer
+from twinstep.fast.optimizers.zero import ZeroOptimizer
+from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.report.exports import as_json
 from twinstep.parity.report.table import print_table
-from twinstep.parity.sequences.drive import sequence
+from twinstep.parity.sequences.drive import Side, run, sequence
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine, twin_key
@@ -34,6 +36,7 @@ from twinstep.parity.sequences.registry import (
     register_optimizer,
     twins,
 )
+from twinstep.parity.sequences.world import Value
 
 SEQUENCES = settings().max_examples if LONG else 8
 # For twins whose other dtypes are judged already, and those with little inside.
@@ -111,3 +114,23 @@ def test_the_table_and_the_json_count_sequences_and_actions(ours: dict[str, Twin
     assert "150 sequences, 25 of them over ranks, 1951 actions" in told.getvalue()
     row = json.loads(as_json(ledger, 1.0))["cells"][0]
     assert (row["sequences"], row["over_ranks"], row["calls"]) == (150, 25, 1951)
+
+
+def test_an_overflow_at_the_floor_is_no_difference_of_zero() -> None:
+    """Ours raise when something is read, the reference in the step; both go on alike."""
+    twin = twin_of(Optimizer(cls=ZeroOptimizer, says="", reference="ZeroOptimizer"))
+    known, dice = twin.rules.actions(), Random(0)
+    floor: dict[str, Value] = {
+        "seed": 2790,
+        "groups": 3,
+        "stage": 2,
+        "scale": "dynamic",
+        "omitted": False,
+    }
+    loud: dict[str, Value] = {"seed": 0, "regime": "extreme", "missing": 0, "micros": 1}
+    acts = [known["build"].draw(dice, floor), *(known["train"].draw(dice, loud),) * 3]
+    want = Side(twin.reference, twin.rules, "fp16", "cpu")
+    for act in acts:
+        want.carry_out(act)
+    assert want.outcome["raised"] == "MinimumLossScale"
+    assert run(twin, "fp16", "cpu", acts) is None
