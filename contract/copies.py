@@ -82,7 +82,13 @@ def rebuilt(
     """An optimizer from its parts; model weights keep their values."""
     params = list(chain.from_iterable(group["params"] for group in inner.param_groups))
     weights = [param.detach().clone() for param in params]
+    # A parameter that was frozen later has its master still.
+    frozen = [param for param in params if not param.requires_grad]
+    for param in frozen:
+        param.requires_grad_()
     made = kind(inner, **options)
+    for param in frozen:
+        param.requires_grad_(False)
     made._enter_copied(found["state"], cast(Options, found["kept"]))
     for param, weight in zip(params, weights, strict=True):
         param.detach().copy_(weight)

@@ -180,6 +180,24 @@ def test_a_copy_goes_on_alone_with_the_same_bits(subject: Subject, way: str) -> 
     assert ours == theirs
 
 
+@WRAPPED
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_a_copy_has_masters_of_what_was_frozen_since(subject: Subject, way: str) -> None:
+    model, optimizer = model_and(subject)
+    model.weight.requires_grad_(False)
+    both = (model, optimizer)
+    twin, other = copy.deepcopy(both) if way == "deepcopy" else pickle.loads(pickle.dumps(both))
+    assert not twin.weight.requires_grad
+    for each in (model, twin):
+        each.weight.requires_grad_()
+    train(model, optimizer)
+    train(twin, other)
+    ours, theirs = (
+        observed(o, list(m.parameters())) for m, o in ((model, optimizer), (twin, other))
+    )
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_a_copy_keeps_what_is_accumulated(side: str) -> None:
     model, optimizer = model_and(Subject(side, "BF16Optimizer"))
