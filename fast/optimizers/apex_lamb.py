@@ -97,6 +97,8 @@ class FusedLAMB(ApexLamb):
         kept = self._groups[key]
         kept.block.set("max_norm", cast(Number, part.group["max_grad_norm"]))
         kept.block.set_group(part.group)
+        # The rates may be those of before.
+        kept.block.sync_hyperparameters()
         kept.counts.fill_(cast(int, part.group["step"]))
         return kept
 

@@ -73,6 +73,19 @@ def test_a_group_counts_every_step_and_a_late_gradient_finds_its_number(subject:
     subject([always]).step()
 
 
+def test_a_new_largest_norm_counts_from_the_next_step_on(subject: Subject) -> None:
+    """Though nothing else of the group has changed."""
+    param = Parameter(torch.ones(2))
+    optimizer = subject([param], betas=(0.5, 0.999), max_grad_norm=1.0)
+    found = []
+    for limit in (1.0, 0.0):
+        optimizer.param_groups[0]["max_grad_norm"] = limit
+        param.grad = torch.tensor([3.0, 4.0])
+        optimizer.step()
+        found.append(optimizer.state[param]["exp_avg"].tolist())
+    assert found == [pytest.approx([0.3, 0.4]), pytest.approx([1.65, 2.2])]
+
+
 def test_a_step_without_any_gradient_counts_and_changes_nothing(subject: Subject) -> None:
     param = Parameter(torch.ones(2))
     optimizer = subject([param])
