@@ -85,7 +85,7 @@ class Rules:
         passed: arguments of the reference's constructor that `build` passes.
         motifs: runs of actions that random drawing rarely meets, by name.
         lasting: a long run, first the action that it mostly consists of; empty for none.
-        mean: actions of a sequence on average, without a motif.
+        mean: drawn actions of a sequence on average, without a motif.
         around: the same, around one.
         least: sequences over ranks that a run has at least.
         parts: rules over ranks and those that they were added to, where this class is made of both.
@@ -95,8 +95,8 @@ class Rules:
     passed: Sequence[str] = ()
     motifs: Mapping[str, Motif] = {}
     lasting: Motif = ()
-    mean: int = 12
-    around: int = 6
+    mean: int = 16
+    around: int = 16
     least: int = 0
     parts: tuple[type[Rules], ...] = ()
 
@@ -137,7 +137,7 @@ class Rules:
             return name in known and known[name].allows(fixed)
 
         rows = self.motifs.values()
-        return [row for row in rows if all(possible(*_fixed(step)) for step in row)]
+        return [row for row in rows if all(possible(*fixed_step(step)) for step in row)]
 
     def extended(self, fixed: Mapping[str, Value]) -> Motif:
         """A build with these values, and two steps plain but for their gradients; or nothing.
@@ -147,28 +147,15 @@ class Rules:
         known = self.actions()
         if not known["build"].allows(fixed) or not self.lasting:
             return ()
-        name, _ = _fixed(self.lasting[0])
+        name, _ = fixed_step(self.lasting[0])
         choices = known[name].choices.items()
         plain = {one: row[0] for one, row in choices if one != "seed"}
         partly = {**plain, "missing": 1}
         more = "missing" in plain and fixed.get("extent") == "crowd"
         return (("build", fixed), *((name, plain),) * 2, *((name, partly),) * more)
 
-    def draw(self, dice: Random, mean: int, motif: Motif = ()) -> list[Act]:
-        """A sequence: `build`, then about `mean` actions, with a motif somewhere among them."""
-        known = self.actions()
-        others = [row for name, row in known.items() if name != "build"]
-        weights = [row.often for row in others]
-        count = dice.randint(mean // 2, mean + mean // 2)
-        drawn = [row.draw(dice) for row in dice.choices(others, weights, k=count)]
-        script = [known[name].draw(dice, fixed) for name, fixed in map(_fixed, motif)]
-        starts = bool(script) and script[0].name == "build"
-        first = script.pop(0) if starts else known["build"].draw(dice)
-        at = dice.randint(0, count)
-        return [first, *drawn[:at], *script, *drawn[at:]]
 
-
-def _fixed(step: Step) -> tuple[str, Mapping[str, Value]]:
+def fixed_step(step: Step) -> tuple[str, Mapping[str, Value]]:
     """Name of a motif's action, and the values that are fixed."""
     return (step, {}) if isinstance(step, str) else step
 

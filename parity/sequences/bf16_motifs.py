@@ -38,6 +38,9 @@ MOTIFS: Mapping[str, Motif] = {
     "rates that a load leaves": (
         *("train", "save", ("set_lr", {"lr": 1e-4}), ("load", {"states": False}), "train"),
     ),
+    "a state that is kept, offloaded": (
+        *("train", ("keep", {"offloaded": True}), "train", "train", "load_kept"),
+    ),
     "graphs that are kept": (("backward", {"graph": "retain"}), "backward", "step"),
     "a graph that is used again": (("backward", {"graph": "again"}), "step"),
 }

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from twinstep.parity.sequences.actions import action
 from twinstep.parity.sequences.bf16_motifs import MOTIFS
+from twinstep.parity.sequences.damage import inside_of
 from twinstep.parity.sequences.fills import NAN, REGIMES, Dice, filled
 from twinstep.parity.sequences.parts import (
     EXTENTS,
@@ -356,7 +357,7 @@ class BF16Rules(OptimizerRules):
             )
 
     def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
-        entries = self.entries(world, entry)
+        entries = self.entries(world, entry if states or masters else inside_of(entry))
         try:
             optimizer_of(world).load_state_dict(
                 entries, load_optimizer_states=states, load_from_fp32_weights=masters

@@ -77,6 +77,21 @@ def _wrong(value: object, how: str) -> object:
     return value.to(torch.int32)
 
 
+def inside_of(state: State, inside: str = "of another") -> State:
+    """A state dict, changed in place, whose inner optimizer had a state of another kind.
+
+    Args:
+        state: freshly loaded.
+        inside: "as saved", "of another" class, or "none".
+    """
+    for key in ("optimizer_state_dict", "base_optimizer_state"):
+        inner = state.get(key)
+        if isinstance(inner, dict) and inside != "as saved":
+            states = {number: {"momentum_buffer": torch.ones(1)} for number in inner["state"]}
+            state[key] = {**inner, "state": states} if inside == "of another" else None
+    return state
+
+
 def aged(state: State, count: int, since: int) -> State:
     """A state dict whose counters stand at a number, changed in place.
 

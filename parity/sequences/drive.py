@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,16 +21,8 @@ from twinstep.parity.sequences.over_ranks.laws import broken_law
 from twinstep.parity.sequences.over_ranks.place import DrawnRank
 from twinstep.parity.sequences.over_ranks.rules import OverRanks
 from twinstep.parity.sequences.registry import Twin
-from twinstep.parity.sequences.world import Act, OnRank, Value, World, nothing, observe
+from twinstep.parity.sequences.world import Act, OnRank, World, nothing, observe
 
-# One sequence in EVERY is long, and some have many parameters, a large one, or many groups.
-EVERY = 50
-EXTENDED: Mapping[int, Mapping[str, Value]] = {
-    **dict.fromkeys((12, 37), {"extent": "crowd"}),
-    **dict.fromkeys((6, 31), {"extent": "large"}),
-    **dict.fromkeys((18, 43), {"groups": 20}),
-}
-LONG, USUAL = "long", "usual"
 # What the subject takes over from the reference after an update: path -> bits, by action.
 Resets = dict[int, dict[str, torch.Tensor]]
 
@@ -189,47 +180,6 @@ def observe_nothing(outcome: dict[str, object]) -> Observation:
     walk = Walk(home=torch.device("cpu"))
     walk.root("outcome", outcome)
     return walk.leaves
-
-
-def sequence(rules: Rules, seed: int, dtype: str, number: int) -> list[Act]:
-    """The actions of a sequence; the same in every run.
-
-    Three of four have a motif, in turn; another begins with each seed and dtype. Some are long, and
-    some have many parameters, a large one, or many groups.
-    """
-    dice = Random(f"{seed} {dtype} {number}")
-    kind = kind_of(rules, seed, dtype, number)
-    if kind == LONG:
-        return rules.draw(dice, rules.around, rules.lasting)
-    if isinstance(kind, int):
-        return rules.draw(dice, rules.around, rules.scripts()[kind])
-    if kind == USUAL:
-        return rules.draw(dice, rules.mean)
-    return rules.draw(dice, 1, rules.extended(EXTENDED[number % EVERY]))
-
-
-def kind_of(rules: Rules, seed: int, dtype: str, number: int) -> str | int:
-    """Kind of a sequence, all of which are drawn in one way: the place of its motif, or a name."""
-    place = number % EVERY
-    if place == EVERY - 1 and rules.lasting:
-        return LONG
-    if place in EXTENDED and rules.extended(EXTENDED[place]):
-        return str(EXTENDED[place])
-    motifs = rules.scripts()
-    if not motifs or number % 4 == 0:
-        return USUAL
-    first = Random(f"{seed} {dtype}").randrange(len(motifs))
-    turn = sum(n % 4 > 0 and n % EVERY not in (*EXTENDED, EVERY - 1) for n in range(number))
-    return (first + turn) % len(motifs)
-
-
-def reaching(rules: Rules, least: int) -> int:
-    """Number of sequences, at least so many, of which each motif is one."""
-    count, kinds = least, {kind_of(rules, 0, "", number) for number in range(least)}
-    while not kinds.issuperset(range(len(rules.scripts()))):
-        kinds.add(kind_of(rules, 0, "", count))
-        count += 1
-    return count
 
 
 def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:

@@ -59,11 +59,11 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
     if regime == "ordinary" and seed == 0:
         return torch.ones(shape, dtype=dtype)
     source = torch.Generator().manual_seed(seed)
-    if regime == "rows":
+    if regime == "rows" and shape:
         # Those of an embedding whose tokens are not in the batch are zero.
         values = _reals(count, "ordinary", source).to(dtype).reshape(shape)
         return values * (torch.rand(shape[:-1], generator=source) < 0.5).unsqueeze(-1)
-    if regime in ("ordinary", "planted", "tiny", "zeros", "opposite"):
+    if regime in ("ordinary", "planted", "tiny", "zeros", "opposite", "rows"):
         values = _reals(count, regime, source).to(dtype)
         if regime == "planted" and count:
             values[seed % count] = PLANTED[seed % 3]

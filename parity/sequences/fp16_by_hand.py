@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 from typing import Any, cast
 
@@ -46,13 +45,6 @@ class ScaledByHand(OptimizerRules):
         with default_dtype(dtype):
             done = self.apply(world, Act("train", {"seed": seed, "size": 1.0}))
             return done, cast(Any, world.optimizer).get_global_norm()
-
-    @action(often=0, drives=("state_dict",))
-    def keep_offloaded(self, world: World) -> None:
-        """Keep a state dict whose masters should be on the CPU, where a class offers it."""
-        state_dict: Any = world.torch_optimizer.state_dict
-        offers = "cpu_offload" in inspect.signature(state_dict).parameters
-        world.kept = state_dict(cpu_offload=True) if offers else state_dict()
 
     @action(drives=("step",), group=range(4))
     def step_on_text(self, world: World, group: int) -> object:

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 
 from twinstep.parity.sequences.actions import Motif
 from twinstep.parity.sequences.fills import INF, NAN
-from twinstep.parity.sequences.motifs import COMMON, FROZEN, THAWED, last_of_a_correction
+from twinstep.parity.sequences.motifs import (
+    COMMON,
+    FROZEN,
+    THAWED,
+    each_turned,
+    last_of_a_correction,
+)
 
 # Factors of a loss; the last one overflows in every dtype.
 SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
+AS_SAVED = {"inside": "as saved"}
 OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
 
 MOTIFS: Mapping[str, Motif] = {
@@ -42,6 +49,8 @@ MOTIFS: Mapping[str, Motif] = {
         *(OVERFLOW, "load", OVERFLOW, CLEAN, CLEAN),
     ),
     "the last of a correction": last_of_a_correction(CLEAN),
+    "each hyper-parameter alone": each_turned(CLEAN),
+    "rates that nearly agree": (("build", {"groups": 2, "alike": True}), "part_rates", CLEAN),
     # Only a scale that counts steps shows where the counter ends.
     "31 bits of a moving scale's counters full": (
         ("build", {"recipe": "adamw, dynamic"}),
@@ -75,8 +84,18 @@ MOTIFS: Mapping[str, Motif] = {
         *(("override", {"scale": 64.0}), ("assign_scale", {"scale": 32.0}), CLEAN),
         *(("override", {"scale": 0.0}), CLEAN),
     ),
+    "a load of weights alone, whatever is inside": (
+        *(
+            ("build", {"recipe": "adamw, none"}),
+            CLEAN,
+            "save",
+            ("load_weights_alone", {"inside": "of another"}),
+            CLEAN,
+        ),
+        *(("load_weights_alone", {"inside": "none"}), CLEAN),
+    ),
     "rates that a load leaves": (
-        *(CLEAN, "save", ("change_lr", {"lr": 0.5}), "load_weights_alone", CLEAN),
+        *(CLEAN, "save", ("change_lr", {"lr": 0.5}), ("load_weights_alone", AS_SAVED), CLEAN),
     ),
     "masters that are refreshed": (
         # Without a scale the first steps are no overflows.
@@ -87,7 +106,9 @@ MOTIFS: Mapping[str, Motif] = {
         ("build", {"recipe": "adamw, dynamic"}),
         *(("assign_scale", {"scale": 2.0**41}), *(OVERFLOW,) * 17, CLEAN),
     ),
-    "a state that is kept, offloaded": (CLEAN, "keep_offloaded", CLEAN, CLEAN, "load_kept"),
+    "a state that is kept, offloaded": (
+        *(CLEAN, ("keep", {"offloaded": True}), CLEAN, CLEAN, "load_kept"),
+    ),
     "a copy under a scale from outside": (
         *(("override", {"scale": 64.0}), ("look_at_copy", {"how": "deepcopy"})),
         ("look_at_copy", {"how": "pickle"}),

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Action, action
+from twinstep.parity.sequences.damage import inside_of
 from twinstep.parity.sequences.fills import DTYPES, INF, NAN, Dice, filled
 from twinstep.parity.sequences.fp16_by_hand import ScaledByHand
 from twinstep.parity.sequences.fp16_motifs import MOTIFS, SIZES
@@ -339,12 +340,13 @@ class FP16Rules(ScaledByHand):
         """Assign the largest norm."""
         scaled(world).clip_grad = limit
 
-    @action(drives=("load_state_dict",))
-    def load_weights_alone(self, world: World) -> None:
-        """Load what was saved, but not the state of the inner optimizer."""
+    @action(drives=("load_state_dict",), inside=("as saved", "of another", "none"))
+    def load_weights_alone(self, world: World, inside: str) -> None:
+        """Load what was saved, but not the state of the inner optimizer, whatever that is."""
         if world.saved is None:
             self.save(world)
-        scaled(world).load_state_dict(self._read(world), load_optimizer_states=False)
+        state = inside_of(self._read(world), inside)
+        scaled(world).load_state_dict(state, load_optimizer_states=False)
 
     @action(often=2, drives=("load_state_dict",), seed=SEEDS)
     def resume(self, world: World, seed: int) -> None:

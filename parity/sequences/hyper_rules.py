@@ -46,12 +46,28 @@ class HyperRules(Rules):
             value = torch.tensor(value, dtype=torch.float64, device=world.device)
         groups[group % len(groups)][name] = value
 
+    @action(often=0, number=range(9))
+    def turn_hyper(self, world: World, number: int) -> None:
+        """Give one hyper-parameter of every group its next value; there may be fewer of them."""
+        for name in tuple(self.hyper)[number : number + 1]:
+            for group in world.torch_optimizer.param_groups:
+                if name in group:
+                    others = [one for one in self.hyper[name] if one != group[name]]
+                    group[name] = others[0]
+
     @action(often=2, group=range(4), bits=(4, 8, 10, 12, 14))
     def lower_rate(self, world: World, group: int, bits: int) -> None:
         """Lower the learning rate of one group by little, as a schedule does."""
         groups = world.torch_optimizer.param_groups
         if "lr" in self.hyper:
             groups[group % len(groups)]["lr"] *= 1.0 - 2.0**-bits
+
+    @action(often=0)
+    def part_rates(self, world: World) -> None:
+        """Give groups rates that differ in their last bits of fp32."""
+        for number, group in enumerate(world.torch_optimizer.param_groups):
+            if "lr" in group:
+                group["lr"] = 64.0 * (1.0 + number * 2.0**-22)
 
     @action(often=0)
     def hold_rates(self, world: World) -> None:

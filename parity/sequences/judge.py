@@ -17,7 +17,8 @@ from twinstep.parity.records.ledger import Cell, Key, Status
 from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
 from twinstep.parity.sequences.actions import Rules
-from twinstep.parity.sequences.drive import Mismatch, Sides, reaching, refusal, run, sequence
+from twinstep.parity.sequences.drawing import reaching, sequence
+from twinstep.parity.sequences.drive import Mismatch, Sides, refusal, run
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.report import failure_text, headline, kind_of
 from twinstep.parity.sequences.repro import shown_again, write_repro
@@ -27,7 +28,7 @@ from twinstep.parity.sequences.world import Act
 LAW = "sequences"
 SEQUENCES = 156
 # One sequence over ranks for so many on one, or more of them.
-EACH = 5
+EACH = 4
 ELEMENT = re.compile(r"\[\d+\]")
 
 

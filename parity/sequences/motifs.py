@@ -39,7 +39,13 @@ def last_of_a_correction(step: Step) -> Motif:
     return (step, "raise_rates", *aged)
 
 
+def each_turned(step: Step) -> Motif:
+    """A step after each hyper-parameter has changed alone."""
+    return (step, *(one for at in range(9) for one in (("turn_hyper", {"number": at}), step)))
+
+
 COMMON: Mapping[str, Motif] = {
+    "each hyper-parameter alone": each_turned(PLAIN),
     "groups that differ in one field": (TWO_ALIKE, "set_hyper", "train", "train"),
     "overflow before a save": (OVERFLOW, "save", "load", "train", CLEAR),
     "overflow before a resume": (OVERFLOW, "resume", "train", CLEAR),
@@ -80,6 +86,7 @@ COMMON: Mapping[str, Motif] = {
     "two states between steps": ("train", "save", "set_hyper", "save", "train"),
     "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
     "a copy": ("train", "copy", "train"),
+    "rates that nearly agree": (TWO_ALIKE, "part_rates", PLAIN, PLAIN),
     "a rate that falls": (*("train", ("lower_rate", {"bits": 10})) * 2, "train"),
     "a refused construction": ("construct_in_every_wrong_way",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import warnings
@@ -283,10 +284,12 @@ class OptimizerRules(HyperRules):
         world.params, world.scheduler = copies, None
         world.torch_optimizer.load_state_dict(self._read(world))
 
-    @action(drives=("state_dict",))
-    def keep(self, world: World) -> None:
-        """Keep a state dict in memory and watch what becomes of it."""
-        world.kept = world.torch_optimizer.state_dict()
+    @action(drives=("state_dict",), offloaded=(False, True))
+    def keep(self, world: World, offloaded: bool) -> None:
+        """Keep a state dict in memory, on the CPU where a class offers it, and watch it."""
+        state_dict: Any = world.torch_optimizer.state_dict
+        offers = "cpu_offload" in inspect.signature(state_dict).parameters
+        world.kept = state_dict(cpu_offload=True) if offloaded and offers else state_dict()
 
     @action(often=2, drives=("load_state_dict",))
     def load_kept(self, world: World) -> None:

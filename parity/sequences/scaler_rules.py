@@ -253,7 +253,8 @@ class ScalerRules(Rules):
     @action(drives=("state_dict",))
     def save(self, world: World) -> object:
         """Keep the state."""
-        world.kept = dict(_of(world).state_dict())
+        # The very dict: later calls may not write into it.
+        world.kept = world.more["kept"] = _of(world).state_dict()
         return world.kept
 
     @action(often=2, drives=("load_state_dict", "restored"), change=("", "cur_scale", "cur_iter"))

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from twinstep.parity.registry.engines import running
-from twinstep.parity.sequences.drive import Side, run, sequence
+from twinstep.parity.sequences.drawing import sequence
+from twinstep.parity.sequences.drive import Side, run
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
 from twinstep.parity.sequences.registry import (

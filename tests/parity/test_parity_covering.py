@@ -49,7 +49,7 @@ from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.adam_rules import AdamRules
 from twinstep.parity.sequences.bf16_rules import BF16Rules
-from twinstep.parity.sequences.drive import sequence
+from twinstep.parity.sequences.drawing import sequence
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.judge import SEQUENCES

@@ -12,7 +12,8 @@ from twinstep.parity.records.errors import CannotRun
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.sequences.actions import public_properties
-from twinstep.parity.sequences.drive import EXTENDED, LONG, Mismatch, kind_of, run, sequence
+from twinstep.parity.sequences.drawing import EXTENDED, LONG, kind_of, sequence
+from twinstep.parity.sequences.drive import Mismatch, run
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin
 from twinstep.parity.sequences.registry import (
     REFERENCES,
@@ -28,8 +29,8 @@ Step = Callable[..., object]
 
 def twin_of(reference: type, body: dict[str, object]) -> Twin:
     """The reference class with something else in it, judged against itself."""
-    subject = type("Planted", (reference,), body)
     # Copies by pickle look for it here.
+    subject = type("Planted", (reference,), {"__module__": __name__, **body})
     globals()["Planted"] = subject
     with borrowed_twins() as found:
         register_optimizer(

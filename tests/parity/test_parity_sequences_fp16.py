@@ -18,7 +18,8 @@ from twinstep.fast.optimizers.fused_lamb import FusedLamb
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.runner.calls.remote import RemoteSides
 from twinstep.parity.runner.source import Source
-from twinstep.parity.sequences.drive import run, sequence
+from twinstep.parity.sequences.drawing import sequence
+from twinstep.parity.sequences.drive import run
 from twinstep.parity.sequences.fills import filled
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.judge import one_thread

@@ -17,7 +17,8 @@ from twinstep.parity.records.errors import UsageError
 from twinstep.parity.sequences import OptimizerRules, register_optimizer
 from twinstep.parity.sequences.actions import Action
 from twinstep.parity.sequences.damage import HOW, aged, damaged
-from twinstep.parity.sequences.drive import Side, sequence
+from twinstep.parity.sequences.drawing import sequence
+from twinstep.parity.sequences.drive import Side
 from twinstep.parity.sequences.observe import Walk, differences
 from twinstep.parity.sequences.registry import (
     REFERENCES,

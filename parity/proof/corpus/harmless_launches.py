@@ -51,6 +51,12 @@ def triton_striding_programs(call: CastCopyCall) -> None:
     kernels.cast_striding(call)
 
 
+@launched("cast_copy", arithmetic="exact", dtypes=MASTERS)
+def triton_backwards_and_forwards(call: CastCopyCall) -> None:
+    """A sweep from the last block to the first, and one on its results in the usual order."""
+    kernels.cast_negated_twice(call)
+
+
 @launched("sgd_step", dtypes=MASTERS)
 def triton_controls_on_the_device(call: SgdCall) -> None:
     """The device reads every control; products and sums by fma."""

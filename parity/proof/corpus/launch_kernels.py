@@ -139,6 +139,26 @@ def cast_striding(
 
 
 @triton.jit(do_not_specialize=["numel"])
+def negating_kernel(s, c, numel, BLOCK: tl.constexpr, BACKWARDS: tl.constexpr):
+    """A block of the other sign, by the order of the programs or the reverse."""
+    block = tl.program_id(0)
+    if BACKWARDS:
+        block = tl.num_programs(0) - 1 - block
+    at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(s + at, mask=at < numel).to(tl.float32) * -1.0
+    tl.store(c + at, value.to(c.dtype.element_ty), mask=at < numel)
+
+
+def cast_negated_twice(call: CastCopyCall) -> None:
+    """Casts of the negated sources, backwards; then their signs back, forwards."""
+    for s, c in zip(call.sources, call.copies, strict=True):
+        numel = s.numel()
+        if numel:
+            negating_kernel[(blocks_of(numel, 256),)](s, c, numel, BLOCK=256, BACKWARDS=True)
+            negating_kernel[(blocks_of(numel, 1024),)](c, c, numel, BLOCK=1024, BACKWARDS=False)
+
+
+@triton.jit(do_not_specialize=["numel"])
 def sgd_kernel(
     p,
     g,

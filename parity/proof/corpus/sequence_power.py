@@ -9,7 +9,8 @@ from itertools import count
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.runner.calls.process_state import put_back
-from twinstep.parity.sequences.drive import EVERY, kind_of, run, sequence
+from twinstep.parity.sequences.drawing import EVERY, kind_of, sequence
+from twinstep.parity.sequences.drive import run
 from twinstep.parity.sequences.judge import SEQUENCES, over_ranks
 
 WANTED = 0.99

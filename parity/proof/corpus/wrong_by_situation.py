@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
+from twinstep.reference.optimizers.apex_lamb import FusedLAMB
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
@@ -24,6 +25,7 @@ Closure = Callable[[], float]
 WRONG_BY_SITUATION: list[Optimizer] = []
 # By number of the group. Not among the attributes, which are compared.
 RATES: WeakKeyDictionary[FusedAdam, dict[int, float]] = WeakKeyDictionary()
+LIMITS: WeakKeyDictionary[FusedLAMB, dict[int, tuple[object, object]]] = WeakKeyDictionary()
 CAPTURED: WeakKeyDictionary[FusedAdam, dict[int, tuple[int, ParamGroup]]] = WeakKeyDictionary()
 
 
@@ -70,7 +72,8 @@ class LoadWritesBeforeItRefuses(FusedAdam):
     """Takes learning rates over before the state has been checked."""
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        saved = cast(list[Group], state_dict.get("param_groups", []))
+        saved = state_dict.get("param_groups", [])
+        saved = cast(list[Group], saved if isinstance(saved, list) else [])
         for group, given in zip(self.param_groups, saved, strict=False):
             if isinstance(given, dict) and "lr" in given:
                 group["lr"] = given["lr"]
@@ -82,7 +85,10 @@ class LoadsWithoutACheck(FusedAdam):
     """Takes a moment of any shape over."""
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        torch.optim.Optimizer.load_state_dict(self, state_dict)
+        rows = state_dict.get("param_groups")
+        whole = isinstance(rows, list) and isinstance(state_dict.get("state"), dict)
+        load = torch.optim.Optimizer.load_state_dict if whole else FusedAdam.load_state_dict
+        load(self, state_dict)
 
 
 @put(WRONG_BY_SITUATION)
@@ -299,6 +305,27 @@ class LambTableDropsOne(FusedLamb):
     def _rows(self, *given: Any) -> Any:
         rows = super()._rows(*given)
         return [row for at, row in enumerate(rows) if at % 111 != 110]
+
+
+@put(WRONG_BY_SITUATION, reference="FusedLAMB", dtypes=("fp16", "fp32"))
+class LimitIsReadWithTheRates(FusedLAMB):
+    """Reads a new largest norm once another hyper-parameter of the group has changed, too."""
+
+    def step(  # type: ignore[override]
+        self, closure: Closure | None = None
+    ) -> float | None:
+        kept = LIMITS.setdefault(self, {})
+        limits = [group["max_grad_norm"] for group in self.param_groups]
+        for number, group in enumerate(self.param_groups):
+            rates = [group[name] for name in ("lr", "betas", "eps", "weight_decay")]
+            if number not in kept or kept[number][0] != rates:
+                kept[number] = rates, group["max_grad_norm"]
+            group["max_grad_norm"] = kept[number][1]
+        try:
+            return cast("float | None", unhooked(FusedLAMB)(self, closure))
+        finally:
+            for group, limit in zip(self.param_groups, limits, strict=True):
+                group["max_grad_norm"] = limit
 
 
 @put(WRONG_BY_SITUATION, reference="FP16Optimizer")

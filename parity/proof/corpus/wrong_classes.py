@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinstep.parity.proof.corpus.wrong_by_hand import WRONG_BY_HAND
 from twinstep.parity.proof.corpus.wrong_by_situation import WRONG_BY_SITUATION
+from twinstep.parity.proof.corpus.wrong_by_state import WRONG_BY_STATE
 from twinstep.parity.proof.corpus.wrong_by_time import WRONG_BY_TIME
 from twinstep.parity.proof.corpus.wrong_optimizers import WRONG_OPTIMIZERS
 from twinstep.parity.proof.corpus.wrong_over_ranks import WRONG_OVER_RANKS
@@ -12,6 +13,13 @@ from twinstep.parity.proof.corpus.wrong_zero import WRONG_ZERO
 from twinstep.parity.proof.corpus.wrong_zero_steps import WRONG_ZERO_STEPS
 
 WRONG_CLASSES = (
-    *(*WRONG_OPTIMIZERS, *WRONG_BY_SITUATION, *WRONG_BY_HAND, *WRONG_BY_TIME, *WRONG_WRAPPERS),
+    *(
+        *WRONG_OPTIMIZERS,
+        *WRONG_BY_SITUATION,
+        *WRONG_BY_HAND,
+        *WRONG_BY_TIME,
+        *WRONG_BY_STATE,
+        *WRONG_WRAPPERS,
+    ),
     *(*WRONG_OVER_RANKS, *WRONG_ZERO, *WRONG_ZERO_STEPS),
 )

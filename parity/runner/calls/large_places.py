@@ -38,9 +38,14 @@ class LargePlaces:
         }[which]
 
     def parts(self) -> tuple[tuple[float, float], ...]:
-        """Parts of the tensor, from 0 to 1, that hold the pieces of `REPEATED`."""
-        starts = (self.start(which, 0) for which in REPEATED)
-        return tuple((s / self.numel, (s + ROWS + BEFORE) / self.numel) for s in starts)
+        """Parts of a row of blocks, from 0 to 1, that hold the pieces of `REPEATED`.
+
+        In a row that runs backwards they lie as far from the other end, and the launch before it
+        may have run forwards.
+        """
+        starts = (self.start(which, 0) / self.numel for which in REPEATED)
+        shares = [(start, start + (ROWS + BEFORE) / self.numel) for start in starts]
+        return (*shares, *((1.0 - stop, 1.0 - start) for start, stop in shares))
 
     def pieces(self, flat: Tensor, which: str, count: int) -> Tensor:
         """Content of a place: a view with a row for each time that the small tensor is there."""

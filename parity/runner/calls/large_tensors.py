@@ -30,7 +30,7 @@ ELEMENTS = {"replay": 2**32 + 2**31 + 77, "cuda": 2**31 + 4_099}
 ENDS = 8
 # Pages of a region, and regions that the blocks of the places can touch: each place lies in two at
 # most, and wrapped offsets lead to a few more.
-REGION, FEW_REGIONS = 1 << 14, 20
+REGION, FEW_REGIONS = 1 << 14, 24
 SECONDS = 4.0
 
 

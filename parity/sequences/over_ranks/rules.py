@@ -40,7 +40,7 @@ def chosen(world: World, on: int) -> bool:
 class OverRanks(OptimizerRules):
     """Actions of all ranks together; in some, one rank has an argument of its own."""
 
-    lasting, mean, around = (), 8, 3
+    lasting, mean, around = (), 12, 12
 
     def actions(self) -> dict[str, Action]:
         """Every action but those that have nothing to do with ranks."""

@@ -1,0 +1,71 @@
+"""Optimizer classes and scalers that are wrong about a state that is kept, left or compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twinstep.parity.proof.corpus.optimizers import Optimizer, put
+from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
+from twinstep.reference.optimizers.bf16 import BF16Optimizer
+from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.scalers import DynamicLossScale
+
+WRONG_BY_STATE: list[Optimizer] = []
+
+
+@put(WRONG_BY_STATE, reference="DynamicLossScale", dtypes=("fp16",), private=("_entries",))
+class OneStateForAll(DynamicLossScale):
+    """Gives one dict, which later calls write into."""
+
+    def state_dict(self) -> dict[str, float | int | bool]:
+        entries = vars(self).setdefault("_entries", {})
+        entries.update(super().state_dict())
+        return cast("dict[str, float | int | bool]", entries)
+
+
+@put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",))
+class ReadsWhatItLeaves(FP16Optimizer):
+    """Refuses moments of another class where the state of the inner optimizer is not asked for."""
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], load_optimizer_states: bool = True
+    ) -> None:
+        inner = state_dict.get("optimizer_state_dict")
+        if not load_optimizer_states and isinstance(self.optimizer, FusedAdam):
+            states = inner["state"].values() if isinstance(inner, dict) else [{}]
+            if not all("exp_avg" in state for state in states):
+                raise ValueError("moments should be there, but are not")
+        super().load_state_dict(state_dict, load_optimizer_states)
+
+
+@put(WRONG_BY_STATE, reference="BF16Optimizer", dtypes=("bf16",))
+class OffloadsWithoutACopy(BF16Optimizer):
+    """Gives its own masters where they are to be on the CPU, and are there already."""
+
+    def state_dict(self, *, cpu_offload: bool = False) -> dict[str, Any]:
+        saved = super().state_dict(cpu_offload=cpu_offload)
+        if cpu_offload:
+            masters = [master.detach().cpu() for master in self.fp32_groups_flat_partition]
+            saved["single_partition_of_fp32_groups"] = masters
+        return saved
+
+
+@put(WRONG_BY_STATE)
+class RatesOfSixDigits(FusedAdam):
+    """Steps a group by the rate of an earlier one with the same six digits."""
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        rates = [group["lr"] for group in self.param_groups]
+        known: dict[str, float] = {}
+        try:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                if isinstance(rate, float):
+                    group["lr"] = known.setdefault(f"{rate:.6g}", rate)
+            return cast("float | None", unhooked(FusedAdam)(self, closure))
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
