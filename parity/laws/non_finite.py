@@ -2,8 +2,9 @@
 
 Each kind is planted at the first element of the first tensor, NaN also at the last of the last and
 -inf in the middle, so that every dtype group and every tail sees one, alone; an infinity at either
-end of tensors off their alignment; an infinity before and behind a NaN; then a whole tensor of
-them, and a whole tensor of the largest finite number under the smallest and largest multiplier.
+end of tensors off their alignment, and of a long list; an infinity before and behind a NaN; then a
+whole tensor of them, and a whole tensor of the largest finite number under the smallest and largest
+multiplier.
 
 Real bugs: an overflow test of the sum instead of the elements (deepspeedai/DeepSpeed#8325); inf
 times zero in a masked norm (deepspeedai/DeepSpeed#5242); a later dtype group that clears the flag
@@ -20,10 +21,14 @@ import torch
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.coverage import overflows
 from twinstep.parity.cases.formats import FORMATS, non_finite_bits
+from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.planting import plant, replaced, with_bits
 from twinstep.parity.laws.base import Draw, Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Values
+
+# More tensors than tables of 110, 128 or 256 hold.
+MANY = (1, 3, 2) * 90
 
 
 def matrix(case: Case) -> Iterator[Case]:
@@ -36,7 +41,7 @@ def matrix(case: Case) -> Iterator[Case]:
         case = case.with_controls(found_inf=0.0)
     others = [row for row in read if row.name != "found_inf"]
     turn = 0
-    for other in (*placed(case), *off_alignment(case)):
+    for other in (*placed(case), *off_alignment(case), *in_long_lists(case)):
         if overflows(other):
             drawn = {row.name: row.values[turn % len(row.values)] for row in others}
             other, turn = other.with_controls(**drawn), turn + 1
@@ -72,13 +77,30 @@ def off_alignment(case: Case) -> Iterator[Case]:
 
     Only where it is looked for: elsewhere `alignment` sees what is left out.
     """
-    looks = {"found_inf", "norm"}.intersection(case.operation.writes)
-    for name in case.operation.watched if looks else ():
+    for name in case.operation.watched if looks_for_it(case) else ():
         full = [index for index, tensor in enumerate(case.lists[name]) if tensor.numel()]
         skews = {own: [1] * len(tensors) for own, tensors in case.lists.items()}
         ends = [(full[0], 0), (full[-1], case.lists[name][full[-1]].numel() - 1)] if full else []
         for index, place in ends:
             yield replace(plant(case, name, index, place, "+inf"), skews=skews)
+
+
+def in_long_lists(case: Case) -> Iterator[Case]:
+    """An infinity in the first tensor of a long list alone, and in the last one.
+
+    A launch takes some tensors of it, and the next launch may forget what the last one has found.
+    """
+    if case.recipe.layout == "list" and looks_for_it(case):
+        recipe = replace(case.recipe, sizes=MANY, dims=1, absent=False)
+        many = generate(case.operation, case.combination, recipe)
+        for name in many.operation.watched:
+            for index in (0, len(many.lists[name]) - 1) if many.lists[name] else ():
+                yield plant(many, name, index, 0, "+inf")
+
+
+def looks_for_it(case: Case) -> bool:
+    """True if the operation says whether there was an overflow."""
+    return bool({"found_inf", "norm"}.intersection(case.operation.writes))
 
 
 def crowds(case: Case, name: str, index: int) -> Iterable[Case]:

@@ -151,7 +151,7 @@ class Rules:
         choices = known[name].choices.items()
         plain = {one: row[0] for one, row in choices if one != "seed"}
         partly = {**plain, "missing": 1}
-        more = "missing" in plain and fixed.get("extent") == "crowd"
+        more = "missing" in plain and "crowd" in str(fixed.get("extent"))
         return (("build", fixed), *((name, plain),) * 2, *((name, partly),) * more)
 
 

@@ -208,7 +208,7 @@ class BF16Rules(OptimizerRules):
         backward = partial(
             optimizer_of(world).backward, update_hp_grads=update, clear_lp_grads=clear
         )
-        backward_twice(backward, loss, graph)
+        backward_twice(backward, loss, graph, ())
 
     @action(
         often=9,

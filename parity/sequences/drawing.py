@@ -18,7 +18,9 @@ from twinstep.parity.sequences.world import Act, Value
 # One sequence in EVERY is long, and some have many parameters, a large one, or many groups.
 EVERY = 50
 EXTENDED: Mapping[int, Mapping[str, Value]] = {
-    **dict.fromkeys((12, 37), {"extent": "crowd"}),
+    12: {"extent": "crowd"},
+    25: {"extent": "crowd of 330"},
+    37: {"extent": "crowd of 256"},
     **dict.fromkeys((6, 31), {"extent": "large"}),
     **dict.fromkeys((18, 43), {"groups": 20}),
 }

@@ -194,11 +194,11 @@ class FP16Rules(ScaledByHand):
             options["timers"] = Timers(world.events)
         if "compat" in options:
             options["compat"] = compat(**cast(dict[str, bool], options["compat"]))
-        return world.cls(
-            self.inside(side, recipe.inside, groups, dice),
-            **self.scaling(side, recipe, dice),
-            **options,
-        )
+        inside = self.inside(side, recipe.inside, groups, dice)
+        scaling = self.scaling(side, recipe, dice)
+        # The dict stays the caller's.
+        world.more["scaling"] = scaling.get("dynamic_loss_args")
+        return world.cls(inside, **scaling, **options)
 
     def construct(self, world: World, wrong: Mapping[str, object]) -> None:
         """Construct another one over copies of the parameters."""

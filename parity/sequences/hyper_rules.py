@@ -34,12 +34,12 @@ class HyperRules(Rules):
         drawn = {name: dice.pick(row) for name, row in self.hyper.items()}
         return drawn | {name: dice.smaller(drawn[name]) for name in CONTINUOUS if name in drawn}
 
-    @action(often=3, seed=SEEDS, group=range(4), as_tensor=(False, False, True))
-    def set_hyper(self, world: World, seed: int, group: int, as_tensor: bool) -> None:
+    @action(often=3, seed=SEEDS, which=range(8), group=range(4), as_tensor=(False, False, True))
+    def set_hyper(self, world: World, seed: int, which: int, group: int, as_tensor: bool) -> None:
         """Assign a hyper-parameter of one group."""
         groups = world.torch_optimizer.param_groups
         dice = Dice(seed)
-        name = dice.pick(tuple(self.hyper))
+        name = tuple(self.hyper)[which % len(self.hyper)]
         value = dice.pick(self.hyper[name][::-1])
         value = dice.smaller(value) if name in CONTINUOUS else value
         if as_tensor and self.tensor_hyper and isinstance(value, float):

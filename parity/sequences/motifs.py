@@ -8,6 +8,7 @@ from twinstep.parity.sequences.actions import Motif, Step
 from twinstep.parity.sequences.parts import FADED
 
 PLAIN: Step = ("train", {"missing": 0, "regime": "ordinary"})
+PARTLY: Step = ("train", {"missing": 1, "regime": "ordinary"})
 TWO_ALIKE = ("build", {"groups": 2, "alike": True})
 OVERFLOW = ("train", {"regime": "planted"})
 CLEAR = ("zero_grad", {"how": "as it is"})
@@ -84,6 +85,7 @@ COMMON: Mapping[str, Motif] = {
     "counters set in place": ("train", ("set_counts", {"count": 3}), "train"),
     "a group that comes late": ("train", "add_group", "train", "resume", "train"),
     "two states between steps": ("train", "save", "set_hyper", "save", "train"),
+    "a file that lacks some states": (*(PARTLY, "save", PLAIN, "load", PLAIN),),
     "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
     "a copy": ("train", "copy", "train"),
     "rates that nearly agree": (TWO_ALIKE, "part_rates", PLAIN, PLAIN),

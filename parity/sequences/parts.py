@@ -20,10 +20,11 @@ LARGISH, RARELY = (257, 257), (0,) * 39 + (1,)
 LARGE = (517, 509)
 # Groups of an instance; seldom more than tables of 8 or 16 hold.
 GROUPS = (*(1, 1, 2, 3) * 50, 20)
-# Parameters of a group; crowds are more than tables of 128, 256 and 512 hold, frozen ones apart.
-SMALL, CROWDS = (*(1, 2, 3) * 6, 12), (160, 330, 600)
+# Parameters of a group. Crowds fill tables of 64, 128 or 256, or of 110, or are more than any of
+# 512 holds, frozen ones apart.
+SMALL, CROWDS = (*(1, 2, 3) * 6, 12), {"crowd of 256": 256, "crowd of 330": 330, "crowd": 600}
 # A first group that is a crowd or large costs much: sequences with one are few and short.
-EXTENTS = (*("",) * 398, "crowd", "large")
+EXTENTS = (*("",) * 796, *CROWDS, "large")
 Group = dict[str, object]
 # Reason why an argument is passed by no action.
 RANKS = "passed by sequences over ranks"
@@ -52,8 +53,8 @@ def parameters(
     turns = list(DTYPES.values()) if dtype == "mixed" else [DTYPES[dtype]]
     shapes = [dice.pick(SHAPES) for _ in range(dice.pick(SMALL))]
     shapes += [LARGISH] * dice.pick(RARELY)
-    if extent == "crowd":
-        shapes = [dice.pick(SHAPES[:3]) for _ in range(dice.pick(CROWDS))]
+    if extent in CROWDS:
+        shapes = [dice.pick(SHAPES[:3]) for _ in range(CROWDS[extent])]
     elif extent == "large":
         shapes = [LARGE, *shapes[:1]]
     values = [
@@ -102,6 +103,9 @@ def left_out(dice: Dice, given: Mapping[str, object]) -> dict[str, object]:
     return {k: v for k, v in given.items() if k == "params" or dice.pick((False, True))}
 
 
+FLAGS = ("create_graph", "retain_graph")
+
+
 def add_to(params: Sequence[Parameter]) -> None:
     """Give expanded gradients memory of their own: autograd adds nothing to others."""
     for param in params:
@@ -117,13 +121,16 @@ def curved(products: Tensor, graph: str) -> Tensor:
     return products * products if graph == "create" else products
 
 
-def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> None:
+def backward_twice(
+    backward: Callable[..., None], loss: Tensor, graph: str, order: Sequence[str] = FLAGS
+) -> None:
     """Run backward; a second time if the graph is retained, or to see that it is not.
 
     Args:
         backward: takes the loss, `create_graph` and `retain_graph`.
         loss: a scalar.
         graph: one of GRAPHS.
+        order: of these two; that of a retained graph gets them by place. Empty: by name alone.
     """
     if not loss.requires_grad:
         return
@@ -131,6 +138,10 @@ def backward_twice(backward: Callable[..., None], loss: Tensor, graph: str) -> N
         # torch remarks on gradients that are laid out otherwise than their parameter, and on cycles
         # of graphs that it creates.
         warnings.simplefilter("ignore", UserWarning)
-        backward(loss, create_graph=graph == "create", retain_graph=graph == "retain")
+        flags = {"create_graph": graph == "create", "retain_graph": graph == "retain"}
+        if graph == "retain" and order:
+            backward(loss, *map(flags.__getitem__, order))
+        else:
+            backward(loss, **flags)
         if graph in ("retain", "again"):
             backward(loss, create_graph=False, retain_graph=False)

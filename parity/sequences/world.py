@@ -167,11 +167,17 @@ def observe(
     # What comes next may be made anew.
     world.places, walk.places, walk.before = walk.places, {}, {}
     walk.root("kept", world.kept)
+    # Dicts of arguments stay the caller's.
+    walk.root("arguments", {name: row for name, row in world.options.items() if _plain(row)})
     for number, event in enumerate(world.events):
         walk.root(f"events[{number}]", event)
     walk.root("more", world.more)
     walk.root("outcome", dict(outcome))
     return walk.leaves
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(row, int | float) for row in value.values())
 
 
 def read(optimizer: object, name: str) -> object:

@@ -261,7 +261,7 @@ class ZeroRules(BF16Rules):
 
     def run_backward(self, backward: Callable[..., None], loss: Tensor, graph: str) -> None:
         """Run backward; a second time if the graph is retained."""
-        backward_twice(backward, loss, graph)
+        backward_twice(backward, loss, graph, ("retain_graph", "create_graph"))
 
     @action(
         often=9,

@@ -54,7 +54,7 @@ from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.fp16_rules import FP16Rules
 from twinstep.parity.sequences.judge import SEQUENCES
 from twinstep.parity.sequences.lamb_rules import LambRules
-from twinstep.parity.sequences.parts import parameters
+from twinstep.parity.sequences.parts import CROWDS, parameters
 from twinstep.parity.sequences.rules import OptimizerRules
 
 WITH_LISTS = [operation for operation in HOUSE if operation.lists]
@@ -324,6 +324,8 @@ def test_nans_of_all_ones_are_among_those_that_are_planted(dtype: torch.dtype) -
 @pytest.mark.parametrize("rules", [AdamRules(), LambRules(), FP16Rules(), BF16Rules()])
 def test_some_sequences_have_more_parameters_than_a_table_of_110(rules: OptimizerRules) -> None:
     drawn = [sequence(rules, 0, "fp32", number) for number in range(SEQUENCES)]
-    crowds = [acts for acts in drawn if acts[0].values["extent"] == "crowd"]
+    crowds = [acts for acts in drawn if "crowd" in acts[0].values["extent"]]
     assert sum(len(acts) < 6 for acts in crowds) >= 5
-    assert len(parameters(Dice(1), "fp32", "cpu", 1, together=False, extent="crowd")) > 128
+    assert {acts[0].values["extent"] for acts in crowds} == set(CROWDS)
+    for extent, count in CROWDS.items():
+        assert len(parameters(Dice(1), "fp32", "cpu", 1, together=False, extent=extent)) == count

@@ -52,6 +52,29 @@ class OffloadsWithoutACopy(BF16Optimizer):
         return saved
 
 
+@put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",))
+class PopsTheScaleOfTheCaller(FP16Optimizer):
+    """Takes the first scale out of the dict of arguments that it is given."""
+
+    def __init__(self, *given: Any, dynamic_loss_args: Any = None, **options: Any) -> None:
+        own = dict(dynamic_loss_args) if isinstance(dynamic_loss_args, dict) else dynamic_loss_args
+        super().__init__(*given, dynamic_loss_args=own, **options)
+        if isinstance(dynamic_loss_args, dict):
+            dynamic_loss_args.pop("init_scale", None)
+
+
+@put(WRONG_BY_STATE)
+class KeepsWhatAFileLacks(FusedAdam):
+    """Goes on with the moments of parameters that the loaded dict has no state of."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = dict(self.state)
+        super().load_state_dict(state_dict)
+        for param, state in before.items():
+            if not self.state.get(param):
+                self.state[param] = state
+
+
 @put(WRONG_BY_STATE)
 class RatesOfSixDigits(FusedAdam):
     """Steps a group by the rate of an earlier one with the same six digits."""

@@ -45,6 +45,14 @@ def found_inf_by_the_sum(call: UnscaleCall) -> None:
     unscale(call, lambda g: not bool(torch.isfinite(fp32(g).sum())))
 
 
+@wrong(SHELF, "unscale", component=COMPONENT, law=NON_FINITE)
+def flags_of_the_last_launch(call: UnscaleCall) -> None:
+    """Each launch takes 64 tensors and clears the flags, which are read behind the last one."""
+    last = (len(call.grads) - 1) // 64 * 64
+    found = any(nonfinite(g) for g in call.grads[max(last, 0) :])
+    write_flag(call, max(float(found), float(call.found_inf)))
+
+
 UNSCALE_NON_FINITE: Faults[Callable[[Tensor], bool]] = {
     "nan_not_detected": ("Only infinities raise found_inf.", lambda g: bool(torch.isinf(g).any())),
     "inf_not_detected": ("Only NaN raises found_inf: `g != g`.", lambda g: bool((g != g).any())),
