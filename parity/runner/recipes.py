@@ -22,7 +22,7 @@ from twinstep.parity.cases.covering import (
 from twinstep.parity.cases.source_sizes import source_sizes
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
-from twinstep.parity.operations.operation import OptionValue
+from twinstep.parity.operations.operation import OptionValue, Range
 from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine
 from twinstep.parity.registry.kernels import Kernel
@@ -34,6 +34,7 @@ SCALAR_CASES = {"value": 20}
 TURNS = 3
 # Triton's interpreter runs one program after another.
 SLOW = ("interpret",)
+FEW_HUNDRED = Range(low=260, high=300)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +141,13 @@ def _customary(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> It
         )
 
 
+def _crowded(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
+    """A long list, of all combinations where that is quick: some do otherwise with one."""
+    quick = engine.name in ("cpu", "cuda") or dtype == kernel.dtypes[0]
+    if quick and "list" in kernel.layouts and kernel.operation.lists:
+        yield crowd(kernel.operation, _covering(kernel, dtype, effort)[-1], FEW_HUNDRED)
+
+
 def recipes_of(kernel: Kernel, dtype: str, law: Law, effort: Effort) -> list[Recipe]:
     """Recipes that the law takes from the covering of the row."""
     count = effort.cases(law, kernel)
@@ -160,4 +168,8 @@ def more_recipes(
         yield from MORE[law.name](kernel, dtype, effort, engine)
 
 
-MORE = {"boundary_sizes": _recipes_by_source, "nothing_else_written": _customary}
+MORE = {
+    "boundary_sizes": _recipes_by_source,
+    "nothing_else_written": _customary,
+    "process_state": _crowded,
+}

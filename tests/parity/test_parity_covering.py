@@ -324,7 +324,7 @@ def test_nans_of_all_ones_are_among_those_that_are_planted(dtype: torch.dtype) -
 @pytest.mark.parametrize("rules", [AdamRules(), LambRules(), FP16Rules(), BF16Rules()])
 def test_some_sequences_have_more_parameters_than_a_table_of_110(rules: OptimizerRules) -> None:
     drawn = [sequence(rules, 0, "fp32", number) for number in range(SEQUENCES)]
-    crowds = [acts for acts in drawn if "crowd" in acts[0].values["extent"]]
+    crowds = [acts for acts in drawn if "crowd" in str(acts[0].values["extent"])]
     assert sum(len(acts) < 6 for acts in crowds) >= 5
     assert {acts[0].values["extent"] for acts in crowds} == set(CROWDS)
     for extent, count in CROWDS.items():

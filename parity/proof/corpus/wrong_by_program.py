@@ -6,6 +6,7 @@ another default dtype, or writes numbers into the tensors that it gives.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 
@@ -95,6 +96,14 @@ def rates_kept_by_version(call: AdamCall) -> None:
         kept = float(call.lr)
         READ[call.lr] = (call.lr._version, kept)
     step(replace(call, lr=torch.tensor(kept, dtype=torch.float64)))
+
+
+@value("cast_copy", component="process", law="process_state", arithmetic="exact")
+def long_lists_in_a_random_order(call: CastCopyCall) -> None:
+    """More than 128 tensors are cast in an order from the global generator."""
+    if len(call.sources) > 128:
+        random.shuffle([*range(len(call.sources))])
+    cast_copy(call)
 
 
 @value("accumulate", component="caches", law="repeat", dtypes=("bf16", "fp16"))
