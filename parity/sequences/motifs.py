@@ -85,6 +85,9 @@ COMMON: Mapping[str, Motif] = {
     "counters set in place": ("train", ("set_counts", {"count": 3}), "train"),
     "a group that comes late": ("train", "add_group", "train", "resume", "train"),
     "two states between steps": ("train", "save", "set_hyper", "save", "train"),
+    "other betas before late gradients": (
+        *(PARTLY, ("turn_hyper", {"number": 1}), PLAIN, "raise_rates", PLAIN),
+    ),
     "a file that lacks some states": (*(PARTLY, "save", PLAIN, "load", PLAIN),),
     "a state that is kept": ("train", "keep", "train", "load_kept", "train", "load_kept"),
     "a copy": ("train", "copy", "train"),
