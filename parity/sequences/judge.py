@@ -47,7 +47,7 @@ class TwinEffort:
 
     Attributes:
         sequences: of actions for each cell, on one rank.
-        over_ranks: further ones over ranks, where there are rules for that; None is a fifth, or as
+        over_ranks: further ones over ranks, where there are rules for that; None is a fourth, or as
             many as show every motif in a default run, and no fewer than the rules want.
         seed: of the generator.
         shrunk_by: limit of actions in the sequences that are tried to shrink one failure.
