@@ -1,9 +1,11 @@
-"""Optimizer classes and scalers that are wrong about a state that is kept, left or compared."""
+"""Optimizer classes and scalers that are wrong about a state, or about what a caller gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
+
+from torch import Tensor
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
@@ -23,6 +25,16 @@ class OneStateForAll(DynamicLossScale):
         entries = vars(self).setdefault("_entries", {})
         entries.update(super().state_dict())
         return cast("dict[str, float | int | bool]", entries)
+
+
+@put(WRONG_BY_STATE, reference="DynamicLossScale", dtypes=("fp16",))
+class FlagsInTheOrderOfTorch(DynamicLossScale):
+    """Takes the flags of backward in the order that `torch.Tensor.backward` has them in."""
+
+    def backward(
+        self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)
 
 
 @put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",))
