@@ -142,7 +142,10 @@ class Bounded(Tensor):
                 f"no error bound is known for {func}; add a rule to parity/expected/bounds.py"
             )
         operands = [_carried(x, plain) for x in args if isinstance(x, Tensor | float | int)]
-        return Bounded(_settled(RULES[name](operands), plain))
+        settled = _settled(RULES[name](operands), plain)
+        if name == "div":
+            settled = replace(settled, zone=settled.zone & ~_decided(*operands))
+        return Bounded(settled)
 
 
 def _root_of_squares(tensors: Sequence[Tensor]) -> Tensor:
@@ -208,6 +211,12 @@ def _followed(c: Carried) -> Carried:
     over = c.zone & ~torch.isfinite(c.value)
     exact = torch.where(over, c.value.to(torch.float64), c.exact)
     return replace(c, exact=exact, error=torch.where(over, 0.0, c.error))
+
+
+def _decided(a: Carried, b: Carried) -> Tensor:
+    """Where infinity or NaN is divided by a number other than zero: it stays what it is."""
+    whole = torch.isfinite(b.exact) & (b.exact != 0) & (b.error == 0) & ~b.zone
+    return ~torch.isfinite(a.exact) & ~a.zone & whole
 
 
 def _flushable(c: Carried, operation: str) -> Tensor | float:

@@ -150,10 +150,11 @@ class OptimizerRules(HyperRules):
 
     @action(often=0, seed=SEEDS, layout=LAYOUTS)
     def fill_last_strangely(self, world: World, seed: int, layout: str) -> None:
-        """New gradients; that of the last parameter alone in another layout."""
+        """New gradients; that of the last parameter that can have another layout alone has it."""
         self.fill(world, seed, "ordinary", 0)
-        last = world.params[-1]
-        if last.grad is not None and last.requires_grad:
+        able = [one for one in world.params if one.requires_grad and one.dim() and one.numel()]
+        for last in able[-1:]:
+            assert last.grad is not None
             other = layout if layout != "sparse" or self.sparse else "expanded"
             last.grad = laid_out(last.grad, other)
 

@@ -31,7 +31,7 @@ class OneStateForAll(DynamicLossScale):
 class FlagsInTheOrderOfTorch(DynamicLossScale):
     """Takes the flags of backward in the order that `torch.Tensor.backward` has them in."""
 
-    def backward(
+    def backward(  # type: ignore[override]
         self, loss: Tensor, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
         super().backward(loss, create_graph=create_graph, retain_graph=retain_graph)

@@ -83,6 +83,16 @@ def norm_of_the_scaled_gradients_reported(call: MixedCall) -> None:
     mixed_step(call, MixedPieces(report=lambda c, norm, scale: report_norm(c, norm, 1.0)))
 
 
+@wrong(SHELF, "mixed_step", component="norm", law=NON_FINITE)
+def every_overflow_is_an_infinite_norm(call: MixedCall) -> None:
+    """An infinity is reported for a norm that is NaN."""
+
+    def report(c: MixedCall, norm: Tensor, scale: float) -> None:
+        report_norm(c, norm.nan_to_num(nan=torch.inf, posinf=torch.inf), scale)
+
+    mixed_step(call, MixedPieces(report=report))
+
+
 @wrong(SHELF, "mixed_step", "D13", component="norm", dtypes=FP16)
 def norm_divided_by_the_new_scale(call: MixedCall) -> None:
     """The reported norm is divided by the scale of the next step."""
