@@ -115,6 +115,7 @@ MOTIFS: Mapping[str, Motif] = {
     ),
     "an older file": (*(CLEAN, "load_older", CLEAN),),
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
+    "weights moved between steps": (CLEAN, ("move_weights", {"every": True}), CLEAN),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
     "weights loaded before a step": (("backward", {"size": 1.0}), "load_weights", "step"),
     "a rate in a tensor that is set, and a clip norm behind a save": (

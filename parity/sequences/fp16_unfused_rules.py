@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from twinstep.parity.sequences.actions import action
 from twinstep.parity.sequences.fp16_parts import REFUSED
 from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
 from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
@@ -23,6 +24,12 @@ class FP16UnfusedRules(FP16Rules):
     own: Mapping[str, Sequence[object]] = {"has_moe_layers": (False, True)}
     passed = (*FP16Rules.passed, "fused_lamb_legacy")
     refused = {**REFUSED, "fused_lamb_legacy": (True,)}
+
+    @action(every=(True, False))
+    def move_weights(self, world: World, every: bool) -> None:
+        """Give parameters other memory, as `module.to` and offloading do; none are in a buffer."""
+        for param in world.params[:: 1 if every else 2]:
+            param.data = param.detach().clone()
 
     def made(self, world: World, groups: list[Group]) -> object:
         """Around LAMB, hand over or not."""

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
+from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.optimizers.scalers import DynamicLossScale
 
 WRONG_BY_STATE: list[Optimizer] = []
+HOMES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 @put(WRONG_BY_STATE, reference="DynamicLossScale", dtypes=("fp16",), private=("_entries",))
@@ -73,6 +76,24 @@ class PopsTheScaleOfTheCaller(FP16Optimizer):
         super().__init__(*given, dynamic_loss_args=own, **options)
         if isinstance(dynamic_loss_args, dict):
             dynamic_loss_args.pop("init_scale", None)
+
+
+@put(WRONG_BY_STATE, reference="FP16UnfusedOptimizer", dtypes=("fp16",))
+class WritesToTheFirstMemory(FP16UnfusedOptimizer):
+    """Steps the memory that a weight had in its first step, not the one it has now."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        moved = []
+        for weight in (weight for group in self.fp16_groups for weight in group):
+            first = HOMES.setdefault(weight, weight.detach())
+            if first.data_ptr() != weight.data_ptr():
+                moved.append((weight, weight.data))
+                weight.data = first
+        try:
+            return unhooked(FP16UnfusedOptimizer)(self, closure)
+        finally:
+            for weight, data in moved:
+                weight.data = data
 
 
 @put(WRONG_BY_STATE)
