@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twinstep.parity.sequences.fills import NAN, Dice
 
-HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra")
+HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra", "single")
 # An int that no float holds.
 TOO_LONG = 10**400
 # Entry of a dict or list: what holds it, and its key.
@@ -66,6 +66,9 @@ def _wrong(value: object, how: str) -> object:
         return None
     if how == "text":
         return "strange"
+    if how == "single":
+        # What can be broadcast is still of another shape.
+        return value.reshape(-1)[:1] if isinstance(value, Tensor) else [value]
     if not isinstance(value, Tensor):
         return {"nan": NAN, "longer": TOO_LONG, "integer": False}.get(how, -5)
     if how == "negative":
