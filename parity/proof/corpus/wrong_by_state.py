@@ -109,6 +109,45 @@ class KeepsWhatAFileLacks(FusedAdam):
 
 
 @put(WRONG_BY_STATE)
+class FullTableStays(FusedAdam):
+    """Launches what is left in a table of 256, and none that the last parameter has filled."""
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        dropped = []
+        for group in self.param_groups:
+            rows = [param for param in group["params"] if param.grad is not None]
+            if rows and len(rows) % 256 == 0:
+                dropped += [(param, param.grad) for param in rows[-256:]]
+        for param, _ in dropped:
+            param.grad = None
+        try:
+            return cast("float | None", unhooked(FusedAdam)(self, closure))
+        finally:
+            for param, grad in dropped:
+                param.grad = grad
+
+
+@put(WRONG_BY_STATE)
+class RefusesGroupByGroup(FusedAdam):
+    """Looks at a group when its turn comes: others have been stepped before one is refused."""
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        groups, found = self.param_groups, None
+        try:
+            for number, group in enumerate(groups):
+                self.param_groups = [group]
+                value = unhooked(FusedAdam)(self, closure if number == 0 else None)
+                found = cast("float | None", value) if number == 0 else found
+        finally:
+            self.param_groups = groups
+        return found
+
+
+@put(WRONG_BY_STATE)
 class RatesOfSixDigits(FusedAdam):
     """Steps a group by the rate of an earlier one with the same six digits."""
 
