@@ -45,7 +45,7 @@ class ReadsWhatItLeaves(FP16Optimizer):
     """Refuses moments of another class where the state of the inner optimizer is not asked for."""
 
     def load_state_dict(
-        self, state_dict: dict[str, Any], load_optimizer_states: bool = True
+        self, state_dict: dict[str, object], load_optimizer_states: bool = True
     ) -> None:
         inner = state_dict.get("optimizer_state_dict")
         if not load_optimizer_states and isinstance(self.optimizer, FusedAdam):
@@ -59,7 +59,7 @@ class ReadsWhatItLeaves(FP16Optimizer):
 class OffloadsWithoutACopy(BF16Optimizer):
     """Gives its own masters where they are to be on the CPU, and are there already."""
 
-    def state_dict(self, *, cpu_offload: bool = False) -> dict[str, Any]:
+    def state_dict(self, *, cpu_offload: bool = False) -> dict[str, object]:
         saved = super().state_dict(cpu_offload=cpu_offload)
         if cpu_offload:
             masters = [master.detach().cpu() for master in self.fp32_groups_flat_partition]
@@ -82,7 +82,7 @@ class PopsTheScaleOfTheCaller(FP16Optimizer):
 class WritesToTheFirstMemory(FP16UnfusedOptimizer):
     """Steps the memory that a weight had in its first step, not the one it has now."""
 
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         moved = []
         for weight in (weight for group in self.fp16_groups for weight in group):
             first = HOMES.setdefault(weight, weight.detach())
@@ -90,7 +90,7 @@ class WritesToTheFirstMemory(FP16UnfusedOptimizer):
                 moved.append((weight, weight.data))
                 weight.data = first
         try:
-            return unhooked(FP16UnfusedOptimizer)(self, closure)
+            unhooked(FP16UnfusedOptimizer)(self, closure)
         finally:
             for weight, data in moved:
                 weight.data = data
@@ -100,7 +100,7 @@ class WritesToTheFirstMemory(FP16UnfusedOptimizer):
 class KeepsWhatAFileLacks(FusedAdam):
     """Goes on with the moments of parameters that the loaded dict has no state of."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         before = dict(self.state)
         super().load_state_dict(state_dict)
         for param, state in before.items():
