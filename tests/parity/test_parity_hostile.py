@@ -258,6 +258,18 @@ def _at_our_end() -> set[object]:
     return {key for key, one in _finalizer_registry.items() if "kill_session" in repr(one)}
 
 
+def test_a_process_that_ends_while_processes_are_counted_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A path below it may end in ESRCH for a moment, which `Path.glob` does not take for absent."""
+
+    def gone(path: Path, **_: object) -> None:
+        raise ProcessLookupError(path)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert os.getpid() in descendants(os.getppid())
+
+
 def _sleeping() -> list[int]:
     found = []
     for number in descendants(1):

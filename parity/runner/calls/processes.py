@@ -12,13 +12,14 @@ from pathlib import Path
 def descendants(root: int) -> list[int]:
     """Processes started by a process, by those, and so on; parents first."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    # Not by a pattern of paths: that raises where a process ends meanwhile.
+    for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             # The name of a program, in parentheses, may hold anything.
-            parent = stat.read_text().rpartition(")")[2].split()[1]
+            parent = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1]
         except (OSError, IndexError):
             continue
-        children.setdefault(int(parent), []).append(int(stat.parent.name))
+        children.setdefault(int(parent), []).append(int(number))
     found = [root]
     for pid in found:
         found += children.get(pid, [])

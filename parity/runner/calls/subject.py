@@ -158,8 +158,8 @@ class Subject:
             while not live.judge.poll(0.0 if (printing := self._drain(live)) else TICK):
                 watch.look(self.output, printing)
             ending, value = unpacked(live.judge.recv_bytes())
-        except (EOFError, OSError):
-            raise self._ended(live, None) from None
+        except (EOFError, OSError) as error:
+            raise self._ended(live, None, type(error).__name__) from None
         except UnpicklingError as error:
             raise self._ended(live, KernelDied("exit", f"forges a reply: {error}")) from None
         except KernelDied as death:
@@ -178,7 +178,7 @@ class Subject:
             return bool(data)
         return False
 
-    def _ended(self, live: _Live, death: KernelDied | None) -> KernelDied:
+    def _ended(self, live: _Live, death: KernelDied | None, how: str = "") -> KernelDied:
         """The process's end, with the line of the user's code where it is known."""
         if death is not None and death.kind == "hang":
             with contextlib.suppress(OSError):
@@ -196,6 +196,8 @@ class Subject:
             return KernelDied(
                 "signal", f"crashes its process with {signal.Signals(-code).name}{place}"
             )
+        if code is None:
+            return KernelDied("exit", f"leaves its process without a connection ({how})")
         return KernelDied("exit", f"ends its process with exit code {code}")
 
 
