@@ -19,9 +19,12 @@ SIZES = (1.0, 1.0, 1.0, 1e-3, 1e4, 1e30, INF)
 AS_SAVED = {"inside": "as saved"}
 OVERFLOW, CLEAN = ("train", {"size": INF}), ("train", {"size": 1.0})
 
+# The optimizer inside reads its rates as it does alone, and nothing is missing in `train`.
+INSIDE = (
+    *("a rate that falls", "other betas before late gradients", "a file that lacks some states"),
+)
 MOTIFS: Mapping[str, Motif] = {
-    # The optimizer inside reads its rate as it does alone.
-    **{name: row for name, row in COMMON.items() if name != "a rate that falls"},
+    **{name: row for name, row in COMMON.items() if name not in INSIDE},
     **{
         f"an active clip around {recipe}": (
             ("build", {"recipe": recipe}),
@@ -115,7 +118,6 @@ MOTIFS: Mapping[str, Motif] = {
     ),
     "an older file": (*(CLEAN, "load_older", CLEAN),),
     "a rate that is no number": (CLEAN, *("step_on_text", CLEAN)),
-    "weights moved between steps": (CLEAN, ("move_weights", {"every": True}), CLEAN),
     "weights loaded between steps": (CLEAN, "load_weights", CLEAN),
     "weights loaded before a step": (("backward", {"size": 1.0}), "load_weights", "step"),
     "a rate in a tensor that is set, and a clip norm behind a save": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from twinstep.parity.sequences.actions import action
+from twinstep.parity.sequences.fp16_motifs import CLEAN, MOTIFS
 from twinstep.parity.sequences.fp16_parts import REFUSED
 from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
 from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
@@ -21,6 +22,10 @@ class FP16UnfusedRules(FP16Rules):
         "adamw, dynamic, without experts": Recipe(policies={"clip_without_experts": True}),
     }
 
+    motifs = {
+        **MOTIFS,
+        "weights moved between steps": (CLEAN, ("move_weights", {"every": True}), CLEAN),
+    }
     own: Mapping[str, Sequence[object]] = {"has_moe_layers": (False, True)}
     passed = (*FP16Rules.passed, "fused_lamb_legacy")
     refused = {**REFUSED, "fused_lamb_legacy": (True,)}

@@ -290,7 +290,8 @@ class OptimizerRules(HyperRules):
         """Keep a state dict in memory, on the CPU where a class offers it, and watch it."""
         state_dict: Any = world.torch_optimizer.state_dict
         offers = "cpu_offload" in inspect.signature(state_dict).parameters
-        world.kept = state_dict(cpu_offload=True) if offloaded and offers else state_dict()
+        world.kept_on_cpu = offloaded and offers
+        world.kept = state_dict(cpu_offload=True) if world.kept_on_cpu else state_dict()
 
     @action(often=2, drives=("load_state_dict",))
     def load_kept(self, world: World) -> None:

@@ -73,6 +73,7 @@ class World:
         device: where the parameters are.
         saved: a state dict as bytes of `torch.save`, or None.
         kept: a state dict as it was returned, or None.
+        kept_on_cpu: that state dict was asked for in the memory of the CPU.
         scheduler: the learning-rate scheduler in use, or None.
         events: what hooks received.
         more: anything that rules of a certain class want to keep; it is observed like the rest.
@@ -88,6 +89,7 @@ class World:
     device: torch.device
     saved: bytes | None = None
     kept: dict[str, object] | None = None
+    kept_on_cpu: bool = False
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     events: list[str] = field(default_factory=list)
     more: dict[str, object] = field(default_factory=dict)
@@ -166,7 +168,9 @@ def observe(
         walk.root(f"optimizer.{name}", read(world.optimizer, name))
     # What comes next may be made anew.
     world.places, walk.places, walk.before = walk.places, {}, {}
+    walk.offloads = world.offloads or world.kept_on_cpu
     walk.root("kept", world.kept)
+    walk.offloads = world.offloads
     # Dicts of arguments stay the caller's.
     walk.root("arguments", {name: row for name, row in world.options.items() if _plain(row)})
     for number, event in enumerate(world.events):

@@ -271,7 +271,7 @@ def test_sequences_are_the_same_in_every_run_and_differ_from_each_other() -> Non
 
 def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> None:
     rules, names, raised, broken = AdamRules(), Counter[str](), Counter[str](), 0
-    for number in range(EVERY + EVERY // 2):
+    for number in range(2 * EVERY):
         side = Side(FusedAdam, rules, "bf16", "cpu")
         for act in sequence(rules, 0, "bf16", number):
             side.carry_out(act)
@@ -291,7 +291,7 @@ def test_sequences_reach_every_action_and_overflow_and_are_rarely_refused() -> N
     assert raised["construct_wrongly"] == names["construct_wrongly"]
     assert raised["add_group_again"] == names["add_group_again"]
     assert raised["load"] < names["load"] / 4
-    assert 1 <= broken <= 20
+    assert 1 <= broken <= EVERY // 2
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -243,7 +243,7 @@ FAULTS = {
 """,
         "FP16Optimizer",
         "",
-        r"rank \d \(.*\): .* after train\(.*size=inf\); over group .* of ranks .*the reference",
+        r"rank \d \(.*\): .* (after|in) train\(.*size=inf\); over group .* of .*the reference",
     ),
     "the experts of another rank": (
         "pass\n",
