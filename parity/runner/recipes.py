@@ -142,8 +142,8 @@ def _customary(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> It
 
 
 def _crowded(kernel: Kernel, dtype: str, effort: Effort, engine: Engine) -> Iterator[Recipe]:
-    """A long list, of all combinations where that is quick: some do otherwise with one."""
-    quick = engine.name in ("cpu", "cuda") or dtype == kernel.dtypes[0]
+    """A long list, where that is quick: some kernels do otherwise with one."""
+    quick = engine.name in ("cpu", "cuda")
     if quick and "list" in kernel.layouts and kernel.operation.lists:
         yield crowd(kernel.operation, _covering(kernel, dtype, effort)[-1], FEW_HUNDRED)
 
