@@ -12,7 +12,7 @@ from pathlib import Path
 def descendants(root: int) -> list[int]:
     """Processes started by a process, by those, and so on; parents first."""
     children: dict[int, list[int]] = {}
-    # Not by a pattern of paths: that raises where a process ends meanwhile.
+    # Not by a pattern of paths, which may raise where a process ends meanwhile.
     for number in filter(str.isdigit, os.listdir("/proc")):
         try:
             # The name of a program, in parentheses, may hold anything.
