@@ -21,11 +21,11 @@ _last_words: list[Callable[[], str | None]] = []
 
 
 def watch() -> None:
-    """End this process on SIGINT and SIGTERM; does nothing where SIGINT is ignored, as by nohup."""
+    """End this process on SIGTERM, and on SIGINT unless that is ignored, as by nohup."""
+    signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+    signal.signal(signal.SIGINT, _end)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     from multiprocessing import resource_tracker
 
