@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from twinstep.parity.sequences.actions import Motif, Step, action
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.motifs import FROZEN, PLAIN, THAWED
-from twinstep.parity.sequences.parts import SEEDS
+from twinstep.parity.sequences.parts import SEEDS, move
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
 
@@ -154,8 +154,7 @@ class ByHand(OptimizerRules):
     @action(every=(True, False))
     def move_weights(self, world: World, every: bool) -> None:
         """Give parameters other memory, as `module.to` and offloading do."""
-        for param in world.params[:: 1 if every else 2]:
-            param.data = param.detach().clone()
+        move(world.params, every)
 
     @action(number=NUMBERS, how=("take out", "put back", "exchange", "drop", "replace"))
     def edit_groups(self, world: World, number: int, how: str) -> None:

@@ -31,8 +31,8 @@ AGAIN = 3 * EVERY
 NEAR, CANDIDATES = 3, 8
 # Every third action is one of those that come often: what came before shows in a step.
 OFTEN = 3
-# Arguments with more choices than that are seeds.
-SEEDS = 50
+# Choices of an argument that is covered; those with more are seeds, or weighted lists.
+LISTED = 50
 # An action, or one of its arguments and the place of its value among the choices.
 Thing = tuple[str, ...] | tuple[str, str, int]
 Pair = tuple[Thing, Thing]
@@ -88,7 +88,7 @@ class _Drawn:
         self.frequent = [row for row in self.others if 2 * row.often >= most]
         # How often each choice was taken: what is listed twice is taken twice as often.
         self.taken = {
-            name: {key: [0] * len(all_) for key, all_ in row.choices.items() if len(all_) <= SEEDS}
+            name: {key: [0] * len(all_) for key, all_ in row.choices.items() if len(all_) <= LISTED}
             for name, row in self.known.items()
         }
         self.sequences: list[list[Act]] = []

@@ -9,6 +9,7 @@ from twinstep.parity.sequences.fp16_motifs import CLEAN, MOTIFS
 from twinstep.parity.sequences.fp16_parts import REFUSED
 from twinstep.parity.sequences.fp16_recipes import RECIPES, Recipe
 from twinstep.parity.sequences.fp16_rules import FP16Rules, Group
+from twinstep.parity.sequences.parts import move
 from twinstep.parity.sequences.world import World
 
 
@@ -33,8 +34,7 @@ class FP16UnfusedRules(FP16Rules):
     @action(every=(True, False))
     def move_weights(self, world: World, every: bool) -> None:
         """Give parameters other memory, as `module.to` and offloading do; none are in a buffer."""
-        for param in world.params[:: 1 if every else 2]:
-            param.data = param.detach().clone()
+        move(world.params, every)
 
     def made(self, world: World, groups: list[Group]) -> object:
         """Around LAMB, hand over or not."""

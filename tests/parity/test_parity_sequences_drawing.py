@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twinstep.parity.sequences.actions import Rules
-from twinstep.parity.sequences.drawing import NEAR, SEEDS, kind_of, sequence
+from twinstep.parity.sequences.drawing import LISTED, NEAR, kind_of, sequence
 from twinstep.parity.sequences.judge import SEQUENCES, over_ranks
 from twinstep.parity.sequences.registry import RULES, ranked
 from twinstep.parity.sequences.world import Act
@@ -34,7 +34,7 @@ def values(sequences: list[list[Act]], rules: Rules) -> float:
         (row.name, name, value)
         for row in known.values()
         for name, choices in row.choices.items()
-        for value in (choices if len(choices) <= SEEDS else ())
+        for value in (choices if len(choices) <= LISTED else ())
     }
     return len(every & shown) / len(every)
 

@@ -153,6 +153,21 @@ def test_sigterm_takes_the_workers_along(tmp_path: Path) -> None:
     wait_until(lambda: not members(run.pid), 2)
 
 
+def test_sigterm_has_last_words_where_sigint_is_ignored_as_by_nohup(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = started(tmp_path, "check", "slow.py", "--jobs", "1")
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    assert run.stderr is not None
+    wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
+    run.terminate()
+    _, err = run.communicate(timeout=30)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert "parity: terminated" in err
+
+
 def test_descendants_are_found_below_their_parents() -> None:
     with subprocess.Popen(["/bin/sh", "-c", "sleep 60 & sleep 60"]) as shell:
         wait_until(lambda: len(descendants(shell.pid)) == 2)
