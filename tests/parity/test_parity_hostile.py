@@ -217,6 +217,24 @@ def test_memory_without_end_is_named_and_what_is_printed_is_shown_once(
     assert re.fullmatch(r"a word  \(\d+ times\)", shown["talks"])
 
 
+def test_a_compiled_kernel_stays_compiled_whatever_shapes_it_meets(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    body = """
+@torch.compile(dynamic=False, backend="eager")
+def total(a, g):
+    return a + g.float() if torch.compiler.is_compiling() else a + 1.0
+"""
+    calls = "for a, g in zip(accumulators, grads): a.copy_(total(a, g))"
+    file.write_text(HEAD + body + _body("compiled", calls, ""))
+    opened = Source(file=str(file)).open()
+    assert opened.subject is not None
+    selection = Selection(laws=("value", "process_state"), dtypes=("bf16",))
+    effort = Effort(examples=8, repros=None)
+    ledger = Session(selection=selection, effort=effort, subject=opened.subject).run(opened.kernels)
+    opened.subject.close()
+    assert {cell.status for cell in _cells(ledger, "compiled").values()} == {Status.PASSED}
+
+
 def test_who_waits_for_the_reader_of_the_output_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

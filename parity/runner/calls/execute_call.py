@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 from twinstep.parity.cases.garbage import BYTES
@@ -39,6 +40,7 @@ def execute_call(
         CannotRun: see `invoke`.
     """
     function = as_on(engine, function)
+    _recompile_without_limit()
     if call.captured:
         return call_captured(function, memory, seconds)
     if not call.end:
@@ -53,6 +55,16 @@ def execute_call(
         memory.ends = {which: grown.end(memory, which) for which in places(call.case)}
     memory.block.copy_(memory.ends[call.end])
     return Ended()
+
+
+def _recompile_without_limit() -> None:
+    """Let torch.compile form a version for each shape, dtype and switch that the laws meet.
+
+    Beyond eight it would run the kernel as it is written, with other bits than those before.
+    """
+    config = sys.modules.get("torch._dynamo.config")
+    if config is not None:
+        config.recompile_limit = config.accumulated_recompile_limit = sys.maxsize
 
 
 @contextlib.contextmanager

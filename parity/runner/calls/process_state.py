@@ -230,8 +230,15 @@ def _places() -> Iterator[tuple[int, int]]:
     """Number and address of each new tensor; 0 for what lies nowhere."""
     for value in gc.get_objects():
         if issubclass(type(value), Tensor):
-            plain = value.layout is torch.strided and value.numel()
-            yield id(value), value.data_ptr() if plain else 0
+            yield id(value), _address(value)
+
+
+def _address(tensor: Tensor) -> int:
+    """Address of the first element; 0 for what has no memory, as tensors that a compiler traces."""
+    if tensor.layout is torch.strided and tensor.numel():
+        with contextlib.suppress(RuntimeError):
+            return tensor.data_ptr()
+    return 0
 
 
 def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
@@ -255,8 +262,7 @@ def kept_gradients(memory: GuardedMemory, cyclic: Sequence[int]) -> Iterator[str
         cyclic: addresses of tensors that a cycle of references has kept.
     """
     alive = (tensor for one in memory.made if (tensor := one()) is not None)
-    plain = (x for x in alive if x.layout is torch.strided and x.numel())
-    kept = sum(_in_gradients(tensor.data_ptr(), memory) for tensor in plain)
+    kept = sum(_in_gradients(_address(tensor), memory) for tensor in alive)
     if kept:
         yield f"keeps the memory of {kept} gradients, which whoever drops them wants back"
     kept = sum(_in_gradients(place, memory) for place in cyclic)
