@@ -124,6 +124,20 @@ def test_what_one_rank_refuses_none_takes(name: str) -> None:
     assert broken_law(acts, found) == ""
 
 
+def test_ranks_cut_apart_go_on_alike_after_a_load_that_one_refuses() -> None:
+    twin, dice = pair("BF16Optimizer"), Random(0)
+    known = twin.rules.actions()
+    acts = [
+        known["build"].draw(dice, {"seed": 0, "ranks": "data 2", "given": ""}),
+        known["recut"].draw(dice),
+        known["train"].draw(dice, {"regime": "ordinary"}),
+        known["load_universal"].draw(dice, {"missing": "folder", "on": 1}),
+    ]
+    found = on_all_ranks(twin.reference, twin, "bf16", "cpu", acts)
+    assert [rows[-1].raised for rows in found.ranks] == [False, True]
+    assert broken_law(acts, found) == ""
+
+
 def test_a_rank_that_takes_what_another_refuses_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

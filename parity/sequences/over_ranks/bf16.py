@@ -223,9 +223,14 @@ class BF16OverRanks(OverRanks, BF16Rules):
         rows = [(f"p{at}", param) for at, param in enumerate(world.params)]
         lacks = missing if chosen(world, on) else ""
         groups = optimizer_of(world).param_groups
+        self.save(world)
         with TemporaryDirectory() as folder:
             seed_of = partial(place.seed_of, gradient=False)
             write_universal(Path(folder), rows, groups, seed, lacks, seed_of)
-            optimizer_of(world).load_state_dict(
-                [], checkpoint_folder=Path(folder), load_optimizer_states=states
+            load = partial(
+                optimizer_of(world).load_state_dict,
+                [],
+                checkpoint_folder=Path(folder),
+                load_optimizer_states=states,
             )
+            self.load_on_all(world, load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from twinstep.parity.ranks.arithmetic import ORDERS
@@ -62,14 +63,18 @@ class OverRanks(OptimizerRules):
         """Try to load the state of now, of which one entry is wrong on one rank or on all."""
         self.save(world)
         state = self._read(world)
+        one = damaged(state, seed, how) if chosen(world, on) else state
+        self.load_on_all(world, lambda: self.enter(world, one))
+
+    def load_on_all(self, world: World, load: Callable[[], None]) -> None:
+        """Load; ranks go on from what was saved if some alone refuse, as those of one part may."""
         error: Exception | None = None
         try:
-            self.enter(world, damaged(state, seed, how) if chosen(world, on) else state)
+            load()
         except CollectiveError:
             raise
         except Exception as refusal:
             error = refusal
-        # Where ranks have been cut apart, those of one part alone may refuse it.
         if not all(place_of(world).exchange(error is not None)):
             self.enter(world, self._read(world))
         if error is not None:
