@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from types import CodeType, FunctionType, MethodType, ModuleType
 
 import torch
+from torch._library.custom_ops import OPDEFS
 
 from twinstep.parity.records.errors import NoDeviceError, UsageError
 from twinstep.parity.records.names import ENGINES, unknown
@@ -187,7 +188,11 @@ def _held(value: object) -> list[object]:
     """What a partial is given, or an instance has as attributes."""
     if isinstance(value, functools.partial):
         return [*value.args, *value.keywords.values()]
-    return list(getattr(getattr(value, "__self__", value), "__dict__", {}).values())
+    return list(_attributes(getattr(value, "__self__", value)).values())
+
+
+def _attributes(value: object) -> dict[str, object]:
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _is_kernels(module: str) -> bool:
@@ -207,16 +212,23 @@ def _named(function: Callable[..., object]) -> list[object]:
     modules = [value for value in values if isinstance(value, ModuleType)]
     own = [m for m in modules if m.__name__.split(".")[0] != "torch"]
     tables = [value for value in (*found, *values) if isinstance(value, dict | list | tuple)]
+    # torch.ops.mylib.step(...)
+    operators = [op for name, op in list(OPDEFS.items()) if names.issuperset(name.split("::"))]
     return [
         *found,
         *values,
+        *operators,
         *(inner for t in tables for inner in (t.values() if isinstance(t, dict) else t)),
         *(vars(m)[name] for m in own for name in sorted(names & vars(m).keys())),
     ]
 
 
 def _functions_of(value: object) -> list[FunctionType]:
-    """A function, what a partial or bound method calls, and the methods of a class or instance."""
+    """A function, what a partial or bound method calls, and the functions of a class or instance.
+
+    Those of an instance are its class's and its own: an operator of torch.library holds the
+    function that it was made of.
+    """
     if isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, MethodType):
@@ -225,8 +237,11 @@ def _functions_of(value: object) -> list[FunctionType]:
     value = getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType):
         return [value]
-    owner = value if isinstance(value, type) else type(value)
-    return [row for row in vars(owner).values() if isinstance(row, FunctionType)]
+    rows = [] if isinstance(value, type | ModuleType) else list(_attributes(value).values())
+    rows += vars(value if isinstance(value, type) else type(value)).values()
+    rows += [inner for row in rows if isinstance(row, dict) for inner in row.values()]
+    found = (getattr(row, "__func__", row) for row in rows)  # a static method's
+    return [row for row in found if isinstance(row, FunctionType)]
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -8,6 +8,10 @@ from twinstep.parity.sequences.actions import Motif, Step
 from twinstep.parity.sequences.motifs import COMMON, FROZEN, THAWED
 
 REFRESH: Step = ("load_weights", {"number": 0})
+WEIGHT: Step = ("whole", {"number": 0, "key": ""})
+MOMENT: Step = ("whole", {"number": 0, "key": "exp_avg"})
+SET_WEIGHT: Step = ("set_whole", {"number": 0, "key": ""})
+SET_MOMENT: Step = ("set_whole", {"number": 0, "key": "exp_avg"})
 UNIVERSAL: Step = ("load_universal", {"states": True, "missing": ""})
 MOTIFS: Mapping[str, Motif] = {
     **COMMON,
@@ -25,11 +29,8 @@ MOTIFS: Mapping[str, Motif] = {
     "a rate in a tensor that is set": ("train", "hold_rates", "set_lr", "train"),
     "weights loaded before a step": ("backward", REFRESH, "step"),
     "weights loaded while frozen": ("train", *FROZEN, REFRESH, *THAWED, "train"),
-    "a state by name": (
-        "train",
-        ("whole", {"number": 0}),
-        ("set_whole", {"number": 0}),
-        "whole",
+    "a weight and a state by name": (
+        *("train", WEIGHT, SET_WEIGHT, WEIGHT, REFRESH, WEIGHT, MOMENT, SET_MOMENT, MOMENT),
     ),
     "a universal checkpoint": (
         *(("build", {"clip": 0.05, "omitted": False}), "train", UNIVERSAL, "train", "train"),

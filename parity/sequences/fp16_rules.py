@@ -345,8 +345,8 @@ class FP16Rules(ScaledByHand):
         """Load what was saved, but not the state of the inner optimizer, whatever that is."""
         if world.saved is None:
             self.save(world)
-        state = inside_of(self._read(world), inside)
-        scaled(world).load_state_dict(state, load_optimizer_states=False)
+        with world.lent(inside_of(self._read(world), inside)) as state:
+            scaled(world).load_state_dict(state, load_optimizer_states=False)
 
     @action(often=2, drives=("load_state_dict",), seed=SEEDS)
     def resume(self, world: World, seed: int) -> None:
@@ -373,7 +373,7 @@ class FP16Rules(ScaledByHand):
         train(world.params, cast(list[bool], world.more["trained"]))
         world.optimizer = self.made(world, groups)
         train(world.params, now)
-        world.torch_optimizer.load_state_dict(self._read(world))
+        self.enter(world, self._read(world))
 
     @action(drives=("add_param_group",))
     def add_group(self, world: World, seed: int = 0) -> None:

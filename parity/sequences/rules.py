@@ -270,7 +270,7 @@ class OptimizerRules(HyperRules):
         """Load what was saved into the present optimizer."""
         if world.saved is None:
             self.save(world)
-        world.torch_optimizer.load_state_dict(self._read(world))
+        self.enter(world, self._read(world))
 
     @action(often=2, drives=("load_state_dict",), seed=SEEDS)
     def resume(self, world: World, seed: int) -> None:
@@ -283,7 +283,7 @@ class OptimizerRules(HyperRules):
         parts = [{"params": [copy_of[param] for param in group["params"]]} for group in groups]
         world.optimizer = world.cls(parts, **self.drawn_hyper(dice), **world.options)
         world.params, world.scheduler = copies, None
-        world.torch_optimizer.load_state_dict(self._read(world))
+        self.enter(world, self._read(world))
 
     @action(drives=("state_dict",), offloaded=(False, True))
     def keep(self, world: World, offloaded: bool) -> None:
@@ -302,8 +302,9 @@ class OptimizerRules(HyperRules):
         world.torch_optimizer.load_state_dict(world.kept)
 
     def enter(self, world: World, state: dict[str, object]) -> None:
-        """Load a state dict that nothing else holds."""
-        world.torch_optimizer.load_state_dict(state)
+        """Load a state dict, which stays the caller's."""
+        with world.lent(state):
+            world.torch_optimizer.load_state_dict(state)
 
     @action(drives=("load_state_dict",), seed=SEEDS, how=HOW)
     def load_damaged(self, world: World, seed: int, how: str) -> None:

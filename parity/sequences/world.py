@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol, cast
@@ -127,10 +128,29 @@ class World:
         """True if an option puts state into the memory of the CPU, where the reference has all."""
         return self.options.get("offload_optimizer_config") is not None
 
+    @contextmanager
+    def lent(self, state: dict[str, object]) -> Iterator[dict[str, object]]:
+        """Note the entries of its caller's dict that a call changes; what tensors hold apart."""
+        before = {key: _told(value) for key, value in state.items()}
+        try:
+            yield state
+        finally:
+            after = {key: _told(value) for key, value in state.items()}
+            changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+            self.more["given"] = ", ".join(sorted(map(str, changed)))
+
     @property
     def torch_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, typed as torch's."""
         return cast(torch.optim.Optimizer, self.optimizer)
+
+
+def _told(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _told(row) for key, row in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(row) for row in value]
+    return repr(value) if isinstance(value, int | float | str) else type(value)
 
 
 def observe(

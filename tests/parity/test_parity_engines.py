@@ -108,12 +108,24 @@ class Stepper:
     def step(self, p):
         launch(p)
 
+class Updated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p):
+        launch(p)
+
+@torch.library.custom_op("twinstep_tests::launch", mutates_args=("p",))
+def operator(p: torch.Tensor) -> None:
+    launch(p)
+
 STEPPER = Stepper()
 later = functools.partial(launch)
 
 def through_a_function(p): launch(p)
 def through_a_class(p): Stepper().step(p)
 def through_an_instance(p): STEPPER.step(p)
+def through_autograd(p): Updated.apply(p)
+def through_an_operator(p): operator(p)
+def through_the_name_of_an_operator(p): torch.ops.twinstep_tests.launch(p)
 def through_a_partial(p): later(p)
 def through_a_lambda(p): (lambda: launch(p))()
 def beside_it(p): torch.nn.functional.relu(p)

@@ -21,7 +21,7 @@ from twinstep.parity.records.errors import KernelTimeout, UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.calls import invoke, limits
-from twinstep.parity.runner.calls.process_state import ProcessState, turned
+from twinstep.parity.runner.calls.process_state import ProcessState, child_processes, turned
 from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.recipes import Effort
@@ -220,19 +220,25 @@ def test_memory_without_end_is_named_and_what_is_printed_is_shown_once(
 def test_a_compiled_kernel_stays_compiled_whatever_shapes_it_meets(tmp_path: Path) -> None:
     file = tmp_path / "kernels.py"
     body = """
-@torch.compile(dynamic=False, backend="eager")
 def total(a, g):
     return a + g.float() if torch.compiler.is_compiling() else a + 1.0
+
+one_each = torch.compile(total, dynamic=False, backend="eager")
+for_all = torch.compile(total, dynamic=True, backend="eager")
 """
-    calls = "for a, g in zip(accumulators, grads): a.copy_(total(a, g))"
-    file.write_text(HEAD + body + _body("compiled", calls, ""))
+    calls = "for a, g in zip(accumulators, grads): a.copy_({}(a, g))"
+    names = ("one_each", "for_all")
+    kernels = [_body(f"kernel_{name}", calls.format(name), "") for name in names]
+    file.write_text("\n".join([HEAD + body, *kernels]))
     opened = Source(file=str(file)).open()
     assert opened.subject is not None
     selection = Selection(laws=("value", "process_state"), dtypes=("bf16",))
-    effort = Effort(examples=8, repros=None)
+    effort = Effort(examples=4, repros=None)
     ledger = Session(selection=selection, effort=effort, subject=opened.subject).run(opened.kernels)
     opened.subject.close()
-    assert {cell.status for cell in _cells(ledger, "compiled").values()} == {Status.PASSED}
+    for name in names:
+        cells = _cells(ledger, f"kernel_{name}")
+        assert {cell.status for cell in cells.values()} == {Status.PASSED}, name
 
 
 def test_who_waits_for_the_reader_of_the_output_does_not_hang(
@@ -286,6 +292,13 @@ def test_a_process_that_ends_while_processes_are_counted_ends_no_other(
 
     monkeypatch.setattr(Path, "stat", gone)
     assert os.getpid() in descendants(os.getppid())
+
+
+def test_a_thread_that_ends_while_processes_are_counted_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _: [str(os.getpid()), "0"])
+    assert isinstance(child_processes(), list)
 
 
 def _sleeping() -> list[int]:

@@ -78,6 +78,39 @@ class PopsTheScaleOfTheCaller(FP16Optimizer):
             dynamic_loss_args.pop("init_scale", None)
 
 
+@put(WRONG_BY_STATE, reference="BF16Optimizer", dtypes=("bf16",), private=("_whole",))
+class KeepsWholeWeights(BF16Optimizer):
+    """Keeps a weight that was asked for by name until the next step or load."""
+
+    def get_full_hp_param(self, name: str, optim_state_key: str | None = None) -> Tensor:
+        if optim_state_key is not None:
+            return super().get_full_hp_param(name, optim_state_key)
+        kept = vars(self).setdefault("_whole", {})
+        if name not in kept:
+            kept[name] = super().get_full_hp_param(name)
+        return cast(Tensor, kept[name].clone())
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        vars(self)["_whole"] = {}
+        unhooked(BF16Optimizer)(self, closure)
+
+    def load_state_dict(self, *given: object, **options: object) -> None:
+        vars(self)["_whole"] = {}
+        super().load_state_dict(*cast(Any, given), **cast(Any, options))
+
+
+@put(WRONG_BY_STATE, reference="FP16UnfusedOptimizer", dtypes=("fp16",))
+class UpdatesTheCallersFile(FP16UnfusedOptimizer):
+    """Puts a clip norm into the caller's dict where the file is of before there was one."""
+
+    def load_state_dict(
+        self, state_dict: dict[str, object], load_optimizer_states: bool = True
+    ) -> None:
+        if isinstance(state_dict, dict):
+            state_dict.setdefault("clip_grad", self.clip_grad)
+        super().load_state_dict(state_dict, load_optimizer_states)
+
+
 @put(WRONG_BY_STATE, reference="FP16UnfusedOptimizer", dtypes=("fp16",))
 class WritesToTheFirstMemory(FP16UnfusedOptimizer):
     """Steps the memory that a weight had in its first step, not the one it has now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from twinstep.parity.cases.garbage import BYTES
 from twinstep.parity.cases.guarded_memory import GuardedMemory
@@ -62,7 +63,7 @@ def _recompile_without_limit() -> None:
 
     Beyond eight it would run the kernel as it is written, with other bits than those before.
     """
-    config = sys.modules.get("torch._dynamo.config")
+    config: Any = sys.modules.get("torch._dynamo.config")
     if config is not None:
         config.recompile_limit = config.accumulated_recompile_limit = sys.maxsize
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -159,7 +159,9 @@ def child_processes() -> list[str]:
     """Numbers of the processes that this one has started."""
     found: list[str] = []
     for task in os.listdir(TASKS) if TASKS.exists() else ():
-        found += (TASKS / task / "children").read_text().split()
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            found += (TASKS / task / "children").read_text().split()
     return found
 
 
@@ -220,7 +222,7 @@ class NewTensors:
         places = dict(_places())
         if places:
             gc.collect()
-        found = [weakref.ref(x) for x in gc.get_objects() if issubclass(type(x), Tensor)]
+        found = [weakref.ref(x) for x in gc.get_objects() if _has_memory(x)]
         self.cyclic = tuple(places[number] for number in places.keys() - dict(_places()).keys())
         gc.unfreeze()
         return found
@@ -229,16 +231,20 @@ class NewTensors:
 def _places() -> Iterator[tuple[int, int]]:
     """Number and address of each new tensor; 0 for what lies nowhere."""
     for value in gc.get_objects():
-        if issubclass(type(value), Tensor):
-            yield id(value), _address(value)
+        if _has_memory(value):
+            plain = value.layout is torch.strided and value.numel()
+            yield id(value), value.data_ptr() if plain else 0
 
 
-def _address(tensor: Tensor) -> int:
-    """Address of the first element; 0 for what has no memory, as tensors that a compiler traces."""
-    if tensor.layout is torch.strided and tensor.numel():
-        with contextlib.suppress(RuntimeError):
-            return tensor.data_ptr()
-    return 0
+def _has_memory(value: object) -> TypeGuard[Tensor]:
+    """True for a tensor, but not for one that torch.compile has traced with and keeps."""
+    if not issubclass(type(value), Tensor):
+        return False
+    tensor = cast(Tensor, value)
+    try:
+        return tensor.layout is not torch.strided or tensor.untyped_storage().device.type != "meta"
+    except RuntimeError:
+        return False
 
 
 def left_behind(made: Iterable[weakref.ref[Tensor]]) -> dict[str, int]:
@@ -262,7 +268,8 @@ def kept_gradients(memory: GuardedMemory, cyclic: Sequence[int]) -> Iterator[str
         cyclic: addresses of tensors that a cycle of references has kept.
     """
     alive = (tensor for one in memory.made if (tensor := one()) is not None)
-    kept = sum(_in_gradients(_address(tensor), memory) for tensor in alive)
+    plain = (x for x in alive if x.layout is torch.strided and x.numel())
+    kept = sum(_in_gradients(tensor.data_ptr(), memory) for tensor in plain)
     if kept:
         yield f"keeps the memory of {kept} gradients, which whoever drops them wants back"
     kept = sum(_in_gradients(place, memory) for place in cyclic)
