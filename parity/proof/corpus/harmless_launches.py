@@ -33,6 +33,12 @@ def triton_folded_grid(call: AccumulateCall) -> None:
     kernels.accumulate_folded(call)
 
 
+@launched("accumulate", arithmetic="exact", dtypes=("fp16",))
+def triton_folded_at_2048(call: AccumulateCall) -> None:
+    """The same row, folded so that a place behind 2^24 begins at a line's end."""
+    kernels.accumulate_folded(call, widest=2048)
+
+
 @launched("accumulate", arithmetic="exact")
 def triton_rows_and_columns(call: AccumulateCall) -> None:
     """Rows of 1,024, found by an integer division."""

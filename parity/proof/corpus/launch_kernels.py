@@ -66,12 +66,14 @@ def folded_kernel(a, g, numel, ROWS: tl.constexpr, COLS: tl.constexpr):
     added(a, g, at, at < numel)
 
 
-def accumulate_folded(call: AccumulateCall, rows: int = 16, cols: int = 64) -> None:
+def accumulate_folded(
+    call: AccumulateCall, rows: int = 16, cols: int = 64, widest: int = PLANE
+) -> None:
     """One launch for each tensor that has elements."""
     for a, g in zip(call.accumulators, call.grads, strict=True):
         if a.numel():
             blocks = blocks_of(a.numel(), rows * cols)
-            across = min(blocks, PLANE)
+            across = min(blocks, widest)
             grid = (across, blocks_of(blocks, across))
             folded_kernel[grid](a, g, a.numel(), ROWS=rows, COLS=cols)
 

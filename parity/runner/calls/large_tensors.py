@@ -43,6 +43,7 @@ class LargeTensors:
 
     Attributes:
         block: a tensor on the device, for `invoke`.
+        folded: a grid had more than one axis, and of `REPEATED` some blocks at most have run.
         places: of the last tensors, that are looked at.
     """
 
@@ -54,6 +55,7 @@ class LargeTensors:
         self.lists = {name: self._grown(tensors, engine) for name, tensors in case.lists.items()}
         self.controls = {name: t.clone().to(engine.device) for name, t in case.controls.items()}
         self.block = torch.empty(0, device=engine.device)
+        self.folded = False
 
     def _need_memory(self, engine: Engine) -> None:
         if engine.name != "cuda":
@@ -93,7 +95,8 @@ class LargeTensors:
         """
         from twinstep.replay.launch.virtual import touched
 
-        if any(y * z > 1 for _, y, z in grids):
+        self.folded = any(y * z > 1 for _, y, z in grids)
+        if self.folded:
             return
         large = [ts[-1] for ts in self.lists.values() if len(ts) and ts[-1].numel() == self.numel]
         if not large:
@@ -128,8 +131,8 @@ class LargeTensors:
                     flat = odd_one(pieces)
                     reached |= changed(pieces, span.value)
             span.of(after).copy_(flat.view(span.value.shape))
-        if which in REPEATED and not reached:
-            # Blocks in an order of their own: those that run were not those of this place.
+        if which in REPEATED and (self.folded or not reached):
+            # Blocks in an order of their own: those that run were not all those of this place.
             return self.end(memory, "first")
         return after
 
