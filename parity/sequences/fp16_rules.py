@@ -373,7 +373,8 @@ class FP16Rules(ScaledByHand):
         train(world.params, cast(list[bool], world.more["trained"]))
         world.optimizer = self.made(world, groups)
         train(world.params, now)
-        self.enter(world, self._read(world))
+        with world.lent(self._read(world)) as state:
+            world.torch_optimizer.load_state_dict(state)
 
     @action(drives=("add_param_group",))
     def add_group(self, world: World, seed: int = 0) -> None:

@@ -265,7 +265,8 @@ class ScalerRules(Rules):
             state[change] = None
             # Refused before anything changes: the check reports it first.
             _of(world).restored(state)
-        _load(world, state)
+        with world.lent(state):
+            _of(world).load_state_dict(state)
 
     @action(
         drives=("load_state_dict", "restored"),
@@ -281,26 +282,25 @@ class ScalerRules(Rules):
             # More than this scaler has after an overflow of its own, for one.
             state["cur_hysteresis"] = max(1, iteration % 5_000)
         _of(world).restored(state)
-        _load(world, state)
+        with world.lent(state):
+            _of(world).load_state_dict(state)
 
     @action(drives=("load_state_dict",), count=COUNTS, since=WINDOWS)
     def age(self, world: World, count: int, since: int) -> None:
         """Load the state of now with counters as after a long run."""
-        _load(world, aged(dict(_of(world).state_dict()), count, since))
+        with world.lent(aged(dict(_of(world).state_dict()), count, since)) as state:
+            _of(world).load_state_dict(state)
 
     @action(drives=("load_state_dict",), seed=SEEDS, how=HOW)
     def load_damaged(self, world: World, seed: int, how: str) -> None:
         """Try to load the state of now with one entry that is gone or makes no sense."""
-        _load(world, damaged(dict(_of(world).state_dict()), seed, how))
+        with world.lent(damaged(dict(_of(world).state_dict()), seed, how)) as state:
+            _of(world).load_state_dict(state)
 
     @action(drives=("load_state_dict",))
     def load_strange(self, world: World) -> None:
         """Try to load the state of the other kind of scaler."""
         state = dict(_of(world).state_dict())
         state["dynamic_loss_scale"] = not state["dynamic_loss_scale"]
-        _load(world, state)
-
-
-def _load(world: World, state: dict[str, object]) -> None:
-    with world.lent(state):
-        _of(world).load_state_dict(state)
+        with world.lent(state):
+            _of(world).load_state_dict(state)

@@ -233,4 +233,4 @@ class BF16OverRanks(OverRanks, BF16Rules):
                 checkpoint_folder=Path(folder),
                 load_optimizer_states=states,
             )
-            self.load_on_all(world, load)
+            self.load_on_all(world, load, stays=True)

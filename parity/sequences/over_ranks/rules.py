@@ -64,10 +64,13 @@ class OverRanks(OptimizerRules):
         self.save(world)
         state = self._read(world)
         one = damaged(state, seed, how) if chosen(world, on) else state
-        self.load_on_all(world, lambda: self.enter(world, one))
+        self.load_on_all(world, lambda: self.enter(world, one), stays=False)
 
-    def load_on_all(self, world: World, load: Callable[[], None]) -> None:
-        """Load; ranks go on from what was saved if some alone refuse, as those of one part may."""
+    def load_on_all(self, world: World, load: Callable[[], None], *, stays: bool) -> None:
+        """Load; all ranks go on from what was saved where some alone refuse, as one part may.
+
+        Also where all take it, unless what they have taken stays.
+        """
         error: Exception | None = None
         try:
             load()
@@ -75,7 +78,8 @@ class OverRanks(OptimizerRules):
             raise
         except Exception as refusal:
             error = refusal
-        if not all(place_of(world).exchange(error is not None)):
+        refused = place_of(world).exchange(error is not None)
+        if not all(refused) and (any(refused) or not stays):
             self.enter(world, self._read(world))
         if error is not None:
             raise error
