@@ -4,9 +4,9 @@ The last tensor is blown up to more than 2^31 elements with the case's values at
 the middle, and all three agree with the reference; so do some thousand elements behind 2^24 and at
 a drawn place, which hold them over and over. On replay, past 2^32 elements as well: the tensor is
 virtual and only the blocks of these places run; in a grid of several axes those at the ends and in
-the middle of every axis. On a GPU the memory is real, if there is enough. A program that walks over
-the whole tensor takes replay too long, and torch on all of it needs its memory: then the cell is
-skipped.
+the middle of every axis alone. On a GPU the memory is real, if there is enough. A program that
+walks over the whole tensor takes replay too long, and torch on all of it needs its memory: then the
+cell is skipped.
 
 Where a result depends on all elements, as by LAMB's norms, the small tensor lies there once, cut
 into three: at both ends and in the middle. All else is zero, which adds nothing to a norm and

@@ -288,8 +288,8 @@ class BF16Rules(OptimizerRules):
     def whole(self, world: World, number: int, key: str) -> object:
         """Read a parameter's gradient and its weight or a state by name; they are the caller's."""
         name, optimizer = f"p{number % len(world.params)}", optimizer_of(world)
-        read = optimizer.get_full_hp_grad(name), optimizer.get_full_hp_param(name, key or None)
-        world.more["read"] = read
+        held = optimizer.get_full_hp_param(name, *([key] if key else []))
+        read = world.more["read"] = optimizer.get_full_hp_grad(name), held
         return read
 
     @action(
@@ -302,8 +302,8 @@ class BF16Rules(OptimizerRules):
     def set_whole(self, world: World, seed: int, number: int, key: str, publish: bool) -> None:
         """Write a weight or a state by name."""
         at = number % len(world.params)
-        value = filled(tuple(world.params[at].shape), torch.float32, "ordinary", seed)
-        optimizer_of(world).set_full_hp_param(f"p{at}", value.to(world.device), key or None)
+        value = filled(world.params[at].shape, torch.float32, "ordinary", seed).to(world.device)
+        optimizer_of(world).set_full_hp_param(f"p{at}", value, *([key] if key else []))
         if publish:
             optimizer_of(world).update_lp_params()
 

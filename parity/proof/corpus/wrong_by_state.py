@@ -80,11 +80,11 @@ class PopsTheScaleOfTheCaller(FP16Optimizer):
 
 @put(WRONG_BY_STATE, reference="BF16Optimizer", dtypes=("bf16",), private=("_whole",))
 class KeepsWholeWeights(BF16Optimizer):
-    """Keeps a weight that was asked for by name until the next step or load."""
+    """Keeps a weight that was asked for by name alone until the next step or load."""
 
-    def get_full_hp_param(self, name: str, optim_state_key: str | None = None) -> Tensor:
-        if optim_state_key is not None:
-            return super().get_full_hp_param(name, optim_state_key)
+    def get_full_hp_param(self, name: str, *key: str) -> Tensor:  # type: ignore[override]
+        if key:
+            return super().get_full_hp_param(name, *key)
         kept = vars(self).setdefault("_whole", {})
         if name not in kept:
             kept[name] = super().get_full_hp_param(name)
