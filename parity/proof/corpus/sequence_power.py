@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import log
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.runner.calls.process_state import put_back
@@ -14,6 +15,8 @@ from twinstep.parity.sequences.drive import run
 from twinstep.parity.sequences.judge import SEQUENCES, over_ranks
 
 WANTED = 0.99
+# A class whose power is at least SURE, with a risk of DOUBT to err, is measured no longer.
+SURE, DOUBT = 0.999, 1e-3
 Kind = str | int
 
 
@@ -66,6 +69,20 @@ class Power:
         """True if a default run notices it with the probability that is wanted."""
         return self.run >= WANTED
 
+    @property
+    def sure(self) -> bool:
+        """True if these notices would be a surprise, were the power of a default run below SURE.
+
+        Chernoff's bound. Kinds are taken together, which can only make the power look smaller.
+        """
+        least = 1.0 - (1.0 - SURE) ** (1.0 / sum(self.default.values()))
+        if self.each <= least:
+            return False
+        surprise = self.each * log(self.each / least)
+        if self.each < 1.0:
+            surprise += (1.0 - self.each) * log((1.0 - self.each) / (1.0 - least))
+        return self.sequences * surprise >= -log(DOUBT)
+
 
 def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     """Drive a class through sequences of three seeds in turn.
@@ -76,7 +93,8 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     Args:
         row: the class.
         dtype: of the parameters.
-        enough: notices after which the measurement ends; twice as many where these are too few.
+        enough: notices after which the measurement ends, if it is not `sure` before; twice as many
+            where these are too few.
         most: limit of sequences of all kinds.
     """
     twin, kinds = twin_of(row), dict[Kind, tuple[int, int]]()
@@ -98,7 +116,8 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
 
     for number in range(most):
         power = Power(row, dtype, default, kinds)
-        if power.noticed >= enough and (power.enough or power.noticed >= 2 * enough):
+        known = power.sure or power.noticed >= enough
+        if (known and power.enough) or power.noticed >= 2 * enough:
             break
         drive(number)
     else:
