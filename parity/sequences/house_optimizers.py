@@ -20,12 +20,14 @@ def register_our_optimizers() -> None:
         return
     wrappers = (BF16Optimizer, FP16Optimizer, FP16UnfusedOptimizer, ZeroOptimizer)
     for cls in (FusedAdam, FusedLamb, FusedLAMB, *wrappers, DynamicLossScale, StaticLossScale):
-        # Tensors on the CPU take the native kernels, whose rows cover every dtype.
+        # Tensors on the CPU take the native kernels, whose rows cover every dtype: one for each
+        # class is enough, for wrappers the one that they are made for.
+        made_for = {BF16Optimizer: "bf16", FP16Optimizer: "fp16", FP16UnfusedOptimizer: "fp16"}
         # Kernels of apex's LAMB have the loops of `FusedLamb`, which is judged in every dtype.
         of_gpu = ("mixed",) if cls is FusedLAMB else DTYPES
         for name, engines, dtypes in (
             ("fast", ("cuda", "replay"), of_gpu),
-            ("native", ("cpu",), ("mixed",)),
+            ("native", ("cpu",), (made_for.get(cls, "mixed"),)),
         ):
             register_optimizer(
                 f"{name}.{cls.__name__}",
