@@ -68,6 +68,13 @@ def test_scales_are_float64_and_counters_int64() -> None:
     assert [t.dtype for t in got] == [torch.float64] + [torch.int64] * 4
 
 
+@pytest.mark.parametrize(
+    "rule", [DynamicRule(min_scale=2, delayed_shift=1), WrapperRule(min_scale=2)]
+)
+def test_a_whole_number_for_the_floor_makes_no_whole_scale(rule: DynamicRule | WrapperRule) -> None:
+    assert isinstance(rule.after(ScaleState(scale=3.0), True).scale, float)
+
+
 def test_wrapper_operation_follows_the_pure_rule() -> None:
     rule = WrapperRule(scale_window=2, min_scale=0.5)
     for overflows in product([False, True], repeat=6):
