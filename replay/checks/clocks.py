@@ -4,11 +4,17 @@ A thread that releases makes known what it knows itself: its own accesses, those
 block that a barrier has put before, and what it has acquired. What a thread acquires is known to
 it, and to others of its block after a barrier that joins them. Where many threads of a block meet
 in one instruction, what one of them acquires counts as known to all, and a release as made by any.
+
+A fence is half of a release, and a relaxed access behind it the other half: what was known at the
+fence is handed on, by its thread and by those that a barrier has joined with it since. For
+acquiring it is the other way round: a relaxed access, then a fence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -48,11 +54,76 @@ def strong(site: MemoryOp, blocks: bool) -> bool:
     return site.kind == "atomic" or not STRONG.isdisjoint(parts)
 
 
+@dataclass(frozen=True)
+class Effect:
+    """What an access does for the order between blocks.
+
+    Attributes:
+        acquires: What was released at the address is known at once.
+        releases: What is known is released at the address.
+        takes: The first, but once a fence follows.
+        gives: The second, but what was known at a fence before.
+    """
+
+    acquires: bool = False
+    releases: bool = False
+    takes: bool = False
+    gives: bool = False
+
+    def __bool__(self) -> bool:
+        return self.acquires or self.releases or self.takes or self.gives
+
+
+class Knowledge:
+    """What each thread has of releases: all threads of a block what came before a barrier.
+
+    Args:
+        learn: Adds to what is known.
+    """
+
+    def __init__(self, learn: Callable[[Known, Known], None]) -> None:
+        self.learn = learn
+        self.settled: dict[int, Known] = {}
+        """What all threads of a block have."""
+        self.pending: dict[int, tuple[int, dict[tuple[int, int], Known]]] = {}
+        """Epoch of a block, and what came to threads in it, by thread and epoch of the warp."""
+
+    def before(self, block: int, epoch: int) -> Known:
+        """What all threads of a block have in an epoch: everything of the epochs before."""
+        settled = self.settled.setdefault(block, {})
+        began, pending = self.pending.setdefault(block, (epoch, {}))
+        if began < epoch:
+            for known in pending.values():
+                self.learn(settled, known)
+            self.pending[block] = epoch, {}
+        return settled
+
+    def of_thread(self, block: int, epoch: int, who: tuple[int, int], met: Met) -> Known:
+        """What a thread has in an epoch of its warp; to be added to."""
+        settled = self.before(block, epoch)
+        pending = self.pending[block][1]
+        if who not in pending:
+            known = dict(settled)
+            for other, came in pending.items():
+                if met(*other):
+                    self.learn(known, came)
+            pending[who] = known
+        return pending[who]
+
+    def of_all(self, block: int, epoch: int) -> Known:
+        """The same where the threads of a block are not told apart."""
+        settled = self.before(block, epoch)
+        for known in self.pending[block][1].values():
+            self.learn(settled, known)
+        self.pending[block][1].clear()
+        return settled
+
+
 class Clocks:
     """Releases of each block, numbered, and those that each thread knows of.
 
     Args:
-        fenced: Whether the kernel has fences, which give order to relaxed accesses as well.
+        fenced: Whether the kernel has fences; without any, relaxed accesses give no order.
     """
 
     def __init__(self, fenced: bool) -> None:
@@ -60,23 +131,30 @@ class Clocks:
         self.releases: dict[int, list[Release]] = {}
         self.released: dict[int, Known] = {}
         """Per address, what is acquired there."""
-        self.settled: dict[int, Known] = {}
-        """What all threads of a block know."""
-        self.pending: dict[int, tuple[int, dict[tuple[int, int], Known]]] = {}
-        """Epoch of a block, and what threads acquired in it, by thread and epoch of the warp."""
+        self.known = Knowledge(self._learn)
+        self.taken = Knowledge(self._learn)
+        """What the next fence of a thread makes known to it."""
+        self.given = Knowledge(self._learn)
+        """What was known at the last fence of a thread."""
 
     def own(self, blocks: Array) -> Array:
         """The number of the next release of some blocks."""
         return np.array([len(self.releases.get(b, ())) for b in blocks.tolist()], np.int64)
 
-    def effect(self, site: MemoryOp) -> tuple[bool, bool]:
-        """Two flags: an access acquires, and it releases, for other blocks."""
+    def effect(self, site: MemoryOp) -> Effect:
+        """What an access does for other blocks."""
         if not strong(site, True):
-            return False, False
+            return Effect()
         parts = {*site.instruction.parts}
-        acquires = self.fenced or not parts.isdisjoint({"acquire", "acq_rel"})
-        releases = self.fenced or not parts.isdisjoint({"release", "acq_rel"})
-        return acquires and site.kind != "write", releases and site.kind != "read"
+        reads, writes = site.kind != "write", site.kind != "read"
+        acquires = reads and not parts.isdisjoint({"acquire", "acq_rel"})
+        releases = writes and not parts.isdisjoint({"release", "acq_rel"})
+        return Effect(
+            acquires,
+            releases,
+            takes=self.fenced and reads and not acquires,
+            gives=self.fenced and writes and not releases,
+        )
 
     def ordered(
         self,
@@ -95,9 +173,9 @@ class Clocks:
             now: The other block, and its epoch.
             met: Of the thread that asks.
         """
-        if self._covers(self._settled(*now), before, thread, event):
+        if self._covers(self.known.before(*now), before, thread, event):
             return True
-        pending = self.pending[now[0]][1].items()
+        pending = self.known.pending[now[0]][1].items()
         return any(
             met(*who) and self._covers(known, before, thread, event) for who, known in pending
         )
@@ -115,16 +193,6 @@ class Clocks:
             event[1] < epoch or t == thread or event[2] < warps[thread // 32]
             for t, epoch, warps in [*releases[clock : last + 1], *(releases[n] for n in numbers)]
         )
-
-    def _settled(self, block: int, epoch: int) -> Known:
-        """What all threads of a block know in an epoch: everything acquired before it."""
-        settled = self.settled.setdefault(block, {})
-        began, pending = self.pending.setdefault(block, (epoch, {}))
-        if began < epoch:
-            for known in pending.values():
-                self._learn(settled, known)
-            self.pending[block] = epoch, {}
-        return settled
 
     def _learn(self, known: Known, other: Known) -> None:
         """Add to what is known."""
@@ -151,36 +219,16 @@ class Clocks:
         kept = [(t, n) for t, n in alone.items() if n > last and releases[n][1] == newest]
         return last, tuple(kept)
 
-    def _of_thread(self, block: int, epoch: int, who: tuple[int, int], met: Met) -> Known:
-        """What a thread knows in an epoch of its warp; to be added to when it acquires."""
-        settled = self._settled(block, epoch)
-        pending = self.pending[block][1]
-        if who not in pending:
-            known = dict(settled)
-            for other, acquired in pending.items():
-                if met(*other):
-                    self._learn(known, acquired)
-            pending[who] = known
-        return pending[who]
-
-    def _of_all(self, block: int, epoch: int) -> Known:
-        """The same where the threads of a block are not told apart."""
-        settled = self._settled(block, epoch)
-        for known in self.pending[block][1].values():
-            self._learn(settled, known)
-        self.pending[block][1].clear()
-        return settled
-
     def access(
         self,
-        effect: tuple[bool, bool],
+        effect: Effect,
         block: int,
         threads: list[tuple[Release, int]],
         addresses: list[int],
         met: Callable[[int, int], Met],
         replaces: bool,
     ) -> None:
-        """Threads of one block touch addresses, in this order, and acquire or release.
+        """Threads of one block touch addresses, in this order.
 
         Args:
             effect: See `effect`.
@@ -192,22 +240,59 @@ class Clocks:
         """
         many = len(threads) > MANY
         for (release, warp_epoch), address in zip(threads, addresses, strict=True):
-            thread, epoch, _ = release
-            who = thread, warp_epoch
-            own = (
-                self._of_all(block, epoch)
-                if many
-                else self._of_thread(block, epoch, who, met(*who))
-            )
-            if effect[0] and address in self.released:
-                self._learn(own, self.released[address])
-            if not effect[1]:
+            has = partial(_has, block, release, warp_epoch, met, many)
+            if effect.acquires and address in self.released:
+                self._learn(has(self.known), self.released[address])
+            if effect.takes and address in self.released:
+                self._learn(has(self.taken), self.released[address])
+            if effect.releases:
+                known = self._release(block, release, has(self.known), many)
+            elif effect.gives:
+                known = dict(has(self.given))
+            else:
                 continue
-            number = len(self.releases.setdefault(block, []))
-            self.releases[block].append(release)
-            known = dict(own)
-            self._learn(known, {block: (number, ()) if many else (-1, ((thread, number),))})
-            if effect[0] or replaces or address not in self.released:
+            if effect.acquires or replaces or address not in self.released:
                 self.released[address] = known
             else:
                 self._learn(self.released[address], known)
+
+    def fence(
+        self,
+        acquires: bool,
+        releases: bool,
+        block: int,
+        threads: list[tuple[Release, int]],
+        met: Callable[[int, int], Met],
+    ) -> None:
+        """Threads of one block pass a fence; arguments as of `access`."""
+        many = len(threads) > MANY
+        for release, warp_epoch in threads:
+            has = partial(_has, block, release, warp_epoch, met, many)
+            known = has(self.known)
+            if acquires:
+                self._learn(known, has(self.taken))
+            if releases:
+                self._learn(has(self.given), self._release(block, release, known, many))
+
+    def _release(self, block: int, release: Release, known: Known, many: bool) -> Known:
+        """Number a release, and return what it makes known."""
+        number = len(self.releases.setdefault(block, []))
+        self.releases[block].append(release)
+        made = dict(known)
+        self._learn(made, {block: (number, ()) if many else (-1, ((release[0], number),))})
+        return made
+
+
+def _has(
+    block: int,
+    release: Release,
+    warp_epoch: int,
+    met: Callable[[int, int], Met],
+    many: bool,
+    knowledge: Knowledge,
+) -> Known:
+    """What a thread has, or all of its block where they are not told apart; to be added to."""
+    thread, epoch, _ = release
+    if many:
+        return knowledge.of_all(block, epoch)
+    return knowledge.of_thread(block, epoch, (thread, warp_epoch), met(thread, warp_epoch))

@@ -6,8 +6,8 @@ access that the kernel makes, so that none divides it. Two threads' accesses are
 * within a block, by a barrier between them: of all threads, of the warps that one with a count
   joins (at one place of the code), or of a warp (`bar.warp.sync`);
 * between blocks, by a thread that releases and one that acquires at the same address (atomics,
-  loads and stores; relaxed ones, too, if the kernel has a fence), as far as each of them has met
-  the others of its block (see `clocks`).
+  loads and stores; relaxed ones, too, behind a fence and before one), as far as each of them has
+  met the others of its block (see `clocks`).
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
@@ -20,12 +20,12 @@ that stores nothing that derives from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from twinstep.replay.checks.clocks import Release, strong
+from twinstep.replay.checks.clocks import Effect, Release, strong
 from twinstep.replay.checks.history import NOBODY, Access, History, Trace
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array, stretched
@@ -89,7 +89,7 @@ class BatchChecks:
         # An access that releases is itself known to whoever acquires that.
         clocks = self.memory.clocks.own(self.batch.blocks)
         effect = self.memory.clocks.effect(site)
-        if any(effect):
+        if effect:
             self._synchronise(effect, site, lanes, flat, addresses)
         word = self.memory.word
         self.loose = np.zeros(len(flat), np.bool_)
@@ -373,9 +373,36 @@ class BatchChecks:
             f"{self.batch.thread_place(thread)}; {site.where(int(flat), lanes)}."
         )
 
-    def _synchronise(
-        self, effect: tuple[bool, bool], site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array
+    def fence(
+        self, lanes: Lanes, guard: Array | None, scope: str, acquires: bool, releases: bool
     ) -> None:
+        """These threads pass a fence, which orders accesses of blocks if its scope reaches them."""
+        if not self.memory.races or scope == "cta":
+            return
+        passing = np.ones(lanes.size, np.bool_)
+        if guard is not None:
+            passing = stretched(guard, lanes.shape).reshape(-1)
+        for row, _, joining in self._joining(lanes, np.flatnonzero(passing)):
+            block, met = int(self.batch.blocks[row]), partial(self._after, row)
+            self.memory.clocks.fence(acquires, releases, block, joining, met)
+
+    def _synchronise(
+        self, effect: Effect, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array
+    ) -> None:
+        for row, here, joining in self._joining(lanes, flat):
+            self.memory.clocks.access(
+                effect,
+                int(self.batch.blocks[row]),
+                joining,
+                addresses[here].tolist(),
+                partial(self._after, row),
+                replaces=site.kind == "write",
+            )
+
+    def _joining(
+        self, lanes: Lanes, flat: Array
+    ) -> Iterator[tuple[int, Array, list[tuple[Release, int]]]]:
+        """Block by block: its row, which threads are its, and these as `Clocks` takes them."""
         rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
         threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
         for row in np.unique(rows).tolist():
@@ -389,11 +416,4 @@ class BatchChecks:
                     known[own] = self.met[row, own] + 1
                     known[own][own] = epoch
                 joining.append(((thread, int(self.block_epoch[row]), known[own]), epoch))
-            self.memory.clocks.access(
-                effect,
-                int(self.batch.blocks[row]),
-                joining,
-                addresses[here].tolist(),
-                partial(self._after, row),
-                replaces=site.kind == "write",
-            )
+            yield row, here, joining

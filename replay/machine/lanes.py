@@ -59,6 +59,11 @@ class Checks(Protocol):
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
         """These threads have met."""
 
+    def fence(
+        self, lanes: Lanes, guard: Array | None, scope: str, acquires: bool, releases: bool
+    ) -> None:
+        """These threads pass a fence."""
+
     def global_access(
         self,
         site: MemoryOp,
@@ -188,6 +193,11 @@ class Lanes:
         """Tell the checks of memory that these threads have met: `count` of a block, or all (0)."""
         if self.batch.checks is not None:
             self.batch.checks.barrier(self, warp_only, 0 < count < self.batch.threads)
+
+    def fence(self, guard: Array | None, scope: str, acquires: bool, releases: bool) -> None:
+        """Tell the checks of memory that these threads pass a fence."""
+        if self.batch.checks is not None:
+            self.batch.checks.fence(self, guard, scope, acquires, releases)
 
     def gather(self, value: Array) -> Array:
         """The active part of a value of the whole batch."""

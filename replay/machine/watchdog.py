@@ -192,6 +192,13 @@ class _Watch:
         if self.inner is not None:
             self.inner.barrier(lanes, warp_only, some)
 
+    def fence(
+        self, lanes: Lanes, guard: Array | None, scope: str, acquires: bool, releases: bool
+    ) -> None:
+        """As `Checks.fence`."""
+        if self.inner is not None:
+            self.inner.fence(lanes, guard, scope, acquires, releases)
+
     def shared_access(
         self,
         site: MemoryOp,

@@ -102,6 +102,15 @@ def _barrier(emitter: Emitter, instruction: Instruction) -> None:
     emitter.line(f"L.barrier({'warp' in parts}, {count})")
 
 
+def _fence(emitter: Emitter, instruction: Instruction) -> None:
+    parts = instruction.parts
+    if "proxy" in "".join(parts) or "mbarrier_init" in parts:
+        return  # orders other things than accesses of blocks
+    scope = next((p for p in ("cta", "cluster", "sys") if p in parts), "gpu")
+    acquires, releases = "release" not in parts, "acquire" not in parts
+    emitter.line(f"L.fence({emitter.guard(instruction)}, {scope!r}, {acquires}, {releases})")
+
+
 def _trap(emitter: Emitter, instruction: Instruction) -> None:
     _stop(emitter, instruction, "trap")
 
@@ -143,6 +152,7 @@ HANDLERS: dict[str, Handler] = {
     "redux": _redux,
     "elect": _elect,
     "bar": _barrier,
+    **dict.fromkeys(("membar", "fence"), _fence),
     "barrier": _barrier,
     "trap": _trap,
     "brkpt": _trap,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import triton
@@ -115,21 +117,48 @@ def test_a_lock_between_blocks_needs_a_scope_that_reaches_them(scope: str) -> No
             lock_of_scope[(4,)](lock, total, SCOPE=scope)
 
 
-def test_a_fence_within_a_block_orders_no_blocks() -> None:
-    text = """.version 8.7
-    .target sm_90
-    .address_size 64
-    .visible .entry k(.param .u64 x, .param .u64 flag) {
-    .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<5>;
-    ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [flag]; mov.u32 %r0, %ctaid.x;
-    setp.ne.u32 %p1, %r0, 0; @%p1 bra READ;
-    st.global.u32 [%rd0], 7; membar.SCOPE; atom.global.relaxed.gpu.exch.b32 %r1, [%rd1], 1; ret;
-    READ: atom.global.relaxed.gpu.add.u32 %r1, [%rd1], 0; setp.eq.u32 %p2, %r1, 0; @%p2 bra READ;
-    membar.SCOPE; ld.global.u32 %r2, [%rd0]; ret; }"""
-    with options(check_races=True):
-        run_ptx(text.replace("SCOPE", "gl"), "k", (2,), (1,), [words(), words()])
-        with pytest.raises(Race, match="read of 4 bytes of argument 0"):
-            run_ptx(text.replace("SCOPE", "cta"), "k", (2,), (1,), [words(), words()])
+FENCED = """.version 8.7
+.target sm_90
+.address_size 64
+.visible .entry k(.param .u64 x, .param .u64 flag) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<5>;
+ld.param.u64 %rd0, [x]; ld.param.u64 %rd1, [flag]; mov.u32 %r0, %ctaid.x; mov.u32 %r3, %tid.x;
+mul.wide.u32 %rd2, %r3, 4; add.u64 %rd0, %rd0, %rd2; setp.eq.u32 %p3, %r3, 0;
+setp.ne.u32 %p1, %r0, 0; @%p1 bra READ;
+st.global.u32 [%rd0], 7; BEFORE
+@%p3 atom.global.relaxed.gpu.exch.b32 %r1, [%rd1], 1; ret;
+READ: @%p3 atom.global.relaxed.gpu.add.u32 %r1, [%rd1], 0;
+@%p3 setp.eq.u32 %p2, %r1, 0; @!%p3 setp.ne.u32 %p2, %r3, %r3; @%p2 bra READ;
+AFTER ld.global.u32 %r2, [%rd0]; ret; }"""
+GPU = "membar.gl;"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "threads", "right"),
+    [
+        (GPU, GPU, 1, True),
+        (GPU, "", 1, False),
+        ("", GPU, 1, False),
+        (GPU, "membar.cta;", 1, False),
+        ("membar.cta;", GPU, 1, False),
+        ("fence.acq_rel.gpu;", "fence.sc.sys;", 1, True),
+        ("fence.proxy.async;", "fence.sc.sys;", 1, False),
+        (GPU + "st.global.u32 [%rd0], 8;", GPU, 1, False),
+        (GPU + "bar.sync 0;", GPU + "bar.sync 0;", 64, True),
+        ("bar.sync 0; @%p3 " + GPU, "@%p3 membar.gl; bar.sync 0;", 64, True),
+        ("bar.sync 0; @%p3 " + GPU, "bar.sync 0;" + GPU, 64, True),
+        ("@%p3 membar.gl; bar.sync 0;", "@%p3 membar.gl; bar.sync 0;", 64, False),
+        ("bar.sync 0; @%p3 " + GPU, "bar.sync 0;", 64, False),
+        # Of more than four threads at once it counts as anybody's.
+        ("bar.sync 0; @!%p3 " + GPU, "@%p3 membar.gl; bar.sync 0;", 4, False),
+    ],
+)
+def test_relaxed_atomics_order_blocks_behind_a_fence_and_before_one(
+    before: str, after: str, threads: int, right: bool
+) -> None:
+    text = FENCED.replace("BEFORE", before).replace("AFTER", after)
+    with options(check_races=True), nullcontext() if right else pytest.raises(Race):
+        run_ptx(text, "k", (2,), (threads,), [words(threads), words()])
 
 
 @pytest.mark.parametrize("blocks", [2, 9])
