@@ -87,8 +87,8 @@ class Power:
 def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     """Drive a class through sequences of three seeds in turn.
 
-    A motif comes twice in a default run, and seldom here: where the sequences of all kinds are too
-    few to decide, those of the kind that notices most follow alone.
+    A motif comes twice in a default run, and seldom here: where `most` sequences leave it open,
+    those of the kind that notices most follow alone.
 
     Args:
         row: the class.
@@ -114,15 +114,20 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
             noticed, driven = kinds.get(kind, (0, 0))
             kinds[kind] = noticed + found, driven + 1
 
+    # Looked at twice, and not until it has become enough: that would favour this outcome.
+    aim = enough
     for number in range(most):
         power = Power(row, dtype, default, kinds)
-        known = power.sure or power.noticed >= enough
-        if (known and power.enough) or power.noticed >= 2 * enough:
+        if power.sure and power.enough:
             break
+        if power.noticed >= aim:
+            if power.enough or aim > enough:
+                break
+            aim = 2 * enough
         drive(number)
     else:
         best = max(kinds, key=lambda kind: kinds[kind][0] / kinds[kind][1])
         numbers = count(most)
-        while kinds[best][0] and not power.enough and kinds[best][1] < 2 * enough:
+        while kinds[best][0] and kinds[best][1] < 2 * enough:
             drive(next(numbers), best)
     return power
