@@ -87,6 +87,12 @@ def triton_last_program_adds_up(call: GlobalNormCall) -> None:
 
 
 @harmless(SHELF, "global_norm", engines=ENGINES)
+def triton_last_program_behind_fences(call: GlobalNormCall) -> None:
+    """The same by a relaxed ticket between two fences."""
+    racing_kernels.global_norm(call, "relaxed", fences=2)
+
+
+@harmless(SHELF, "global_norm", engines=ENGINES)
 def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
     """Programs add lane by lane under a lock; a barrier comes before it is given back."""
     racing_kernels.global_norm_by_lock(call, "gpu", barrier=True)

@@ -118,6 +118,14 @@ def unscale(call: UnscaleCall, counts: bool) -> None:
         )
 
 
+@triton.jit
+def behind_a_fence(value):
+    """The value, once all memory that was touched before is in order."""
+    return tl.inline_asm_elementwise(
+        "membar.gl; mov.b32 $0, $1;", "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
 @triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["g"])
 def squares_kernel(
     g,
@@ -128,20 +136,29 @@ def squares_kernel(
     BLOCK: tl.constexpr,
     PROGRAMS: tl.constexpr,
     SEM: tl.constexpr,
+    FENCES: tl.constexpr,
 ):
     """The sum of squares of one tensor: the program that arrives last adds what all have left."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
     tl.store(partial + tl.program_id(0), tl.sum(x * x, axis=0))
-    before = tl.atomic_add(arrived, 1, sem=SEM)
+    one = 1
+    if FENCES > 0:
+        one = behind_a_fence(one)
+    before = tl.atomic_add(arrived, one, sem=SEM)
+    if FENCES > 1:
+        before = behind_a_fence(before)
     if before == tl.num_programs(0) - 1:
         row = tl.arange(0, PROGRAMS)
         every = tl.load(partial + row, mask=row < tl.num_programs(0), other=0.0)
         tl.store(total, tl.sum(every, axis=0))
 
 
-def global_norm(call: GlobalNormCall, sem: str) -> None:
-    """One launch for each tensor that has elements; the root is taken of all sums together."""
+def global_norm(call: GlobalNormCall, sem: str, fences: int = 0) -> None:
+    """One launch for each tensor that has elements; the root is taken of all sums together.
+
+    The ticket has a fence before it, and with two of them another one behind.
+    """
     total = torch.zeros(len(call.grads), dtype=torch.float64, device=call.norm.device)
     for i, g in enumerate(call.grads):
         programs = -(-g.numel() // BLOCK)
@@ -157,6 +174,7 @@ def global_norm(call: GlobalNormCall, sem: str) -> None:
                 BLOCK=BLOCK,
                 PROGRAMS=triton.next_power_of_2(programs),
                 SEM=sem,
+                FENCES=fences,
             )
     call.norm.copy_(total.sum().sqrt())
     if not bool(torch.isfinite(total).all()):

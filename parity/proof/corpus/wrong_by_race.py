@@ -32,6 +32,12 @@ def partial_sums_read_without_acquiring_them(call: GlobalNormCall) -> None:
     kernels.global_norm(call, "relaxed")
 
 
+@racing("global_norm", "B22", component="norms")
+def partial_sums_read_without_a_second_fence(call: GlobalNormCall) -> None:
+    """A fence before a relaxed ticket orders the stores; none behind it orders the loads."""
+    kernels.global_norm(call, "relaxed", fences=1)
+
+
 @locked("global_norm", component="norms")
 def lock_given_back_before_all_have_stored(call: GlobalNormCall) -> None:
     """One thread gives the lock back while other threads of its program still store."""
