@@ -56,7 +56,7 @@ def strong(site: MemoryOp, blocks: bool) -> bool:
 
 @dataclass(frozen=True)
 class Effect:
-    """What an access does for the order between blocks.
+    """The part of an access in the order between blocks.
 
     Attributes:
         acquires: What was released at the address is known at once.
@@ -75,7 +75,7 @@ class Effect:
 
 
 class Knowledge:
-    """What each thread has of releases: all threads of a block what came before a barrier.
+    """Releases that have come to each thread; all of a block have those from before a barrier.
 
     Args:
         learn: Adds to what is known.
@@ -89,7 +89,7 @@ class Knowledge:
         """Epoch of a block, and what came to threads in it, by thread and epoch of the warp."""
 
     def before(self, block: int, epoch: int) -> Known:
-        """What all threads of a block have in an epoch: everything of the epochs before."""
+        """Releases that all threads of a block have in an epoch: those of the epochs before."""
         settled = self.settled.setdefault(block, {})
         began, pending = self.pending.setdefault(block, (epoch, {}))
         if began < epoch:
@@ -99,7 +99,7 @@ class Knowledge:
         return settled
 
     def of_thread(self, block: int, epoch: int, who: tuple[int, int], met: Met) -> Known:
-        """What a thread has in an epoch of its warp; to be added to."""
+        """Releases that a thread has in an epoch of its warp; to be added to."""
         settled = self.before(block, epoch)
         pending = self.pending[block][1]
         if who not in pending:
@@ -142,7 +142,7 @@ class Clocks:
         return np.array([len(self.releases.get(b, ())) for b in blocks.tolist()], np.int64)
 
     def effect(self, site: MemoryOp) -> Effect:
-        """What an access does for other blocks."""
+        """The effect of an access on other blocks."""
         if not strong(site, True):
             return Effect()
         parts = {*site.instruction.parts}

@@ -20,12 +20,12 @@ that stores nothing that derives from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 
-from twinstep.replay.checks.clocks import Effect, Release, strong
+from twinstep.replay.checks.clocks import Effect, strong
+from twinstep.replay.checks.epochs import Epochs
 from twinstep.replay.checks.history import NOBODY, Access, History, Trace
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array, stretched
@@ -40,11 +40,7 @@ class BatchChecks:
     def __init__(self, memory: History, batch: Batch) -> None:
         self.memory = memory
         self.batch = batch
-        rows, warps = len(batch.blocks), -(-batch.threads // 32)
-        self.block_epoch = np.zeros(rows, np.int64)
-        self.warp_epoch = np.zeros((rows, warps), np.int64)
-        self.met = np.full((rows, warps, warps), NOBODY, np.int64)
-        """Up to which epoch of a warp (last index) another met it at a barrier of some warps."""
+        self.epochs = Epochs(batch.blocks, batch.threads)
         self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
         self.loose = np.zeros(0, np.bool_)
@@ -56,19 +52,7 @@ class BatchChecks:
 
     def barrier(self, lanes: Lanes, warp_only: bool, some: bool) -> None:
         """These threads have met: within their warps, or `some` or all warps of their blocks."""
-        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)
-        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)
-        met = np.zeros(self.warp_epoch.shape, np.bool_)
-        met[rows, threads // 32] = True
-        if some:
-            for row in np.unique(rows):
-                group = np.flatnonzero(met[row])
-                known = self.met[row, group].max(axis=0)
-                known[group] = self.warp_epoch[row, group]
-                self.met[row, group] = known
-        elif not warp_only:
-            self.block_epoch[np.unique(rows)] += 1
-        self.warp_epoch[met] += 1
+        self.epochs.barrier(lanes, warp_only, some)
 
     def global_access(
         self,
@@ -195,8 +179,8 @@ class BatchChecks:
         event = np.stack(
             [
                 blocks * self.batch.threads + threads,
-                self.block_epoch[rows],
-                self.warp_epoch[rows, threads // 32],
+                self.epochs.block[rows],
+                self.epochs.warp[rows, threads // 32],
                 clocks[rows],
                 np.full(len(flat), self.memory.number(site)),
             ],
@@ -327,29 +311,10 @@ class BatchChecks:
         """True if threads have met, or blocks have synchronised, since an earlier event."""
         before, after = int(earlier[0]) // self.batch.threads, int(now[0]) // self.batch.threads
         if before == after:
-            return self._met(earlier, int(now[0]))
+            return self.epochs.met_since(earlier, int(now[0]))
         one, two = int(earlier[0]) % self.batch.threads, int(now[0]) % self.batch.threads
-        met = self._after(self._row(after), two, int(now[2]))
+        met = self.epochs.after(self.epochs.row(after), two, int(now[2]))
         return self.memory.clocks.ordered(before, one, earlier, (after, int(now[1])), met)
-
-    def _met(self, earlier: Array, thread: int) -> bool:
-        """True if a thread has met the warp of an earlier event of its block since then."""
-        block, own = divmod(thread, self.batch.threads)
-        other = int(earlier[0]) % self.batch.threads // 32
-        return bool(earlier[2] <= self.met[self._row(block), own // 32, other])
-
-    def _row(self, block: int) -> int:
-        return int(np.flatnonzero(self.batch.blocks == block)[0])
-
-    def _after(self, row: int, thread: int, epoch: int) -> Callable[[int, int], bool]:
-        """Tells of a thread and an epoch of its warp whether this one, now, comes after them."""
-        warp, met = thread // 32, self.met[row, thread // 32]
-
-        def comes_after(other: int, then: int) -> bool:
-            same_warp = other // 32 == warp and then < epoch
-            return other == thread or same_warp or bool(then <= met[other // 32])
-
-        return comes_after
 
     def _compare_within(self, site: MemoryOp, lanes: Lanes, access: Access, flat: Array) -> None:
         """Raise if two values are stored to one word by this very instruction."""
@@ -382,38 +347,19 @@ class BatchChecks:
         passing = np.ones(lanes.size, np.bool_)
         if guard is not None:
             passing = stretched(guard, lanes.shape).reshape(-1)
-        for row, _, joining in self._joining(lanes, np.flatnonzero(passing)):
-            block, met = int(self.batch.blocks[row]), partial(self._after, row)
+        for row, _, joining in self.epochs.joining(lanes, np.flatnonzero(passing)):
+            block, met = int(self.batch.blocks[row]), partial(self.epochs.after, row)
             self.memory.clocks.fence(acquires, releases, block, joining, met)
 
     def _synchronise(
         self, effect: Effect, site: MemoryOp, lanes: Lanes, flat: Array, addresses: Array
     ) -> None:
-        for row, here, joining in self._joining(lanes, flat):
+        for row, here, joining in self.epochs.joining(lanes, flat):
             self.memory.clocks.access(
                 effect,
                 int(self.batch.blocks[row]),
                 joining,
                 addresses[here].tolist(),
-                partial(self._after, row),
+                partial(self.epochs.after, row),
                 replaces=site.kind == "write",
             )
-
-    def _joining(
-        self, lanes: Lanes, flat: Array
-    ) -> Iterator[tuple[int, Array, list[tuple[Release, int]]]]:
-        """Block by block: its row, which threads are its, and these as `Clocks` takes them."""
-        rows = stretched(lanes.row_index, lanes.shape).reshape(-1)[flat]
-        threads = stretched(lanes.thread_index, lanes.shape).reshape(-1)[flat]
-        for row in np.unique(rows).tolist():
-            here = rows == row
-            known: dict[int, Array] = {}
-            joining: list[tuple[Release, int]] = []
-            for thread in threads[here].tolist():
-                own, epoch = thread // 32, int(self.warp_epoch[row, thread // 32])
-                if own not in known:
-                    # Epochs up to `met` count as met; a barrier of its own warp has begun another.
-                    known[own] = self.met[row, own] + 1
-                    known[own][own] = epoch
-                joining.append(((thread, int(self.block_epoch[row]), known[own]), epoch))
-            yield row, here, joining

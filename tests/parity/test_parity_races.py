@@ -22,6 +22,7 @@ TWINS = {
     "counter_advanced_while_others_read_it": "triton_counter_advanced_by_the_host",
     "flag_cleared_while_others_raise_it": "triton_overflows_counted",
     "partial_sums_read_without_acquiring_them": "triton_last_program_adds_up",
+    "partial_sums_read_without_a_second_fence": "triton_last_program_behind_fences",
     "lock_given_back_before_all_have_stored": "triton_sums_under_a_lock",
     "lock_of_one_block": "triton_sums_under_a_lock",
     "tickets_reset_while_others_still_ask": "triton_tiles_by_tickets",
