@@ -25,7 +25,9 @@ MOTIFS: Mapping[str, Motif] = {
     "gradients clipped by hand": (
         *("backward", ("grads_for_norm", {"clipping": True, "half": True}), "step"),
     ),
-    "weights loaded between steps": ("train", "load_weights", "train"),
+    "weights loaded between steps": (
+        *("train", ("load_weights", {"seed": 1}), ("load_weights", {"seed": 2}), "train"),
+    ),
     "a rate in a tensor that is set": ("train", "hold_rates", "set_lr", "train"),
     "weights loaded before a step": ("backward", REFRESH, "step"),
     "weights loaded while frozen": ("train", *FROZEN, REFRESH, *THAWED, "train"),

@@ -275,8 +275,8 @@ class BF16Rules(OptimizerRules):
         """Somebody loads weights into the model."""
         param = world.params[number % len(world.params)]
         values = filled(tuple(param.shape), param.dtype, "ordinary", seed)
-        with torch.no_grad():
-            param.copy_(values.to(world.device))
+        # So that no version counter tells of it.
+        param.data.copy_(values.to(world.device))
         optimizer_of(world).refresh_fp32_params()
 
     @action(

@@ -103,7 +103,7 @@ MOTIFS: Mapping[str, Motif] = {
     "masters that are refreshed": (
         # Without a scale the first steps are no overflows.
         *(("build", {"recipe": "adamw, none"}), CLEAN, CLEAN),
-        *(("load_weights", {"seed": 1}), CLEAN),
+        *(("load_weights", {"seed": 1}), ("load_weights", {"seed": 2}), CLEAN),
     ),
     "seventeen overflows in a row": (
         ("build", {"recipe": "adamw, dynamic"}),

