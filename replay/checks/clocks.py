@@ -251,7 +251,9 @@ class Clocks:
                 known = dict(has(self.given))
             else:
                 continue
-            if effect.acquires or replaces or address not in self.released:
+            # Who acquires and releases hands on what was released there as well.
+            whole = effect.acquires and effect.releases
+            if whole or replaces or address not in self.released:
                 self.released[address] = known
             else:
                 self._learn(self.released[address], known)

@@ -161,6 +161,14 @@ def test_relaxed_atomics_order_blocks_behind_a_fence_and_before_one(
         run_ptx(text, "k", (2,), (threads,), [words(threads), words()])
 
 
+@pytest.mark.parametrize("asks", ["relaxed", "acquire"])
+def test_whoever_asks_before_takes_nothing_away(asks: str) -> None:
+    text = FENCED.replace("BEFORE", GPU).replace("AFTER", GPU)
+    text = text.replace("relaxed.gpu.add", f"{asks}.gpu.add")
+    with options(check_races=True):
+        run_ptx(text, "k", (5,), (1,), [words(), words()])
+
+
 @pytest.mark.parametrize("blocks", [2, 9])
 def test_a_release_orders_other_threads_only_after_a_barrier(blocks: int) -> None:
     """Every thread stores and one exchanges, perhaps before the others have stored."""
