@@ -268,7 +268,10 @@ class Clocks:
     ) -> None:
         """Threads of one block pass a fence; arguments as of `access`."""
         many = len(threads) > MANY
-        for release, warp_epoch in threads:
+        if many and releases:
+            # What the last of them makes known counts as everybody's.
+            self.releases.setdefault(block, []).extend(release for release, _ in threads[:-1])
+        for release, warp_epoch in threads[-1:] if many else threads:
             has = partial(_has, block, release, warp_epoch, met, many)
             known = has(self.known)
             if acquires:
