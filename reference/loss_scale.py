@@ -105,12 +105,9 @@ class DynamicRule:
         shrinks = self.delayed_shift == 1 or state.cur_hysteresis == 1
         if shrinks and state.scale == self.min_scale and self.raise_error_at_min_scale:
             return replace(state, exhausted=1)
-        scale = state.scale
-        if shrinks:
-            scale = max(scale / self.scale_factor, float(self.min_scale))
         return replace(
             state,
-            scale=scale,
+            scale=max(state.scale / self.scale_factor, self.min_scale) if shrinks else state.scale,
             cur_hysteresis=state.cur_hysteresis if shrinks else state.cur_hysteresis - 1,
             last_overflow_iter=state.cur_iter,
             cur_iter=state.cur_iter + 1,
@@ -136,7 +133,7 @@ class WrapperRule:
         """The state after a step."""
         scale, last = state.scale, state.last_overflow_iter
         if found_inf:
-            scale, last = max(scale / self.scale_factor, float(self.min_scale)), state.cur_iter
+            scale, last = max(scale / self.scale_factor, self.min_scale), state.cur_iter
         elif is_full_window(state.cur_iter - last - 1, self.scale_window):
             scale = scale * self.scale_factor
         return replace(state, scale=scale, last_overflow_iter=last, cur_iter=state.cur_iter + 1)

@@ -182,6 +182,8 @@ class DynamicLossScale(LossScale):
     ) -> None:
         check_rule(rule, "DynamicLossScale", RULES[1:])
         scale = checked_scale(init_scale, "DynamicLossScale")
+        # The scale becomes the floor itself, and is a float always.
+        min_scale = float(min_scale)
         self.state = ScaleState(scale=scale, cur_hysteresis=delayed_shift)
         if rule == "dynamic":
             self.rule = DynamicRule(
