@@ -67,10 +67,11 @@ BY_HAND: Mapping[str, Motif] = {
     "betas nearby": ("raise_rates", PLAIN, *NUDGED, *NUDGED),
     "numbers in other forms": (
         *(PLAIN, LOWER, PLAIN, "write_numbers", PLAIN, *NUDGED),
-        *("hold_numbers", PLAIN, "change_held", PLAIN),
+        # A rate that is a whole number would stay one.
+        *("hold_rates", "hold_numbers", PLAIN, "change_held", PLAIN),
     ),
     "numbers in tensors that are kept": (
-        *(PLAIN, "hold_numbers", "keep", "load_kept", "change_held", PLAIN),
+        *(PLAIN, "hold_numbers", "keep", "load_kept", "change_held", PLAIN, "change_held", PLAIN),
     ),
     "states made while frozen": (*FROZEN, *MADE, *THAWED, PLAIN),
     **{
@@ -230,14 +231,14 @@ class ByHand(OptimizerRules):
 
     @action()
     def change_held(self, world: World) -> None:
-        """Change every number that a tensor holds, in place."""
+        """Change every number that a tensor holds, in place, and past its version counter."""
         for group in world.torch_optimizer.param_groups:
             for name in HELD:
                 if isinstance(held := group.get(name), Tensor):
-                    held.copy_(held * 0.75 if held else torch.full_like(held, 0.125))
+                    held.data.copy_(held * 0.75 if held else torch.full_like(held, 0.125))
             for beta in group.get("betas", ()):
                 if isinstance(beta, Tensor) and beta > 0:
-                    beta.copy_(1 - (1 - beta) * 0.75)
+                    beta.data.copy_(1 - (1 - beta) * 0.75)
 
     @action(drives=("add_param_group",), what=WRONG_GROUPS)
     def add_refused_group(self, world: World, what: str) -> None:

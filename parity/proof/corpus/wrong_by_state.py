@@ -208,3 +208,23 @@ class RefreshesByVersion(FP16Optimizer):
         if vars(self).get("_seen") != seen:
             super().refresh_fp32_params()
         vars(self)["_seen"] = seen
+
+
+@put(WRONG_BY_STATE, private=("_known",))
+class RatesByVersion(FusedAdam):
+    """Reads a rate in a tensor again where its version counter has moved."""
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        rates = [group["lr"] for group in self.param_groups]
+        known = vars(self).setdefault("_known", {})
+        try:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                if isinstance(rate, Tensor):
+                    key = id(rate), rate._version
+                    group["lr"] = known.setdefault(key, (rate, rate.item()))[1]
+            return cast("float | None", unhooked(FusedAdam)(self, closure))
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
