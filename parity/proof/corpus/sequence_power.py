@@ -73,7 +73,9 @@ class Power:
     def sure(self) -> bool:
         """True if these notices would be a surprise, were the power of a default run below SURE.
 
-        Chernoff's bound. Kinds are taken together, which can only make the power look smaller.
+        Chernoff's bound. Kinds are taken together, which makes the power look smaller where they
+        are drawn about as often as in a run. It is asked after every sequence, so that the risk
+        is some times DOUBT.
         """
         least = 1.0 - (1.0 - SURE) ** (1.0 / sum(self.default.values()))
         if self.each <= least:
