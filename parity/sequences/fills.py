@@ -71,11 +71,6 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, regime: str, seed: int) -
     return _patterns(count, dtype, regime, source).reshape(shape)
 
 
-def is_hit(index: int, count: int, seed: int) -> bool:
-    """True if an overflow hits this one of several tensors: one for most seeds, or all."""
-    return seed % 4 == 0 or index == seed % count
-
-
 def laid_out(values: Tensor, layout: str) -> Tensor:
     """Values in another layout: in one element's memory, transposed, sparse, or with a graph."""
     if values.dim() == 0 or values.numel() == 0:

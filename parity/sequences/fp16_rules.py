@@ -276,12 +276,12 @@ class FP16Rules(ScaledByHand):
         add_to(world.params)
         total = torch.zeros((), device=world.device)
         alone = size == INF and seed % 4 > 0
-        hit = (NAN if seed % 4 == 1 else INF) if alone else 1.0
+        hit, hits = (NAN if seed % 4 == 1 else INF) if alone else 1.0, world.hits(seed)
         for index, param in enumerate(world.params):
             shape = tuple(param.shape)
             weight = filled(shape, torch.float32, "ordinary", world.seed_of(index, seed))
             share = curved(param.float() * weight.to(world.device), graph).sum()
-            total = total + (share * hit if world.is_hit(index, seed) else share)
+            total = total + (share * hit if index in hits else share)
         total = total if alone else total * size
         total = total.reshape(1) if loss == "one element" else total.to(DTYPES[loss])
         backward_twice(scaled(world).backward, total, graph)

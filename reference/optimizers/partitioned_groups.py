@@ -79,11 +79,12 @@ class PartitionedGroup:
 
     def gradients(self) -> list[Tensor]:
         """The accumulator cut into parameters: 1-D views, in order."""
-        views, start = [], 0
-        for param in self.params:
-            views.append(self.accumulator[start : start + param.numel()])
-            start += param.numel()
-        return views
+        return [self.gradient(index) for index in range(len(self.params))]
+
+    def gradient(self, index: int) -> Tensor:
+        """One parameter's part of the accumulator: a 1-D view."""
+        start = sum(param.numel() for param in self.params[:index])
+        return self.accumulator[start : start + self.params[index].numel()]
 
     def partitions(self, flat: Tensor) -> list[Tensor]:
         """All ranks' partitions of a tensor laid out like `flat`: views."""
@@ -162,7 +163,7 @@ def accumulate_gradient(group: PartitionedGroup, index: int) -> None:
     grad = group.params[index].grad
     if grad is None:
         return
-    view = group.gradients()[index]
+    view = group.gradient(index)
     (total,) = accumulate([view], [grad.detach().reshape(-1)])
     view.copy_(total)
     group.has_gradient[index] = True
