@@ -77,8 +77,6 @@ MEASURED = [
     "LongWindowsEndEarly",
     "ShardNorm",
     "AsksInOrderOfTheDict",
-    "GathersWholeBuckets",
-    "MergesGroups",
     "CutsLongParameters",
 ]
 POWER = [row for row in WRONG_CLASSES if LONG or row.name in MEASURED]
