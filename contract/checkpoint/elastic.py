@@ -27,7 +27,14 @@ from torch import Tensor
 
 from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint.deepspeed_zero import Ordered, by_parameter, is_shard
-from twinstep.contract.checkpoint.entries import SAME, Loaded, clip_norm, copy_of, require_keys
+from twinstep.contract.checkpoint.entries import (
+    SAME,
+    Loaded,
+    clip_norm,
+    copied,
+    copy_of,
+    require_keys,
+)
 from twinstep.contract.checkpoint.inner import inner_state
 from twinstep.contract.errors import in_words
 from twinstep.contract.fragments import Fragment, FragmentAddress, Partition
@@ -71,7 +78,8 @@ def saved(
     Raises:
         ValueError: the inner optimizer has state that cannot be cut.
     """
-    options = optimizer.state_dict()["param_groups"]
+    # A rate may be a tensor, which goes on changing.
+    options = copied(optimizer.state_dict()["param_groups"], cpu_offload)
     return {
         "format": FORMAT,
         "zero_stage": stage,

@@ -92,7 +92,8 @@ class CompatAdamRules(AdamRules):
         **AdamRules.motifs,
         **{
             f"the steps of DeepSpeed's, {field}": (
-                ("start_as_upstream", {"field": field}),
+                # Parameters that share a counter: one group may have but one.
+                *(("build", {"groups": 3}), ("start_as_upstream", {"field": field})),
                 *(PLAIN, ("train", {"missing": 1}), PLAIN, "save"),
             )
             for field in ("shared_step_counter", "moments_in_param_dtype")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +35,8 @@ def sequence_power(most: int, names: tuple[str, ...]) -> int:
     found: list[Power] = []
 
     def said() -> str:
-        Console().print(_table(sorted(found, key=lambda power: power.each)))
+        screen = Console(width=None if sys.stdout.isatty() else 120)
+        screen.print(_table(sorted(found, key=lambda power: power.each)))
         return f"{len(found)} of {len(cells)} measured"
 
     # It takes half an hour: what is known by then is printed, whatever ends it.
