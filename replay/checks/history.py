@@ -18,20 +18,58 @@ NOBODY = -1
 
 
 class Trace:
-    """The last accesses of each word of one memory: a write and two reads per word.
+    """The last accesses of each word of one memory: a write and a few reads per word.
 
     A store of the value that is already there is `silent`: it races with another block's store of
     another value, and with nothing else. Blocks that all raise the same flag do no harm.
 
     An event is a row of (thread, epoch of its block, epoch of its warp, number of the next release
     of its block, number of the access).
+
+    Args:
+        size: Words.
+        threads: Of a block.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, threads: int) -> None:
+        self.threads = threads
         self.write = np.full((size, 5), NOBODY, np.int64)
         self.silent = np.full((size, 5), NOBODY, np.int64)
         self.atomic = np.zeros(size, np.bool_)
-        self.reads = np.full((2, size, 5), NOBODY, np.int64)
+        self.reads = [np.full((size, 5), NOBODY, np.int64) for _ in range(2)]
+        """The last read, the last of another thread, and, where blocks share a word, the last
+        of another block and the last of a third: a block that writes may be the last to read.
+        """
+
+    def read(self, place: Array, event: Array) -> None:
+        """Note reads; of one word, those that come later here count as later."""
+        older = [reads[place] for reads in self.reads]
+        self.reads[0][place] = event
+        kept = [self.reads[0][place]]
+        if not ((older[0][:, 0] != NOBODY) | (kept[0][:, 0] != event[:, 0])).any():
+            return
+        self._keep(1, place, (older[1], older[0], event), kept, 1)
+        block = kept[0][:, 0] // self.threads
+        others = [one[:, 0] // self.threads != block for one in (older[0], event)]
+        if len(self.reads) == 2:
+            if not (others[0] & (older[0][:, 0] != NOBODY) | others[1]).any():
+                return
+            for _ in range(2):
+                self.reads.append(np.full_like(self.write, NOBODY))
+                older.append(self.reads[-1][place])
+        self._keep(2, place, (older[2], older[0], event), kept, self.threads)
+        kept.append(self.reads[2][place])
+        self._keep(3, place, (older[3], older[2], older[0], event), kept, self.threads)
+
+    def _keep(
+        self, slot: int, place: Array, events: tuple[Array, ...], kept: list[Array], size: int
+    ) -> None:
+        """Fill a slot with the last of these events whose thread, or block, is not kept already."""
+        for event in events:
+            wanted = event[:, 0] != NOBODY
+            for one in kept:
+                wanted &= event[:, 0] // size != one[:, 0] // size
+            self.reads[slot][place[wanted]] = event[wanted]
 
 
 @dataclass

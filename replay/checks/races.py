@@ -1,7 +1,8 @@
 """Opt-in checks: accesses without an order between them, and reads of memory never written.
 
-Every word remembers its last write and its last two readers. A word is as long as the shortest
-access that the kernel makes, so that none divides it. Two threads' accesses are ordered
+Every word remembers its last write, its last two readers, and the last ones of two more blocks.
+A word is as long as the shortest access that the kernel makes, so that none divides it. Two
+threads' accesses are ordered
 
 * within a block, by a barrier between them: of all threads, of the warps that one with a count
   joins (at one place of the code), or of a warp (`bar.warp.sync`);
@@ -41,7 +42,8 @@ class BatchChecks:
         self.memory = memory
         self.batch = batch
         self.epochs = Epochs(batch.blocks, batch.threads)
-        self.shared_trace = Trace(batch.shared.size // memory.word if memory.races else 0)
+        words = batch.shared.size // memory.word if memory.races else 0
+        self.shared_trace = Trace(words, batch.threads)
         self.shared_written = np.zeros(batch.shared.size, np.bool_)
         self.loose = np.zeros(0, np.bool_)
         """Which threads of the last atomic access have no order with those before at their word."""
@@ -81,7 +83,7 @@ class BatchChecks:
             region = touched.home or touched
             words, first = region.words(word, word)
             if region.index not in self.memory.traces:
-                self.memory.traces[region.index] = Trace(len(words))
+                self.memory.traces[region.index] = Trace(len(words), self.batch.threads)
             own = None if data is None else tuple(d[part] for d in data)
             start = (addresses[part] - first) // word
             access = self._access(site, lanes, flat[part], start, words, own, clocks)
@@ -212,10 +214,7 @@ class BatchChecks:
         undone = self._foreign(silent, access) & access.changed & (site.kind != "read")
         self._compare(site, lanes, access, silent, undone, flat)
         if site.kind == "read":
-            first = trace.reads[0][access.place]
-            new = first[:, 0] != access.event[:, 0]
-            trace.reads[1][access.place[new]] = first[new]
-            trace.reads[0][access.place] = access.event
+            trace.read(access.place, access.event)
             return
         for reads in trace.reads:
             self._compare(site, lanes, access, reads[access.place], access.changed, flat)

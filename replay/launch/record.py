@@ -44,6 +44,8 @@ class Launch:
         shared_read, shared_written: Bytes of shared memory.
         seconds: Wall-clock time of the launch.
         tuning: An autotuner made it for its time, and leaves in the arguments what it wrote.
+        miscounted_at: Source line of an atomic whose value decides what a block stores, if blocks
+            were left out (`options(only_ends=...)`): it counts fewer than there are.
     """
 
     kernel: str
@@ -61,6 +63,7 @@ class Launch:
     shared_written: int = 0
     seconds: float = 0.0
     tuning: bool = False
+    miscounted_at: str = ""
 
     @property
     def bytes_read(self) -> int:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from math import prod
 from time import perf_counter
 
 import numpy as np
@@ -34,7 +35,7 @@ from twinstep.replay.machine.memory import Extents, Regions
 from twinstep.replay.machine.named import HostNumber, NamedBytes, NamedFloat
 from twinstep.replay.machine.program import Program
 from twinstep.replay.machine.windows import Windows, address_loads, moved_parameters
-from twinstep.replay.ptx.flow import family
+from twinstep.replay.ptx.flow import decides, family
 from twinstep.replay.ptx.parse import parse
 from twinstep.replay.ptx.provenance import parameters_of_address
 from twinstep.replay.ptx.syntax import Instruction, Mem, Variable
@@ -172,14 +173,16 @@ def run(request: Request) -> Launch:
         own = [tensor for _, tensor in request.tensors]
         request.params = moved_parameters(program, request.params, own, regions)
     history = _history(settings, program)
-    runs = np.zeros(len(program.blocks))
+    runs, left = np.zeros(len(program.blocks)), prod(request.grid)
     with np.errstate(all="ignore"):
         for blocks in _batches(request):
             runs += _run_batch(request, blocks, regions, history, launch)
+            left -= len(blocks)
             if settings.after_batch is not None:
                 settings.after_batch()
     if request.counted:
         count_instructions(launch, program, runs)
+    launch.miscounted_at = _decisive(program) if left else ""
     launch.seconds = perf_counter() - started
     publish(launch)
     return launch
@@ -224,6 +227,13 @@ def _history(settings: Options, program: Program) -> History | None:
         settings.shake_sums,
         program.waits_for_blocks,
     )
+
+
+@cache
+def _decisive(program: Program) -> str:
+    """Source line of an atomic whose value decides what is stored; empty if there is none."""
+    code = program.kernel.code
+    return next((one.place for one in code if decides(code, one)), "")
 
 
 @cache

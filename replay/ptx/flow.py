@@ -97,6 +97,15 @@ def influenced(code: list[Instruction], load: Instruction) -> frozenset[int] | N
     return frozenset(map(id, reached))
 
 
+def decides(code: list[Instruction], atomic: Instruction) -> bool:
+    """True if the value of an atomic, a ticket say, reaches a branch or a store."""
+    if family(atomic) != "atom" or not defined(atomic):
+        return False
+    # A guarded one keeps what was in its own register.
+    others = (i for i in _reached(code, atomic) if i is not atomic)
+    return any(family(i) in BRANCHES | {"st", "atom", "red"} for i in others)
+
+
 def stored_by_chance(kernel: Kernel, load: Instruction) -> bool:
     """True if what a load reads may be stored, and no loop repeats it until another thread stored.
 

@@ -20,6 +20,7 @@ from twinstep.parity.runner.recipes import Effort
 EFFORT = Effort(examples=8, shrink_seconds=1.0, repros="unused")
 TWINS = {
     "counter_advanced_while_others_read_it": "triton_counter_advanced_by_the_host",
+    "counter_advanced_behind_a_relaxed_ticket": "triton_counter_advanced_by_the_last_program",
     "flag_cleared_while_others_raise_it": "triton_overflows_counted",
     "partial_sums_read_without_acquiring_them": "triton_last_program_adds_up",
     "partial_sums_read_without_a_second_fence": "triton_last_program_behind_fences",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from twinstep.replay import Race, options, run_ptx
+from twinstep.replay.checks.history import NOBODY, Trace
 
 pytestmark = pytest.mark.usefixtures("replay")
 
@@ -166,3 +168,14 @@ def test_many_releases_take_no_minutes() -> None:
     assert torch.equal(out, torch.bincount(x, minlength=997).int())
     assert total.item() == 12
     assert time.process_time() - started < 8.0  # measured 0.8 on 2 shared cores
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_word_remembers_two_readers_and_those_of_two_more_blocks(at_once: bool) -> None:
+    """A block that writes may be the last to read, and must not hide the others so."""
+    trace, threads = Trace(3, 32), (0, 40, 41, 70, 71)
+    events = np.array([[thread, 0, 0, 0, number] for number, thread in enumerate(threads)])
+    for part in [events] if at_once else events[:, None]:
+        trace.read(np.full(len(part), 1), part)
+    assert [int(reads[1, 0]) for reads in trace.reads] == [71, 70, 41, 0]
+    assert all((reads[[0, 2]] == NOBODY).all() for reads in trace.reads)

@@ -70,6 +70,25 @@ def test_only_ends_runs_the_first_and_the_last_blocks() -> None:
 
 
 @triton.jit
+def counted(count_ptr, x_ptr, TICKET: tl.constexpr):
+    drawn = tl.atomic_add(count_ptr, 1, sem="relaxed")
+    if TICKET and drawn == tl.num_programs(0) - 1:
+        tl.store(x_ptr, 1)
+
+
+@pytest.mark.parametrize("ticket", [True, False])
+def test_an_atomic_that_decides_is_named_where_blocks_were_left_out(ticket: bool) -> None:
+    count, x = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with twinstep.replay.launches() as log:
+        counted[(9,)](count, x, TICKET=ticket)
+        with twinstep.replay.options(only_ends=2):
+            counted[(9,)](count, x, TICKET=ticket)
+    whole, part = log
+    assert not whole.miscounted_at
+    assert (Path(__file__).name in part.miscounted_at) is ticket
+
+
+@triton.jit
 def mark(x_ptr):
     width, height = tl.num_programs(0), tl.num_programs(1)
     at = (tl.program_id(2) * height + tl.program_id(1)) * width + tl.program_id(0)

@@ -71,7 +71,13 @@ def triton_unscale(call: UnscaleCall) -> None:
 @harmless(SHELF, "sgd_step", arithmetic="exact", engines=ENGINES)
 def triton_counter_advanced_by_the_host(call: SgdCall) -> None:
     """Every program reads the step count; it advances after the launch."""
-    racing_kernels.sgd(call, advances=False)
+    racing_kernels.sgd(call, advances="")
+
+
+@harmless(SHELF, "sgd_step", arithmetic="exact", engines=ENGINES)
+def triton_counter_advanced_by_the_last_program(call: SgdCall) -> None:
+    """The program whose ticket says that all others have read the step count stores the next."""
+    racing_kernels.sgd(call, advances="acq_rel")
 
 
 @harmless(SHELF, "unscale", arithmetic="exact", engines=ENGINES)

@@ -28,6 +28,7 @@ def sgd_kernel(
     b,
     c,
     step,
+    tickets,
     numel,
     mu,
     damp,
@@ -40,7 +41,10 @@ def sgd_kernel(
     HAS_COPY: tl.constexpr,
     ADVANCES: tl.constexpr,
 ):
-    """SGD on one tensor; with ADVANCES the first program moves the counter that all read."""
+    """SGD on one tensor; ADVANCES: a program moves the counter that all read.
+
+    `first` is the first one, `relaxed` and `acq_rel` the last to draw a ticket, so ordered.
+    """
     t = tl.load(step) + 1
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = at < numel
@@ -57,15 +61,22 @@ def sgd_kernel(
     tl.store(p + at, new.to(p.dtype.element_ty), mask=here)
     if HAS_COPY:
         tl.store(c + at, new.to(c.dtype.element_ty), mask=here)
-    if ADVANCES and tl.program_id(0) == 0:
-        tl.store(step, t)
+    if ADVANCES == "first":
+        if tl.program_id(0) == 0:
+            tl.store(step, t)
+    elif ADVANCES != "":
+        # All threads of the program have read the counter before one of them draws the ticket.
+        tl.debug_barrier()
+        if tl.atomic_add(tickets, 1, sem=ADVANCES) == tl.num_programs(0) - 1:
+            tl.store(step, tl.load(step) + 1)
 
 
-def sgd(call: SgdCall, advances: bool) -> None:
-    """One launch for each tensor that has elements."""
-    if skipped(call):
+def sgd(call: SgdCall, advances: str) -> None:
+    """One launch for each tensor that has elements; `advances`: see the kernel, else the host."""
+    if skipped(call) or not call.params:
         return
     s = scalars(call)
+    tickets = torch.zeros(len(call.params), dtype=torch.int32, device=call.params[0].device)
     for i, p in enumerate(call.params):
         if p.numel():
             sgd_kernel[(-(-p.numel() // BLOCK),)](
@@ -74,6 +85,7 @@ def sgd(call: SgdCall, advances: bool) -> None:
                 call.momentums[i] if call.momentums else p,
                 call.copies[i] if call.copies else p,
                 call.steps[i],
+                tickets[i],
                 p.numel(),
                 *(float(value) for value in (s.mu, s.damp, s.lr, s.wd, call.factor)),
                 BLOCK=BLOCK,

@@ -17,7 +17,13 @@ locked = partial(wrong, SHELF, law="race_free", engines=("replay",))
 @racing("sgd_step", component="counters")
 def counter_advanced_while_others_read_it(call: SgdCall) -> None:
     """The first program stores the new step count; one that starts later takes it for the old."""
-    kernels.sgd(call, advances=True)
+    kernels.sgd(call, advances="first")
+
+
+@locked("sgd_step", component="counters")
+def counter_advanced_behind_a_relaxed_ticket(call: SgdCall) -> None:
+    """The last program to draw a ticket stores the new step count, which it has read itself."""
+    kernels.sgd(call, advances="relaxed")
 
 
 @racing("unscale", "C23", component="overflow")

@@ -222,7 +222,8 @@ def call_large(function: Callable[..., object], large: LargeTensors, engine: Eng
 
     Raises:
         CannotJudge: on replay a program, or torch, walks over the whole tensor, or programs by the
-            length of the grid; on a GPU the kernel needs more memory than there is beside it.
+            length of the grid, or blocks count themselves; on a GPU the kernel needs more memory
+            than there is beside it.
     """
     if engine.name != "replay":
         return invoke(function, large, 60.0)
@@ -239,5 +240,11 @@ def call_large(function: Callable[..., object], large: LargeTensors, engine: Eng
             f"a program walks over all of {large.numel} elements, which takes replay too long"
         )
     if not ended.failure:
+        for launch in log:
+            if launch.miscounted_at:
+                raise CannotJudge(
+                    f"an atomic of {launch.kernel} tells each block what to do, and on replay "
+                    "few blocks run of those that it should count"
+                )
         large.require_ends([launch.grid for launch in log])
     return ended
