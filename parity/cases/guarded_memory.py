@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,6 +20,8 @@ from twinstep.parity.cases.case import Case
 
 ALIGNMENT = 64
 ROOM = 64
+# Of a list, all but the first and the last.
+INNER = "[1:-1]"
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Span:
         if not self.value.numel():
             return torch.empty(self.value.shape, dtype=self.value.dtype, device=block.device)
         return self.bytes_of(block).view(self.value.dtype).squeeze(-1)
+
+
+def moved_among(spans: Sequence[Span], moved: str) -> list[Span]:
+    """Those of a list of this name, or without its ends if `INNER` is behind it; empty for none."""
+    rows = [span for span in spans if span.name == moved.removesuffix(INNER)]
+    rows.sort(key=lambda span: span.index)
+    return rows[1:-1] if moved.endswith(INNER) else rows
 
 
 def spans_of(case: Case) -> tuple[list[Span], int]:
@@ -162,8 +171,8 @@ class GuardedMemory:
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
         ends: the bytes that a large call left at each of its places (see `Call.end`).
-        elsewhere: during a call, the block that holds a list which does not lie in `block`, by
-            name; in `block` its place holds ones.
+        elsewhere: during a call, the block that holds a tensor which does not lie in `block`, by
+            name and index; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.
         held: arguments by name and index that are the same tensors in every call in this memory.
         made: tensors that guarded calls in this memory have made and not let go.
@@ -176,7 +185,7 @@ class GuardedMemory:
     before: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     ends: Mapping[str, Tensor] = field(default_factory=dict)
-    elsewhere: Mapping[str, Tensor] = field(default_factory=dict)
+    elsewhere: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
@@ -194,7 +203,7 @@ class GuardedMemory:
 
         Args:
             case: to be held.
-            moved: list whose tensors lie at other addresses in the next call; empty for none.
+            moved: tensors that lie at other addresses in the next call (see `moved_among`).
 
         Raises:
             ValueError: the case lies otherwise.
@@ -207,10 +216,11 @@ class GuardedMemory:
             )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        elsewhere = {moved: self.block.clone()} if moved else {}
-        for span in spans:
-            if span.name == moved:
-                span.bytes_of(self.block).fill_(0xFF)
+        rows = moved_among(spans, moved)
+        there = self.block.clone() if moved else self.block
+        elsewhere = {(span.name, span.index): there for span in rows}
+        for span in rows:
+            span.bytes_of(self.block).fill_(0xFF)
         renewed = replace(self, case=case, spans=spans, before=before, changed=())
         # Shorter tensors are others.
         held = {} if case.lies_as is not None else self.held
@@ -240,9 +250,9 @@ class GuardedMemory:
         finally:
             self.changed = tuple(given.changes())
             for span in self.spans:
-                if span.name in self.elsewhere:
-                    there = span.bytes_of(self.elsewhere[span.name])
-                    span.bytes_of(self.block).copy_(there)
+                there = self.elsewhere.get((span.name, span.index))
+                if there is not None:
+                    span.bytes_of(self.block).copy_(span.bytes_of(there))
 
     def hold(self) -> None:
         """Let all arguments be the same tensors from now on, as a training loop's are.
@@ -254,9 +264,10 @@ class GuardedMemory:
 
     def _given(self, span: Span) -> Tensor:
         """A tensor as the call gets it."""
-        if span.name in self.elsewhere:
-            return span.of(self.elsewhere[span.name])
-        held = self.held.get((span.name, span.index))
+        place = span.name, span.index
+        if place in self.elsewhere:
+            return span.of(self.elsewhere[place])
+        held = self.held.get(place)
         return span.of(self.block) if held is None else held
 
     def named(self) -> dict[str, Tensor]:
@@ -265,7 +276,7 @@ class GuardedMemory:
         for span in self.spans:
             name = span.name if span.control else f"{span.name}[{span.index}]"
             found[name] = self._given(span)
-            if span.name in self.elsewhere:
+            if (span.name, span.index) in self.elsewhere:
                 found[f"{name} of an earlier call"] = span.of(self.block)
         return found
 

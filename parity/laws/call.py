@@ -21,7 +21,8 @@ class Call:
     Attributes:
         case: its arguments.
         reuse: an earlier call in whose memory this one works, its case lying alike; None for own.
-        moved: list that lies at other addresses than in the call that is reused; empty for none.
+        moved: tensors that lie at other addresses than in the call that is reused, as
+            `moved_among` reads it; empty for none.
         fresh: make the call even where another law has made it already.
         may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.

@@ -15,6 +15,7 @@ import torch
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import INNER
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Same, Values
@@ -75,11 +76,16 @@ def _nudged(value: float) -> float:
 
 
 def moving(case: Case) -> tuple[str, ...]:
-    """Lists that are moved, each alone: the gradients, and one of the others in turn."""
+    """Lists that are moved, each alone: the gradients, and one of the others in turn.
+
+    Before them the gradients but for the first and the last, where there are more: a kernel that
+    keeps what it made for the call before by less than all addresses is wrong then.
+    """
     held = [name for name, tensors in case.lists.items() if any(t.numel() for t in tensors)]
     gradients = [name for name in case.operation.lists_of(Role.GRAD) if name in held][:1]
     others = [name for name in held if name not in gradients]
-    return (*gradients, *others[case.recipe.seed % max(1, len(others)) :][:1])
+    inner = [f"{name}{INNER}" for name in gradients if len(case.lists[name]) > 2]
+    return (*inner, *gradients, *others[case.recipe.seed % max(1, len(others)) :][:1])
 
 
 def plan(case: Case, arithmetic: str) -> Plan:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
-from twinstep.parity.cases.guarded_memory import GuardedMemory, Span, spans_of
+from twinstep.parity.cases.guarded_memory import GuardedMemory, Span, moved_among, spans_of
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.formula import tolerance
 from twinstep.parity.expected.instruction_error import InstructionError
@@ -123,7 +123,7 @@ def _call(call: Call) -> dict[str, object]:
         "leaves": list(case.leaves),
         "memory": _packed(memory.before, case.guard),
         "reuse": call.reuse,
-        "moved": call.moved,
+        "moved": [(span.name, span.index) for span in moved_among(memory.spans, call.moved)],
         "may_refuse": call.may_refuse,
         "lifted": call.lifted,
     }

@@ -93,7 +93,7 @@ class BF16Rules(OptimizerRules):
         "weight_decay": (0.013, 0.0, 0.31, -0.02),
         "bias_correction": (True, False),
     }
-    tensor_hyper = True
+    tensor_hyper = cpu_offload = True
     passed = (
         *("init_optimizer", "param_names", "clip_grad", "norm_type", "grad_acc_dtype"),
         *("immediate_grad_update", "compat"),

@@ -11,6 +11,7 @@ from torch import Tensor
 from twinstep.parity.sequences.fills import NAN, Dice
 
 HOW = ("drop", "none", "text", "negative", "nan", "longer", "integer", "extra", "single")
+NUMBERS = ("lr", "cur_scale", "clip_grad")
 # An int that no float holds.
 TOO_LONG = 10**400
 # Entry of a dict or list: what holds it, and its key.
@@ -21,15 +22,15 @@ State = dict[str, object]
 def damaged(state: State, seed: int, how: str) -> State:
     """A state dict, changed in place: one entry of it is gone or makes no sense.
 
-    Learning rates become others, which a load that is refused must not leave behind. Else
-    hyper-parameters stay as they are: torch loads any.
+    Learning rates, scales, clip norms and tensors of reals become others, which a load that is
+    refused must not leave behind. Else hyper-parameters stay as they are: torch loads any.
 
     Args:
         state: freshly loaded, so that it may be written.
         seed: chooses the entry.
         how: one of HOW.
     """
-    _change_rates(state)
+    _change_values(state)
     places = list(_places(state))
     if not places:
         return state
@@ -43,12 +44,15 @@ def damaged(state: State, seed: int, how: str) -> State:
     return state
 
 
-def _change_rates(value: Any) -> None:
-    for item in list(value.values() if isinstance(value, dict) else value):
+def _change_values(value: Any) -> None:
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
         if isinstance(item, dict | list):
-            _change_rates(item)
-    if isinstance(value, dict) and isinstance(value.get("lr"), float):
-        value["lr"] += 0.125
+            _change_values(item)
+        elif isinstance(item, Tensor) and item.is_floating_point() and item.dim():
+            # One of no dimension may be a counter, which is whole.
+            item.mul_(0.5)
+        elif isinstance(item, float) and key in NUMBERS:
+            value[key] = item + 0.125
 
 
 def _places(value: Any, group: bool = False) -> Iterator[Place]:

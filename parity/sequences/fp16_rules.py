@@ -70,7 +70,7 @@ class FP16Rules(ScaledByHand):
         own: arguments of the constructor that the other wrapper does not have.
     """
 
-    hyper = ADAM
+    hyper, cpu_offload = ADAM, True
     recipes: Mapping[str, Recipe] = RECIPES
     passed: Sequence[str] = (
         *("init_optimizer", "loss_scale_config", "low_precision_dtype", "static_loss_scale"),

@@ -49,6 +49,7 @@ class OptimizerRules(HyperRules):
         options: further arguments of the constructor, for the whole instance.
         refused: values that the constructor should refuse, by argument.
         sparse: whether sparse gradients should be refused; otherwise there are none.
+        cpu_offload: whether the reference's `state_dict` takes it.
     """
 
     exempt: Mapping[str, str] = {
@@ -56,6 +57,7 @@ class OptimizerRules(HyperRules):
         "param_groups": "assigned by torch's base class, which `load` has it do",
         "state": "assigned by torch's base class, which `load` has it do",
     }
+    cpu_offload: bool = False
     options: Mapping[str, Sequence[object]] = {}
     refused: Mapping[str, Sequence[object]] = {"lr": (-1.0, "fast")}
     sparse: bool = False
@@ -289,8 +291,9 @@ class OptimizerRules(HyperRules):
     def keep(self, world: World, offloaded: bool) -> None:
         """Keep a state dict in memory, on the CPU where a class offers it, and watch it."""
         state_dict: Any = world.torch_optimizer.state_dict
-        offers = "cpu_offload" in inspect.signature(state_dict).parameters
-        world.kept_on_cpu = offloaded and offers
+        takes = inspect.signature(state_dict).parameters
+        words = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+        world.kept_on_cpu = offloaded and self.cpu_offload and ("cpu_offload" in takes or words)
         world.kept = state_dict(cpu_offload=True) if world.kept_on_cpu else state_dict()
 
     @action(often=2, drives=("load_state_dict",))

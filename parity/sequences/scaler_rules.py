@@ -105,6 +105,13 @@ class ScalerRules(Rules):
             )
             for rule in SCALE_RULES
         },
+        **{
+            f"a budget of another run, with {shift}": (
+                ("build", {"rule": "dynamic", "shift": shift, "omitted": False}),
+                *(("enter", {"scale": 64.0, "iteration": 5}), OVERFLOW, OVERFLOW, CLEAN),
+            )
+            for shift in (1, 2)
+        },
         "the edge of a window": (("age", {"since": 998}), CLEAN, CLEAN, CLEAN, CLEAN),
         "overflow at the edge of a window": (("age", {"since": 999}), CLEAN, OVERFLOW, CLEAN),
         "24 bits of counters full": (("age", {"count": 2**24 - 2}), CLEAN, OVERFLOW, CLEAN, CLEAN),
@@ -135,6 +142,7 @@ class ScalerRules(Rules):
     @action(
         seed=SEEDS,
         rule=SCALE_RULES,
+        shift=(2, 1, 3),
         consecutive=(False, False, True),
         raises=(False, False, True),
         omitted=(False, False, True),
@@ -151,7 +159,7 @@ class ScalerRules(Rules):
                 "scale_factor": dice.pick((2.0, 1.7, 1e30)),
                 "scale_window": dice.pick((1, 2, 3, 1000)),
                 "min_scale": dice.pick((1.0, 3.0, 0.01)),
-                "delayed_shift": dice.pick((2, 1, 3)),
+                "delayed_shift": values["shift"],
                 "backoff_factor": dice.pick((0.5, 0.3)),
                 "consecutive_hysteresis": values["consecutive"],
                 "raise_error_at_min_scale": values["raises"],

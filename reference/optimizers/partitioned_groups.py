@@ -79,12 +79,7 @@ class PartitionedGroup:
 
     def gradients(self) -> list[Tensor]:
         """The accumulator cut into parameters: 1-D views, in order."""
-        return [self.gradient(index) for index in range(len(self.params))]
-
-    def gradient(self, index: int) -> Tensor:
-        """One parameter's part of the accumulator: a 1-D view."""
-        start = sum(param.numel() for param in self.params[:index])
-        return self.accumulator[start : start + self.params[index].numel()]
+        return [_part(self, index) for index in range(len(self.params))]
 
     def partitions(self, flat: Tensor) -> list[Tensor]:
         """All ranks' partitions of a tensor laid out like `flat`: views."""
@@ -158,12 +153,18 @@ def _padded(params: Sequence[Tensor], dtype: torch.dtype, length: int) -> Tensor
     return flat
 
 
+def _part(group: PartitionedGroup, index: int) -> Tensor:
+    """One parameter's part of the accumulator: a 1-D view."""
+    start = sum(param.numel() for param in group.params[:index])
+    return group.accumulator[start : start + group.params[index].numel()]
+
+
 def accumulate_gradient(group: PartitionedGroup, index: int) -> None:
     """Add a parameter's own gradient, if it has one, to the accumulator."""
     grad = group.params[index].grad
     if grad is None:
         return
-    view = group.gradient(index)
+    view = _part(group, index)
     (total,) = accumulate([view], [grad.detach().reshape(-1)])
     view.copy_(total)
     group.has_gradient[index] = True

@@ -293,8 +293,8 @@ def test_a_dict_that_was_loaded_counts_no_later_steps(side: str) -> None:
 @pytest.mark.parametrize("cpu_offload", [False, True])
 def test_a_rate_in_a_tensor_is_saved_as_it_is_now(cpu_offload: bool) -> None:
     _, optimizer = built(None, SIZES, inside="FusedAdam")
-    (group,) = optimizer.param_groups
-    group["lr"] = torch.tensor(0.5, dtype=torch.float64)
-    saved = optimizer.state_dict(cpu_offload=cpu_offload)
-    group["lr"].mul_(0.5)
+    rate = torch.tensor(0.5, dtype=torch.float64)
+    optimizer.param_groups[0]["lr"] = rate
+    saved: Entry = optimizer.state_dict(cpu_offload=cpu_offload)
+    rate.mul_(0.5)
     assert saved["param_groups"][0]["lr"] == 0.5

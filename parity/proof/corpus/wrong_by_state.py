@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from twinstep.contract.moments import StateDict
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
-from twinstep.reference.optimizers.scalers import DynamicLossScale
+from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
 
 WRONG_BY_STATE: list[Optimizer] = []
 HOMES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -228,3 +230,41 @@ class RatesByVersion(FusedAdam):
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+
+@put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",))
+class OffersLiveMasters(FP16Optimizer):
+    """Takes the masters to the CPU, where they are already, and so does not copy them."""
+
+    def state_dict(self, **named: bool) -> StateDict:
+        state = super().state_dict(**named)
+        if named.get("cpu_offload"):
+            state["fp32_groups_flat"] = [flat.detach().cpu() for flat in self.fp32_groups_flat]
+        return state
+
+
+@put(WRONG_BY_STATE, reference="DynamicLossScale", dtypes=("fp16",))
+class SpendsTheBudgetOfTheFile(DynamicLossScale):
+    """Spends overflows of a budget that a state brought, where there should be none to spend."""
+
+    def update_scale(self, overflow: bool) -> None:
+        state = self.state_dict()
+        delayed = getattr(self.rule, "delayed_shift", 2)
+        if bool(overflow) and delayed == 1 and state.get("cur_hysteresis", 1) > 1:
+            now = cast(int, state["cur_iter"])
+            left = cast(int, state["cur_hysteresis"]) - 1
+            spent = {"cur_hysteresis": left, "last_overflow_iter": now, "cur_iter": now + 1}
+            self.load_state_dict({**state, **spent})
+        else:
+            super().update_scale(overflow)
+
+
+@put(WRONG_BY_STATE, reference="StaticLossScale", dtypes=("fp16",))
+class EntersTheScaleFirst(StaticLossScale):
+    """Enters the scale of a state before it looks at the rest, which it may refuse."""
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        # What it refuses is found again below.
+        with suppress(KeyError, TypeError, ValueError):
+            super().load_state_dict({**self.state_dict(), "cur_scale": state_dict["cur_scale"]})
+        super().load_state_dict(state_dict)

@@ -283,3 +283,16 @@ class LeavesOutTheGather(BF16Optimizer):
         parts = [group.own(group.accumulator) for group in self.groups]
         if all(bool(part.isfinite().all()) for part in parts):
             super()._gather()
+
+
+@put(WRONG_OVER_RANKS, **BF16)
+class SortsEntries(BF16Optimizer):
+    """Puts the entries of ranks in order where they come in another, which should be refused."""
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict_list: Sequence[StateDict], *given: object, **named: object
+    ) -> None:
+        whole = all(isinstance(entry, dict) and entry.get(RANK) for entry in state_dict_list)
+        if whole and all(isinstance(entry[RANK], list) for entry in state_dict_list):
+            state_dict_list = sorted(state_dict_list, key=lambda entry: cast(Any, entry[RANK])[0])
+        super().load_state_dict(state_dict_list, *given, **named)  # type: ignore[arg-type]

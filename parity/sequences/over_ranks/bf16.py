@@ -54,7 +54,8 @@ MOTIFS: dict[str, Motif] = {
     **{
         f"a checkpoint over {ranks}": (
             *(("build", {"ranks": ranks}), CLEAN, "save", CLEAN, "load", CLEAN),
-            *("resume", CLEAN, "recut", CLEAN, *(("set_whole", {"key": ""}),) * 2),
+            *("load_turned", CLEAN, "resume", CLEAN, "recut", CLEAN),
+            *(("set_whole", {"key": ""}),) * 2,
         )
         for ranks in ("data 2", "expert 2", "data 2, expert 2", "data 3", "data 8")
     },
@@ -194,6 +195,13 @@ class BF16OverRanks(OverRanks, BF16Rules):
         return [
             entry if number == own else copy.deepcopy(given[number]) for number in numbers or [own]
         ]
+
+    @action(drives=("load_state_dict",))
+    def load_turned(self, world: World) -> None:
+        """Try to load the entries of all ranks in the reverse order."""
+        self.save(world)
+        given = self.entries(world, self._read(world))[::-1]
+        optimizer_of(world).load_state_dict(given, load_from_fp32_weights=True)
 
     @action(drives=("load_state_dict",), seed=SEEDS)
     def recut(self, world: World, seed: int) -> None:
