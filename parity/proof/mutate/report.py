@@ -25,9 +25,9 @@ def machine(jobs: int) -> str:
 
 
 def print_score(screen: Console, score: Score, seconds: float, profile: str, jobs: int) -> None:
-    """Matrix, survivors, score and what closes the gate."""
+    """Laws, survivors, score and what closes the gate."""
     if score.of(Kind.WRONG):
-        screen.print(matrix(score))
+        screen.print(by_law(score))
     if score.of(Kind.PLANTED):
         screen.print(by_rule(score))
     for verdict in score.of(Kind.PLANTED, End.SURVIVED):
@@ -38,7 +38,9 @@ def print_score(screen: Console, score: Score, seconds: float, profile: str, job
         screen.print(said, highlight=False, markup=False)
     for line in totals(score):
         screen.print(line, style="bold", highlight=False)
-    screen.print(f"profile {profile}, {seconds:.0f} s on {machine(jobs)}", highlight=False)
+    screen.print(
+        f"profile {profile}, {seconds:.0f} s on {machine(jobs)}", highlight=False, soft_wrap=True
+    )
     for problem in score.problems():
         screen.print(f"gate: {problem}", style="red", highlight=False, markup=False)
 
@@ -62,20 +64,16 @@ def totals(score: Score) -> list[str]:
     return lines
 
 
-def matrix(score: Score) -> Table:
-    """Laws against operations: wrong kernels killed, and those that only this law kills."""
-    operations = list(dict.fromkeys(v.operation for v in score.of(Kind.WRONG)))
-    table = Table(title="wrong kernels killed, by law; last column: by this law alone")
+def by_law(score: Score) -> Table:
+    """Wrong kernels and classes that each law kills, and those that no other law kills."""
+    table = Table(title="wrong kernels and classes killed")
     table.add_column("law")
-    for operation in operations:
-        table.add_column(operation, justify="right")
-    table.add_column("all", justify="right")
-    table.add_column("alone", justify="right")
+    for heading in ("all", "by this law alone"):
+        table.add_column(heading, justify="right")
+    killed = Counter(law for v in score.of(Kind.WRONG) for law in v.killed_by)
     lone = score.lone()
     for law in score.laws():
-        killed = Counter(v.operation for v in score.of(Kind.WRONG) if law in v.killed_by)
-        row = [str(killed[operation] or "") for operation in operations]
-        table.add_row(law, *row, str(killed.total()), str(len(lone[law])))
+        table.add_row(law, str(killed[law]), str(len(lone[law])))
     return table
 
 

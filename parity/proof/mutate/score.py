@@ -1,4 +1,4 @@
-"""Sums over the verdicts: a score, a matrix of laws and wrong kernels, and a gate."""
+"""Sums over the verdicts: a score, what each law kills, and a gate."""
 
 from __future__ import annotations
 
