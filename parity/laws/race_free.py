@@ -7,8 +7,9 @@ this time. A store of the value that is there already is none. Tensors are large
 blocks, every step is taken, and where gradients are searched for overflow the first and the last
 of them overflow. The call is made again with its blocks one by one, backwards, and permuted by
 threes, unless it waits for blocks that then do not run; bounded kernels must give the same bits
-too. In the first call floating atomic sums that another order would round otherwise are moved by a
-few units of their last place, and no result may show it.
+too. In the first call floating atomic sums that another order would round otherwise, those of loops
+of compare-and-swap as well, are moved by a few units of their last place, and no result may show
+it. Streams that touch the same bytes must have waited for one another.
 
 Real bugs: a block reduction without its last barrier, so that the norms of LAMB differ on new GPUs
 (NVIDIA/apex#1798, pytorch/pytorch#5242); an overflow flag cleared by one block while others raise

@@ -15,6 +15,7 @@ import torch
 
 from twinstep.replay.checks.history import History
 from twinstep.replay.checks.races import BatchChecks
+from twinstep.replay.checks.streams import launched
 from twinstep.replay.dtypes import NUMPY, Array, width
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.launch.blocks import near_ends, parts, require_launchable
@@ -180,6 +181,8 @@ def run(request: Request) -> Launch:
             left -= len(blocks)
             if settings.after_batch is not None:
                 settings.after_batch()
+    if history is not None:
+        launched(history, regions)
     if request.counted:
         count_instructions(launch, program, runs)
     launch.miscounted_at = _decisive(program) if left else ""

@@ -16,11 +16,13 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from twinstep.replay.checks.streams import STREAM
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
 from twinstep.replay.launch.run import require_subnormals, run_ptx
 from twinstep.replay.triton.cubin import resources
-from twinstep.replay.triton.gpu import CAPABILITY, DEVICE, GPU, INDEX, INTERFACE
+from twinstep.replay.triton.device import DEVICE, INDEX
+from twinstep.replay.triton.gpu import CAPABILITY, GPU, INTERFACE
 from twinstep.replay.triton.launcher import WARP, Launcher
 from twinstep.replay.triton.torch_cuda import CPU, modelled, modelled_gpu, refuse_host
 
@@ -123,8 +125,8 @@ class ReplayDriver:
         """There is one device."""
 
     def get_current_stream(self, device: int) -> int:
-        """There is one stream, and it is synchronous."""
-        return 0
+        """Number of the current stream."""
+        return STREAM.get()
 
     def get_device_capability(self, device: int = INDEX) -> tuple[int, int]:
         """Compute capability of the reported target."""

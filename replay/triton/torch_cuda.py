@@ -6,7 +6,8 @@ that replay reports to Triton. Where a GPU would copy between host and device, m
 no kernel takes host memory that is not pinned.
 
 Not modelled: CUDA graphs, generators on the device, torch's error for tensors of both sides in one
-operation. Streams and events are synchronous.
+operation. Work is done when it is given to a stream; that streams wait for one another is checked
+where races are (`checks.streams`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves
 
+from twinstep.replay.checks.streams import ORDER
 from twinstep.replay.errors import ReplayError
-from twinstep.replay.triton.gpu import DEVICE, PATCHES, on_gpu
+from twinstep.replay.triton.device import DEVICE, on_gpu
+from twinstep.replay.triton.gpu import PATCHES
+from twinstep.replay.triton.streams import note, ordered
 
 CPU = torch.device("cpu")
 ANSWERS: Mapping[object, object] = {
@@ -98,6 +102,9 @@ class _Sides(TorchFunctionMode):
         if wanted is None:
             sides = [self.on_device(x) for x in _tensors((args, list(named.values())))]
             wanted = any(sides)
+        if ORDER.get() is not None:
+            given = (args[:1], (args, list(named.values())), (result,) if wanted else ())
+            note(func, *(list(filter(self.on_device, _tensors(one))) for one in given))
         if func in TRANSFERS and isinstance(subject, Tensor) and isinstance(result, Tensor):
             return self._transferred(subject, result, wanted)
         return self._noted(result, on_device=wanted, pinned=pinned)
@@ -260,7 +267,7 @@ def modelled_gpu() -> Iterator[None]:
     token = _SIDES.set(sides)
     _replace_functions()
     try:
-        with sides:
+        with sides, ordered():
             yield
     finally:
         _put_functions_back()

@@ -51,7 +51,7 @@ from twinstep.parity.proof.gates.compile.variants import Variant, variants_of
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.calls import large_places, large_tensors
 from twinstep.parity.sequences import rules
-from twinstep.replay.triton import gpu, torch_cuda
+from twinstep.replay.triton import streams, torch_cuda
 from twinstep.replay.triton.launcher import Launcher
 from twinstep.replay.triton.torch_cuda import _Sides
 
@@ -332,7 +332,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Event(gpu.Event):
+class Event(streams.Event):
     """An event of a clock that ticks once a millisecond and event."""
 
     ticks = itertools.count()

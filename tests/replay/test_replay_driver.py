@@ -17,7 +17,7 @@ from twinstep.replay.ptx.flow import BRANCHES
 from twinstep.replay.translate import emit_memory, emit_threads
 from twinstep.replay.triton import driver
 from twinstep.replay.triton.cubin import resources
-from twinstep.replay.triton.gpu import INDEX
+from twinstep.replay.triton.device import INDEX
 
 
 @triton.jit

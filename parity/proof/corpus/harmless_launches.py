@@ -79,3 +79,9 @@ def triton_lamb_in_two_sweeps(call: LambCall) -> None:
 def triton_partial_sums_kept(call: GlobalNormCall) -> None:
     """Partial sums in float64, in scratch memory that is kept from call to call."""
     kernels.norm_by_parts(call)
+
+
+@launched("global_norm", dtypes=("fp16",))
+def triton_norm_on_two_streams(call: GlobalNormCall) -> None:
+    """Every other partial sum on a stream of its own, that waits and is waited for."""
+    kernels.norm_on_two_streams(call)

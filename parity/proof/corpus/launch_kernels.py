@@ -270,6 +270,27 @@ def norm_by_parts(call: GlobalNormCall, block: int = 256) -> None:
     root_kernel[(1,)](parts, call.norm, call.found_inf, total, BLOCK=128)
 
 
+def norm_on_two_streams(call: GlobalNormCall, missing: str = "", block: int = 256) -> None:
+    """Partial sums of every other tensor on a stream of its own.
+
+    `missing`: which of the two does not wait for the other, "the new one" or "the old one".
+    """
+    counts = [blocks_of(g.numel(), block) for g in call.grads]
+    parts = torch.empty(max(sum(counts), 1), dtype=torch.float64, device=call.norm.device)
+    old, new = torch.cuda.current_stream(), torch.cuda.Stream()
+    if missing != "the new one":
+        new.wait_stream(old)
+    start = 0
+    for i, (g, count) in enumerate(zip(call.grads, counts, strict=True)):
+        with torch.cuda.stream(old if i % 2 else new):
+            if count:
+                squares_kernel[(count,)](g, parts[start:], g.numel(), BLOCK=block)
+        start += count
+    if missing != "the old one":
+        old.wait_stream(new)
+    root_kernel[(1,)](parts, call.norm, call.found_inf, sum(counts), BLOCK=128)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def by_rows_kernel(a, g, numel, BLOCK: tl.constexpr, NARROW: tl.constexpr):
     """Adds elements found by row and column of 1024; with NARROW the row is found in fp32."""

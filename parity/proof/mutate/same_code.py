@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from twinstep.parity.proof.mutate.sites import PACKAGE
-from twinstep.replay.triton.gpu import INDEX
+from twinstep.replay.triton.device import INDEX
 
 # What only reports where an instruction comes from.
 _NOISE = re.compile(

@@ -27,11 +27,9 @@ def is_library(file: str) -> bool:
 
 
 def _innermost(places: Iterable[tuple[str, int]]) -> str:
-    """The last of some places, outermost first, that is no library's; else the last of all."""
-    known = list(places)
-    users = [place for place in known if not is_library(place[0])]
-    last = (users or known)[-1:]
-    return f" [{last[0][0]}:{last[0][1]}]" if last else ""
+    """The last of some places, outermost first, that is no library's; empty if there is none."""
+    users = [place for place in places if not is_library(place[0])]
+    return f" [{users[-1][0]}:{users[-1][1]}]" if users else ""
 
 
 def place_of(error: BaseException) -> str:
@@ -46,8 +44,7 @@ def place_in(frame: FrameType | None) -> str:
     while frame is not None:
         places.insert(0, (frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    # Without a frame of the user's, the place would be one of the judge's.
-    return _innermost(places) if any(not is_library(file) for file, _ in places) else ""
+    return _innermost(places)
 
 
 def line_of(error: BaseException) -> str:
