@@ -89,7 +89,7 @@ class BatchChecks:
             access = self._access(site, lanes, flat[part], start, words, own, clocks)
             access.label, trace = region.label, self.memory.traces[region.index]
             if site.kind == "atomic" and self.memory.sums is not None:
-                self.loose[part] = self._loose(access, trace, len(flat[part]))
+                self.loose[part] = self._loose(site, access, trace, len(flat[part]))
             self._check(site, lanes, access, trace, flat[part])
 
     def shared_access(
@@ -115,7 +115,7 @@ class BatchChecks:
             clocks = np.zeros(len(self.batch.blocks), np.int64)
             access = self._access(site, lanes, flat, start // word, content, data, clocks)
             if site.kind == "atomic" and self.memory.sums is not None:
-                self.loose = self._loose(access, self.shared_trace, len(flat))
+                self.loose = self._loose(site, access, self.shared_trace, len(flat))
             self._check(site, lanes, access, self.shared_trace, flat)
 
     def summed(
@@ -273,11 +273,12 @@ class BatchChecks:
         own_block, own_thread = np.divmod(now[:, 0], self.batch.threads)
         return block == own_block, thread // 32 == own_thread // 32
 
-    def _loose(self, access: Access, trace: Trace, threads: int) -> Array:
+    def _loose(self, site: MemoryOp, access: Access, trace: Trace, threads: int) -> Array:
         """Flags of the threads that may come before the last one at their word as well as after it.
 
         Threads of one warp take their turns in one order always. Blocks that release and acquire
-        have an order, but it is chance that gave it, unless they wait for one another.
+        have an order, but it is chance that gave it, unless they wait for one another: and not for
+        a swap to succeed.
         """
         now, earlier = access.event, trace.write[access.place]
         order = np.argsort(access.place, kind="stable")
@@ -287,7 +288,8 @@ class BatchChecks:
         ordered = same_block & (warps | (earlier[:, 1] < now[:, 1]))
         loose = np.zeros(threads, np.bool_)
         for index in np.flatnonzero((earlier[:, 0] != NOBODY) & ~ordered):
-            fixed = bool(same_block[index]) or self.memory.waits
+            waits = self.memory.waits and "cas" not in site.instruction.parts
+            fixed = bool(same_block[index]) or waits
             loose[access.lane[index]] |= not (fixed and self._ordered(earlier[index], now[index]))
         return loose
 

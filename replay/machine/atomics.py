@@ -17,7 +17,7 @@ from twinstep.replay.isa.half import half_operation
 from twinstep.replay.isa.rounding import flush
 from twinstep.replay.machine.access import Site
 from twinstep.replay.machine.generic_access import WINDOWS, both_hold, space_of
-from twinstep.replay.machine.lanes import ActiveLanes, Lanes
+from twinstep.replay.machine.lanes import ActiveLanes, Checks, Lanes
 from twinstep.replay.ptx.syntax import Instruction
 
 Update = Callable[..., Array]
@@ -77,6 +77,8 @@ class AtomicSite:
         kind: PTX type of one word.
         count: Words per thread; each is atomic on its own.
         returns: Whether old values are wanted.
+        exchanged: Type of the floats that a loop of compare-and-swap adds; behind the arguments of
+            the swap comes the term then, or its two factors (see `ptx.exchanged`).
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class AtomicSite:
         count: int,
         offset: int,
         returns: bool,
+        exchanged: str = "",
     ) -> None:
         self.operation = operation
         self.dtype = NUMPY["u16" if kind in ("f16", "bf16") else kind]
@@ -101,7 +104,8 @@ class AtomicSite:
         simple = operation in _UFUNCS and self.dtype.kind in "iu" and not kind.endswith("x2")
         self.running = simple and kind not in ("f16", "bf16")
         self.running_float = operation == "add" and self.dtype.kind == "f"
-        self.sums = kind.removesuffix("x2") if operation == "add" and "f" in kind else ""
+        self.exchanged = exchanged
+        self.sums = kind.removesuffix("x2") if operation == "add" and "f" in kind else exchanged
 
     def update(
         self,
@@ -163,6 +167,7 @@ class AtomicSite:
         rows = []
         for k in range(self.count):
             own = [d.view(self.dtype) for d in data[k :: self.count]]
+            own = own[:2] if self.exchanged else own
             rows.append(self._turns(self.updates[space], typed, index + k, own))
         return np.stack(rows).view(words.dtype)
 
@@ -180,6 +185,9 @@ class AtomicSite:
         checks = lanes.batch.checks
         if checks is None or not self.sums or not len(index):
             return
+        if self.exchanged:
+            self._tell_exchanged(checks, words, index, old[0], data, part)
+            return
         unit = np.dtype(f"u{2 if self.sums.endswith('f16') else self.dtype.itemsize}")
         many = self.dtype.itemsize // unit.itemsize
         for k in range(self.count):
@@ -192,6 +200,29 @@ class AtomicSite:
                 turns = (old_bits, term_bits, left_bits)
                 place = (index + k) * many + half
                 checks.summed(self.sums, words.view(unit), place, turns, part)
+
+    def _tell_exchanged(
+        self,
+        checks: Checks,
+        words: Array,
+        index: Array,
+        old: Array,
+        data: list[Array],
+        part: Array | slice,
+    ) -> None:
+        """The same of swaps, those alone that have found what they expected."""
+        expected, new, *factors = (d.view(words.dtype) for d in data)
+        done = np.flatnonzero(old == expected)
+        if self.exchanged != "bf16":
+            floats = [f.view(f"f{words.itemsize}")[done] for f in factors]
+            term = np.multiply.reduce(floats).view(words.dtype)
+        elif len(factors) == 1:
+            term = factors[0][done]
+        else:
+            return
+        turns = (old[done], term, new[done])
+        chosen = done if isinstance(part, slice) else part[done]
+        checks.summed(self.exchanged, words, index[done], turns, chosen)
 
     def _turns(self, update: Update, words: Array, index: Array, data: list[Array]) -> Array:
         order = np.argsort(index, kind="stable")

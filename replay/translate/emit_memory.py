@@ -12,6 +12,7 @@ from twinstep.replay.machine.generic_access import GenericSite
 from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.machine.matrices import MatrixSite
 from twinstep.replay.machine.parameters import ParameterSite
+from twinstep.replay.ptx.exchanged import added
 from twinstep.replay.ptx.syntax import Imm, Instruction, Mem, Operand, Reg, Symbol, Vec
 from twinstep.replay.translate.addresses import SPACES, address_of, is_policy, shape
 from twinstep.replay.translate.emit import Emitter, Handler
@@ -192,7 +193,9 @@ def _atomic(emitter: Emitter, instruction: Instruction) -> None:
         if not is_policy(emitter, operand, parts)
         for v in emitter.targets(operand)
     ]
-    site = AtomicSite(instruction, space, operation, kind, count, offset, returns)
+    sums, terms = added(emitter.kernel, instruction) or ("", ())
+    arguments += [emitter.bits(term, width(kind)) for term in terms]
+    site = AtomicSite(instruction, space, operation, kind, count, offset, returns, sums)
     name = emitter.named("S", site)
     guard = emitter.guard(instruction)
     if not returns:

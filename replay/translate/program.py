@@ -15,6 +15,7 @@ import numpy as np
 from twinstep.replay.errors import ReplayError
 from twinstep.replay.isa.forms import NO_EFFECT
 from twinstep.replay.machine.program import Layout, Program
+from twinstep.replay.ptx.exchanged import keep_terms
 from twinstep.replay.ptx.flow import build, defined
 from twinstep.replay.ptx.inline import inlined
 from twinstep.replay.ptx.syntax import Kernel, Module, Variable
@@ -72,6 +73,7 @@ def translate(module: Module, name: str) -> Program:
     if name in module.refused:
         raise module.refused[name]
     kernel = inlined(module, module.kernels[name])
+    keep_terms(kernel)
     layout = lay_out(module, kernel)
     return emitted(kernel, layout, Emitter(kernel, RegisterTypes(kernel), layout, HANDLERS))
 

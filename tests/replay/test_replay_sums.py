@@ -28,9 +28,54 @@ ADD = {
     torch.float16: "ld.global.b16 %h0, [%rd3]; atom.global.add.noftz.f16 %h1, [%rd1], %h0;",
     torch.bfloat16: "ld.global.b16 %h0, [%rd3]; atom.global.add.noftz.bf16 %h1, [%rd1], %h0;",
 }
+# Adds a value until nothing has come between the read and the swap.
+SWAP = """ld.global.{value}, [%rd3]; ld.relaxed.gpu.global.{bits} {old}, [%rd1];
+LOOP: {total}
+atom.{order}global.cas.{bits} {seen}, [%rd1], {old}, {new}; setp.ne.{bits} %p1, {seen}, {old};
+mov.{bits} {old}, {seen}; @%p1 bra LOOP;"""
+
+
+WORDS = ("b32", "%r4", "%r5", "%r6")
+SWAPS = {
+    "f32": (
+        torch.float32,
+        "f32 %f0",
+        *WORDS,
+        "mov.b32 %f1, %r4; add.f32 %f2, %f0, %f1; mov.b32 %r5, %f2;",
+    ),
+    "f32 the other way round": (
+        torch.float32,
+        "f32 %f0",
+        *WORDS,
+        "mov.b32 %f1, %r4; add.rn.f32 %f2, %f1, %f0; mov.b32 %r5, %f2;",
+    ),
+    "fma": (
+        torch.float32,
+        "f32 %f0",
+        *WORDS,
+        "mov.b32 %f1, %r4; mov.f32 %f3, 0f3F800000; fma.rn.f32 %f2, %f0, %f3, %f1;"
+        "mov.b32 %r5, %f2;",
+    ),
+    "f64": (
+        torch.float64,
+        "f64 %d0",
+        *("b64", "%rd4", "%rd5", "%rd6"),
+        "mov.b64 %d1, %rd4; add.f64 %d2, %d0, %d1; mov.b64 %rd5, %d2;",
+    ),
+    "f16": (torch.float16, "b16 %h0", "b16", "%h1", "%h2", "%h3", "add.f16 %h2, %h1, %h0;"),
+    "bf16": (torch.bfloat16, "b16 %h0", "b16", "%h1", "%h2", "%h3", "add.bf16 %h2, %h1, %h0;"),
+}
 IN_TURN = """setp.lt.u32 %p0, %r1, 32; @%p0 red.global.add.f32 [%rd1], %f0; bar.sync 0;
 @!%p0 red.global.add.f32 [%rd1], %f0;"""
 ROUNDED = (1.0, 1 / 3, 1e-3, 0.7)
+
+
+def swap(kind: str, order: str = "") -> tuple[torch.dtype, str]:
+    """The dtype and the loop."""
+    dtype, value, bits, old, new, seen, total = SWAPS[kind]
+    return dtype, SWAP.format(
+        value=value, bits=bits, old=old, new=new, seen=seen, total=total, order=order
+    )
 
 
 def moved(
@@ -59,6 +104,22 @@ def test_rounded_sum_over_blocks_is_shaken(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", ADD, ids=str)
 def test_exact_sum_over_blocks_is_not(dtype: torch.dtype) -> None:
     assert not moved((1.0, 2.0, 64.0, 0.5, 0.0), dtype=dtype, start=8.0)
+
+
+@pytest.mark.parametrize("order", ["", "acq_rel.gpu."])
+@pytest.mark.parametrize("kind", SWAPS)
+def test_sums_by_compare_and_swap_are_too(kind: str, order: str) -> None:
+    dtype, add = swap(kind, order)
+    assert moved((*ROUNDED, 0.3), dtype=dtype, add=add)
+    assert not moved((1.0, 2.0, 64.0, 0.5, 0.0), dtype=dtype, start=8.0, add=add)
+    assert not moved((0.0, 1 / 3, 0.0, 1e-3), dtype=dtype, add=add)
+
+
+def test_a_maximum_by_compare_and_swap_is_no_sum() -> None:
+    dtype, add = swap("f32")
+    assert not moved(ROUNDED, dtype=dtype, add=add.replace("add.f32", "max.f32"))
+    doubled = add.replace("add.f32 %f2, %f0, %f1", "add.f32 %f2, %f0, %f0")
+    assert not moved(ROUNDED, dtype=dtype, add=doubled)
 
 
 def test_two_terms_commute_and_three_do_not() -> None:

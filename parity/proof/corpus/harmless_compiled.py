@@ -110,6 +110,12 @@ def triton_two_sums_by_float_atomics(call: GlobalNormCall) -> None:
     racing_kernels.global_norm_by_float_atomics(call, most=2)
 
 
+@harmless(SHELF, "global_norm", engines=ENGINES, dtypes=("fp16",))
+def triton_two_sums_by_swaps(call: GlobalNormCall) -> None:
+    """The same by a loop of compare-and-swap."""
+    racing_kernels.global_norm_by_float_atomics(call, most=2, swaps=True)
+
+
 @harmless(SHELF, "accumulate", engines=ENGINES)
 def triton_tiles_by_tickets(call: AccumulateCall) -> None:
     """Tiles are handed out by a counter that is new for every launch."""

@@ -284,23 +284,36 @@ def accumulate_by_tickets(call: AccumulateCall, *, resets: bool) -> None:
 
 
 @triton.jit
-def atomic_squares_kernel(g, total, numel, BLOCK: tl.constexpr):
-    """The sum of squares of one tensor; every program adds what it has by one floating atomic."""
+def atomic_squares_kernel(g, total, numel, BLOCK: tl.constexpr, SWAPS: tl.constexpr):
+    """The sum of squares of one tensor; every program adds what it has by one floating atomic.
+
+    With SWAPS by a compare-and-swap, until nothing has come between it and what it expects.
+    """
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(tl.program_id(0) * BLOCK, numel, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float32)
         squares += x * x
-    tl.atomic_add(total, tl.sum(squares, axis=0))
+    own = tl.sum(squares, axis=0)
+    if SWAPS:
+        word = total.to(tl.pointer_type(tl.int32))
+        seen = 0
+        found = tl.atomic_cas(word, seen, own.to(tl.int32, bitcast=True))
+        while found != seen:
+            seen = found
+            new = seen.to(tl.float32, bitcast=True) + own
+            found = tl.atomic_cas(word, seen, new.to(tl.int32, bitcast=True))
+    else:
+        tl.atomic_add(total, own)
 
 
-def global_norm_by_float_atomics(call: GlobalNormCall, most: int) -> None:
+def global_norm_by_float_atomics(call: GlobalNormCall, most: int, swaps: bool = False) -> None:
     """One launch of at most so many programs for each tensor that has elements."""
     total = torch.zeros(len(call.grads), dtype=torch.float32, device=call.norm.device)
     for i, g in enumerate(call.grads):
         programs = min(-(-g.numel() // BLOCK), most)
         if programs:
-            atomic_squares_kernel[(programs,)](g, total[i:], g.numel(), BLOCK=BLOCK)
+            atomic_squares_kernel[(programs,)](g, total[i:], g.numel(), BLOCK=BLOCK, SWAPS=swaps)
     call.norm.copy_(total.double().sum().sqrt())
     if not bool(torch.isfinite(total).all()):
         call.found_inf.fill_(1.0)

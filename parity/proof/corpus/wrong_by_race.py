@@ -7,6 +7,7 @@ from functools import partial
 from twinstep.parity.proof.corpus import racing_kernels as kernels
 from twinstep.parity.proof.corpus.calls import AccumulateCall, GlobalNormCall, SgdCall, UnscaleCall
 from twinstep.parity.proof.corpus.entry import Entry
+from twinstep.parity.proof.corpus.launch_kernels import norm_on_two_streams
 from twinstep.parity.proof.corpus.shelf import wrong
 
 SHELF: list[Entry] = []
@@ -66,3 +67,21 @@ def tickets_reset_while_others_still_ask(call: AccumulateCall) -> None:
 def partial_sums_added_by_float_atomics(call: GlobalNormCall) -> None:
     """Programs add their sums of squares to one float, in whichever order they end."""
     kernels.global_norm_by_float_atomics(call, most=1 << 16)
+
+
+@locked("global_norm", component="norms", dtypes=("fp16",))
+def partial_sums_added_by_swaps(call: GlobalNormCall) -> None:
+    """The same by a loop of compare-and-swap."""
+    kernels.global_norm_by_float_atomics(call, most=1 << 16, swaps=True)
+
+
+@racing("global_norm", component="norms", dtypes=("fp16",))
+def partial_sums_of_a_stream_not_awaited(call: GlobalNormCall) -> None:
+    """The root is taken on a stream that does not wait for those of the partial sums."""
+    norm_on_two_streams(call, missing="the old one")
+
+
+@locked("global_norm", component="norms", dtypes=("fp16",))
+def gradients_read_on_a_stream_that_does_not_wait(call: GlobalNormCall) -> None:
+    """A new stream begins before the stream that made the gradients is done."""
+    norm_on_two_streams(call, missing="the new one")
