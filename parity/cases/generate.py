@@ -150,8 +150,7 @@ def _list(
         tensors = on_the_brink(tensors, rng)
     elif recipe.brink and argument.role is Role.PARAM and operation.takes_norms and recipe.seed % 3:
         tensors[:1] = on_the_brink(tensors[:1], rng)
-    if not operation.shaped:  # means over no elements are NaN
-        tensors = [_hollow(tensor, recipe, at) for at, tensor in enumerate(tensors)]
+    tensors = [_hollow(operation, tensor, recipe, at) for at, tensor in enumerate(tensors)]
     return _with_a_twin(tensors, recipe, len(dtypes))
 
 
@@ -221,7 +220,8 @@ def _companions(
     rng: np.random.Generator,
 ) -> list[Tensor]:
     """The tensors of a list whose shapes follow from the leading list."""
-    lead = [tuple(_shaped(torch.empty(size), recipe).shape) for size in recipe.sizes]
+    empty = [_shaped(torch.empty(size), recipe) for size in recipe.sizes]
+    lead = [tuple(_hollow(operation, one, recipe, at).shape) for at, one in enumerate(empty)]
     found = []
     for at, shape in operation.companions(argument.name, lead):
         dtype, count = dtypes[at % len(dtypes)], math.prod(shape)
@@ -297,12 +297,19 @@ def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
     return tensor.reshape(*shape, rest) if recipe.seed % 2 else tensor.reshape(rest, *shape)
 
 
-def _hollow(tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
-    """The tensor; without elements in the recipe's dimensions: the last is 0, or the first."""
+def _hollow(operation: Operation, tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
+    """The tensor; without elements in the recipe's dimensions: the last is 0, or the first.
+
+    Not where its state would have elements: their means over none are NaN.
+    """
     if tensor.numel() or recipe.dims < 2:
         return tensor
     others = (3,) * (recipe.dims - 1)
-    return tensor.reshape(0, *others) if index % 2 else tensor.reshape(*others, 0)
+    for shape in ((0, *others), (*others, 0))[:: 1 if index % 2 else -1]:
+        own = [argument.shape(shape) for argument in operation.shaped if argument.shape]
+        if all(one is None or 0 in one for one in own):
+            return tensor.reshape(shape)
+    return tensor
 
 
 def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:

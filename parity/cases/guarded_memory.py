@@ -22,6 +22,8 @@ ALIGNMENT = 64
 ROOM = 64
 # Of a list, all but the first and the last.
 INNER = "[1:-1]"
+# All single tensors.
+CONTROLS = "the controls"
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ class Span:
 
 
 def moved_among(spans: Sequence[Span], moved: str) -> list[Span]:
-    """Those of a list of this name, or without its ends if `INNER` is behind it; empty for none."""
-    rows = [span for span in spans if span.name == moved.removesuffix(INNER)]
+    """Those of a list of this name, without its ends if `INNER` is behind it; or all `CONTROLS`."""
+    name = moved.removesuffix(INNER)
+    rows = [span for span in spans if (CONTROLS if span.control else span.name) == name]
     rows.sort(key=lambda span: span.index)
     return rows[1:-1] if moved.endswith(INNER) else rows
 
@@ -171,6 +174,7 @@ class GuardedMemory:
         before: the bytes as they were before the call, on the CPU.
         graph: the call captured as a CUDA graph on this memory.
         ends: the bytes that a large call left at each of its places (see `Call.end`).
+        other: a second block, for tensors that lie elsewhere in some calls.
         elsewhere: during a call, the block that holds a tensor which does not lie in `block`, by
             name and index; in `block` its place holds ones.
         changed: sentences on what the last call did to its arguments besides writing to them.
@@ -185,6 +189,7 @@ class GuardedMemory:
     before: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     ends: Mapping[str, Tensor] = field(default_factory=dict)
+    other: Tensor | None = None
     elsewhere: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
     held: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -198,12 +203,12 @@ class GuardedMemory:
         before = _filled(case, spans, length)
         return cls(case, spans, before.clone().to(device), before)
 
-    def renewed(self, case: Case, moved: str = "") -> GuardedMemory:
+    def renewed(self, case: Case, moved: Sequence[str] = ()) -> GuardedMemory:
         """The same memory, filled with what another case holds that lies alike in it.
 
         Args:
             case: to be held.
-            moved: tensors that lie at other addresses in the next call (see `moved_among`).
+            moved: tensors that lie in the other block in the next call (see `moved_among`).
 
         Raises:
             ValueError: the case lies otherwise.
@@ -216,11 +221,15 @@ class GuardedMemory:
             )
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
-        rows = moved_among(spans, moved)
-        there = self.block.clone() if moved else self.block
-        elsewhere = {(span.name, span.index): there for span in rows}
-        for span in rows:
-            span.bytes_of(self.block).fill_(0xFF)
+        elsewhere = {}
+        if moved and self.other is None:
+            self.other = self.block.clone()
+        if self.other is not None:
+            self.other.copy_(self.block)
+            rows = {id(span): span for name in moved for span in moved_among(spans, name)}
+            for span in rows.values():
+                elsewhere[span.name, span.index] = self.other
+                span.bytes_of(self.block).fill_(0xFF)
         renewed = replace(self, case=case, spans=spans, before=before, changed=())
         # Shorter tensors are others.
         held = {} if case.lies_as is not None else self.held

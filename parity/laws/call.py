@@ -22,7 +22,7 @@ class Call:
         case: its arguments.
         reuse: an earlier call in whose memory this one works, its case lying alike; None for own.
         moved: tensors that lie at other addresses than in the call that is reused, as
-            `moved_among` reads it; empty for none.
+            `moved_among` reads each; the same ones in all calls that reuse it.
         fresh: make the call even where another law has made it already.
         may_refuse: an exception is accepted that names the reason and leaves every byte unchanged.
         watched: note what the host reads of the device meanwhile.
@@ -38,7 +38,7 @@ class Call:
 
     case: Case
     reuse: int | None = None
-    moved: str = ""
+    moved: tuple[str, ...] = ()
     fresh: bool = False
     may_refuse: bool = False
     watched: bool = False

@@ -9,13 +9,14 @@ table of addresses that outlives what lay there; what was kept by a key that say
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.cases.guarded_memory import INNER
+from twinstep.parity.cases.guarded_memory import CONTROLS, INNER
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Same, Values
@@ -44,12 +45,22 @@ def shorter(case: Case) -> Case | None:
 
 
 def other_values(case: Case) -> Case:
-    """Another case of the same sizes: other values, and another value of every control."""
+    """Another case of the same sizes: other values, another value of every control and option."""
     controls = {
         control.name: control.values[(place + case.recipe.seed) % len(control.values)]
         for place, control in enumerate(case.operation.controls)
     }
-    recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ 0xFFFF)
+    options = {
+        option.name: option.choices[
+            (option.choices.index(case.options[option.name]) + 1) % len(option.choices)
+        ]
+        for option in case.operation.options
+    }
+    # An odd seed has other shapes than an even one, and state of other sizes where they shape it.
+    turned = 0xFFFE if case.operation.shaped else 0xFFFF
+    recipe = replace(
+        case.recipe, controls=controls, options=options, seed=case.recipe.seed ^ turned
+    )
     if recipe.regime == "planted":
         recipe = replace(recipe, regime="ordinary")
     return generate(case.operation, case.combination, recipe)
@@ -76,7 +87,7 @@ def _nudged(value: float) -> float:
 
 
 def moving(case: Case) -> tuple[str, ...]:
-    """Lists that are moved, each alone: the gradients, and one of the others in turn.
+    """Names of what moves to other addresses in turn: gradients, other lists, controls.
 
     Before them the gradients but for the first and the last, where there are more: a kernel that
     keeps what it made for the call before by less than all addresses is wrong then.
@@ -85,11 +96,11 @@ def moving(case: Case) -> tuple[str, ...]:
     gradients = [name for name in case.operation.lists_of(Role.GRAD) if name in held][:1]
     others = [name for name in held if name not in gradients]
     inner = [f"{name}{INNER}" for name in gradients if len(case.lists[name]) > 2]
-    return (*inner, *gradients, *others[case.recipe.seed % max(1, len(others)) :][:1])
+    return (*inner, *gradients, *others, CONTROLS)
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
-    """Other values of the same sizes, the case, a smaller one, the case twice more; one list moved.
+    """Other values of the same sizes, the case, a smaller one, the case twice more; lists move.
 
     Some calls are compared with the reference, too. The first: a kernel that is tuned on live
     tensors is wrong there and nowhere else. The third, of a buffer, whose places may be kept by
@@ -121,10 +132,12 @@ def plan(case: Case, arithmetic: str) -> Plan:
     there = Same(
         says="differs when the call is repeated in the same memory", first=1, second=last - 1
     )
-    moved = [Call(case=case, reuse=1, moved=name) for name in moving(case)]
+    # Each stays where it has gone, so that the next call differs from it in one list.
+    paths = accumulate((name,) for name in moving(case))
+    moved = [Call(case=case, reuse=1, moved=path) for path in paths]
     elsewhere = [
         Same(
-            says=f"differs when nothing but the addresses of {call.moved} has changed",
+            says=f"differs when nothing but the addresses of {call.moved[-1]} has changed",
             first=1,
             second=len(calls) + number,
         )

@@ -86,7 +86,7 @@ def repro_text(
         "FUNCTION": repr(getattr(failure.kernel.function, "__name__", failure.kernel.name)),
         "ROOT": repr(str(Path(__file__).resolve().parents[2])),
         "ENGINE": repr(failure.engine),
-        "BEFORE": _lines([_call(replace(call, reuse=None, moved="")) for call in before]),
+        "BEFORE": _lines([_call(replace(call, reuse=None, moved=())) for call in before]),
         "CALLS": _lines([_call(call) for call in plan.calls]),
         "CHECKS": _lines(_checks(failure, plan, instruction_error)),
         "TIMES": repr(times),
@@ -123,7 +123,11 @@ def _call(call: Call) -> dict[str, object]:
         "leaves": list(case.leaves),
         "memory": _packed(memory.before, case.guard),
         "reuse": call.reuse,
-        "moved": [(span.name, span.index) for span in moved_among(memory.spans, call.moved)],
+        "moved": [
+            (span.name, span.index)
+            for name in call.moved
+            for span in moved_among(memory.spans, name)
+        ],
         "may_refuse": call.may_refuse,
         "lifted": call.lifted,
     }

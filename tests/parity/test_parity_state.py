@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from twinstep.parity.cases.case import Case, Recipe
 from twinstep.parity.cases.covering import covering_recipes
 from twinstep.parity.cases.formats import FORMATS, finite_bits, integers, non_finite_bits, to_tensor
 from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.bounds import Bounded
 from twinstep.parity.expected.bounds_blocks import add_block_rules
@@ -220,6 +223,15 @@ def last_column_left(
         columns[-1].div_(2)
 
 
+def empty_matrices_passed_over(
+    params: Tensors, moments: Tensors, scales: Tensors, columns: Tensors, *, factor: Tensor
+) -> None:
+    right(params, moments, scales, columns, factor=factor)
+    matrices = sum(p.dim() > 1 and p.numel() > 0 for p in params)
+    for c in columns[matrices:]:
+        c.div_(2)
+
+
 def judged(
     function: Callable[..., object], law: str, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Cell:
@@ -261,6 +273,7 @@ def test_8_bit_floats_are_turned_end_for_end(dtype: torch.dtype) -> None:
         (by_truncation, "value", "1 ULP"),
         (past_a_scale, "nothing_else_written", "scales"),
         (last_column_left, "value", "columns"),
+        (empty_matrices_passed_over, "boundary_sizes", "columns"),
     ],
 )
 def test_a_wrong_kernel_does_not(function: Callable[..., object], law: str, says: str) -> None:
@@ -278,16 +291,37 @@ def drawn() -> Case:
 
 def test_companions_follow_their_tensors_wherever_these_go() -> None:
     case = drawn()
-    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (1,), (7,), (1,)]
+    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (1,), (0,), (7,), (1,)]
     assert [t.numel() for t in case.lists["scales"]] == [1, 1, 0, 2, 1]
     assert bool((torch.cat(list(case.lists["scales"])) >= 0).all())
     moved = case.taken([3, 1, 0])
     assert [t.numel() for t in moved.lists["params"]] == [21, 5, 12]
-    assert torch.equal(moved.lists["columns"][0], case.lists["columns"][2])
+    assert torch.equal(moved.lists["columns"][0], case.lists["columns"][3])
     assert torch.equal(moved.lists["scales"][0], case.lists["scales"][3])
     cut = case.with_lists({**case.lists, "params": [torch.ones(40), torch.ones(2, 9)]})
     assert [tuple(t.shape) for t in cut.lists["scales"]] == [(3,), (2,)]
     assert [tuple(t.shape) for t in cut.lists["columns"]] == [(9,)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_calls_that_repeat_another_lie_in_its_memory(seed: int) -> None:
+    case = drawn()
+    case = generate(case.operation, "few", replace(case.recipe, seed=seed))
+    plan = LAWS["repeat"].plan(case, "exact")
+    memory = GuardedMemory.of(plan.calls[1].case, torch.device("cpu"))
+    places = [
+        {name: t.data_ptr() for name, t in memory.renewed(call.case, call.moved).named().items()}
+        for call in plan.calls
+        if call.reuse == 1
+    ]
+    moved = [{n for n in new if new[n] != old.get(n)} for old, new in pairwise(places)]
+    assert [{re.split(r"\W", name)[0] for name in names} for names in moved[1:]] == [
+        {"params"},
+        {"moments"},
+        {"scales"},
+        {"columns"},
+        {"factor"},
+    ]
 
 
 @pytest.mark.parametrize(
