@@ -30,9 +30,10 @@ under "writes" in place, writes nothing else, and returns None.
   gradients not recorded, as steps of torch.optim are.
 - *Controls* are keyword-only 0-dim tensors on the data's device. All but a norm are finite; betas,
   momentum are 0, or from 0.5 to below 1 (between them `torch.lerp` keeps too few digits of beta);
-  dampening is from 0 to 1; eps, coefficients and scales are not negative, windows and intervals at
-  least 1; a learning rate or a weight decay may have either sign. Counters fit in int64 after the
-  step. In brackets: the smallest and the largest number that the judge draws.
+  dampening is from 0 to 1; eps and `min_coeff` are not negative; scales, their inverses, factors
+  and the other coefficients are above 0, windows and intervals at least 1; a learning rate or a
+  weight decay may have either sign. Counters fit in int64 after the step. In brackets: the smallest
+  and the largest number that the judge draws.
 - *Options* are keyword-only plain Python values.
 
 All arithmetic is IEEE 754, to nearest even, in fp32 unless said otherwise, one rounding for each

@@ -121,10 +121,12 @@ class Control:
     def within(self, value: float) -> bool:
         """True for a value that the contract allows.
 
-        Flags are 0 or 1, most numbers are finite, and many not negative.
+        Flags are 0 or 1, most numbers are finite, many not negative, and scales are not 0.
         """
         if self.decision:
             return value in (0.0, 1.0)
+        if value == 0 and self.dtype.is_floating_point and self.range and 0.0 not in self.values:
+            return False
         if self.finite and not self.signed and math.copysign(1.0, value) < 0:
             return False
         return math.isfinite(value) or not self.finite

@@ -23,7 +23,7 @@ from twinstep.parity.laws.call import Call
 from twinstep.parity.operations.operation import Role
 from twinstep.parity.prove.beyond import Beyond, control_values
 from twinstep.parity.prove.host_numbers import BY_ZERO
-from twinstep.parity.prove.search import satisfying, telling
+from twinstep.parity.prove.search import NOWHERE, satisfying, telling
 from twinstep.parity.prove.trace import (
     Leaf,
     Output,
@@ -317,10 +317,8 @@ class Prover:
             if number < 0:
                 size = tensor.element_size()
                 flat = tensor.detach().reshape(-1)[at : at + 1].contiguous()
-                bits = flat.view(
-                    {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
-                )
-                own = int(bits.item()) % (1 << 8 * size)
+                kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+                own = int(flat.view(kinds.get(size, torch.int64)).item()) % (1 << 8 * size)
                 number = self.tracer.table.const(own, max(size // 2, 1))
             found.append(number)
         return found[0], found[1]
@@ -328,12 +326,15 @@ class Prover:
     def _witness(self, case: Case, output: Output, at: int, path: Path) -> _Found | None:
         """A refutation by values, confirmed by a run with them."""
         a, b = self._pair(output, at)
-        kind = FORMAT.get(output.got.dtype, "")
+        dtype, bits = FORMAT.get(output.got.dtype, ""), self._bits(case)
+        inside = control_values(case, self.tracer.leaves, self.tracer.table, (a, b))
         try:
-            found = telling(self.tracer.table, a, b, kind, path, self._bits(case))
+            find = partial(telling, self.tracer.table, a, b, dtype, path, bits)
+            found = [find(NOWHERE), find(inside)]
         except CannotReplay:
             return None  # an operation of torch that has no evaluation
-        return self._run_with(case, output, at, found.bits) if found else None
+        shown = (self._run_with(case, output, at, one.bits) for one in found if one)
+        return next(filter(None, shown), None)
 
     def _run_with(
         self, case: Case, output: Output, at: int, bits: Mapping[int, int]

@@ -17,6 +17,7 @@ from twinstep.replay.names.table import Table
 
 DRAWN = 1 << 12
 NOTHING: Mapping[int, int] = {}
+NOWHERE: Mapping[int, Array] = {}
 LEAVES = 1 << 18
 """Most values of leaves in one draw, and so of few leaves many."""
 FLOAT = {1: np.float16, 2: np.float32, 4: np.float64}
@@ -172,6 +173,7 @@ def telling(
     dtype: str,
     path: Sequence[tuple[int, bool]],
     keep: dict[int, int],
+    ranges: Mapping[int, Array] = NOWHERE,
     rounds: int = 3,
 ) -> Witness | None:
     """Bits of leaves on a path for which two expressions differ; None if none were drawn.
@@ -183,6 +185,7 @@ def telling(
         dtype: `f16`, `bf16`, `f32`, `f64`, by which NaN are known; anything else has none.
         path: outcomes of conditions.
         keep: bits of leaves in the run.
+        ranges: bits that some leaves are drawn from.
         rounds: of draws.
     """
     inside = set(leaves_of(table, [a, b]))
@@ -192,6 +195,11 @@ def telling(
     count = _count(table, numbers, NOTHING)
     for seed in range(rounds):
         leaves = drawn(table, numbers, keep, seed, count)
+        rng = np.random.default_rng(seed)
+        for leaf in ranges.keys() & leaves.keys():
+            some = rng.choice(ranges[leaf], count)
+            held = rng.random(count) < np.arange(count) % 3 / 2
+            leaves[leaf] = np.where(held, some.dtype.type(keep[leaf]), some).reshape(1, -1)
         values = evaluate(table, numbers, leaves)
         x, y = np.broadcast_arrays(values[a], values[b])
         differ = (x != y) & ~(is_nan(x, dtype) & is_nan(y, dtype))

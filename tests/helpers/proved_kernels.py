@@ -1,6 +1,7 @@
 """AdamW on one tensor by a Triton kernel, and in plain torch, with a place where a fault goes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import triton
 import triton.language as tl
@@ -54,6 +55,29 @@ def _adamw_kernel(
     tl.store(exp_avg_sq + at, v, mask=here)
     if tl.program_id(0) == 0:
         tl.store(steps, tl.load(steps) + 1)
+
+
+@triton.jit
+def _unscale_kernel(g, inv_scale, found, n, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(g + at, mask=at < n, other=0.0)
+    finite = tl.abs(x) < float("inf")
+    kept = x if SIGNED else tl.abs(x)
+    tl.store(g + at, tl.where(finite, x * tl.load(inv_scale), kept), mask=at < n)
+    if tl.min(finite.to(tl.int32), 0) == 0:
+        tl.store(found, 1.0)
+
+
+def infinities_stay(signed: bool) -> Kernel:
+    """Unscale that leaves what is not finite as it is, or without its sign."""
+
+    def unscale(grads: list[Tensor], *, inv_scale: Tensor, found_inf: Tensor) -> None:
+        for g in grads:
+            _unscale_kernel[(triton.cdiv(g.numel(), 64),)](
+                g, inv_scale, found_inf, g.numel(), SIGNED=signed, BLOCK=64
+            )
+
+    return replace(row(unscale, "replay"), operation=operation_named("unscale", "tests"))
 
 
 def by_triton(fault: str = "") -> Callable[..., None]:

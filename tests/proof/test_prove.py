@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.helpers.proved_kernels import by_torch, by_triton, row
+from tests.helpers.proved_kernels import by_torch, by_triton, infinities_stay, row
 from twinstep.parity.operations.operation import OptionValue
 from twinstep.parity.prove import command, solver
 from twinstep.parity.prove import situations as of_situations
@@ -92,6 +92,12 @@ def test_a_kernel_that_is_wrong_for_few_values_is_refuted(fault: str) -> None:
     verdict = small(row(by_triton(fault), "replay"))
     assert verdict.word == REFUTED, verdict
     assert "but should be" in verdict.detail
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_scale_of_zero_refutes_no_kernel(signed: bool) -> None:
+    verdict = small(infinities_stay(signed))
+    assert (verdict.word != REFUTED) == signed, verdict
 
 
 @pytest.mark.parametrize("fault", ["reciprocal", "one value", "halved"])
