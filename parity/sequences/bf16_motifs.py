@@ -29,6 +29,10 @@ MOTIFS: Mapping[str, Motif] = {
         *("train", ("load_weights", {"seed": 1}), ("load_weights", {"seed": 2}), "train"),
     ),
     "a rate in a tensor that is set": ("train", "hold_rates", "set_lr", "train"),
+    "rates set that nearly agree": (
+        *(("set_lr", {"lr": 0.03}), ("set_lr", {"lr": 0.0300001}), "train"),
+        *(("set_lr", {"lr": 0.0}), ("set_lr", {"lr": 3e-9}), "train"),
+    ),
     "weights loaded before a step": ("backward", REFRESH, "step"),
     "weights loaded while frozen": ("train", *FROZEN, REFRESH, *THAWED, "train"),
     "a weight and a state by name": (

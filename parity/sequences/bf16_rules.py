@@ -264,7 +264,7 @@ class BF16Rules(OptimizerRules):
             flat.mul_(0.5)
         return grads
 
-    @action(drives=("set_lr", "get_lr"), lr=(0.03, 1e-4))
+    @action(drives=("set_lr", "get_lr"), lr=(0.03, 0.0300001, 1e-4, 0.0, 3e-9))
     def set_lr(self, world: World, lr: float) -> object:
         """Set and read the learning rate."""
         optimizer_of(world).set_lr(lr)

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from twinstep.parity.sequences.actions import Motif, Step, action
 from twinstep.parity.sequences.fills import Dice
-from twinstep.parity.sequences.motifs import FROZEN, PLAIN, THAWED
+from twinstep.parity.sequences.motifs import CLEAR, FROZEN, PLAIN, THAWED
 from twinstep.parity.sequences.parts import SEEDS, move
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.world import World
@@ -55,7 +55,7 @@ BY_HAND: Mapping[str, Motif] = {
     "weights in other memory": (PLAIN, "move_weights", PLAIN, LOWER, PLAIN, *NUDGED),
     "groups in other hands": (
         ("build", {"groups": 3}),
-        *(PLAIN, ("edit_groups", {"how": "take out"}), PLAIN),
+        *(PLAIN, CLEAR, ("edit_groups", {"how": "take out"}), PLAIN, CLEAR),
         *(("edit_groups", {"how": "put back"}), PLAIN, ("edit_groups", {"how": "exchange"}), PLAIN),
         *(("edit_groups", {"how": "replace"}), PLAIN),
         *(("edit_groups", {"how": "drop"}), PLAIN, "resume", PLAIN),

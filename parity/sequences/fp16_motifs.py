@@ -54,6 +54,10 @@ MOTIFS: Mapping[str, Motif] = {
     "the last of a correction": last_of_a_correction(CLEAN),
     "each hyper-parameter alone": each_turned(CLEAN),
     "rates that nearly agree": (("build", {"groups": 2, "alike": True}), "part_rates", CLEAN),
+    "rates set that nearly agree": (
+        *(("change_lr", {"lr": 0.013}), ("change_lr", {"lr": 0.0130001}), CLEAN),
+        *(("change_lr", {"lr": 0.0}), ("change_lr", {"lr": 3e-9}), CLEAN),
+    ),
     # Only a scale that counts steps shows where the counter ends.
     "31 bits of a moving scale's counters full": (
         ("build", {"recipe": "adamw, dynamic"}),

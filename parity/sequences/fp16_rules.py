@@ -292,7 +292,7 @@ class FP16Rules(ScaledByHand):
         self.backward(world, seed, size, "fp32", "")
         return self.step(world)
 
-    @action(often=2, drives=("set_lr", "get_lr"), lr=(0.013, 0.5, 0.0))
+    @action(often=2, drives=("set_lr", "get_lr"), lr=(0.013, 0.0130001, 0.5, 0.0, 3e-9))
     def change_lr(self, world: World, lr: float) -> object:
         """Set one learning rate for all groups."""
         scaled(world).set_lr(lr)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import isclose
 from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from twinstep.contract.moments import StateDict
+from twinstep.contract.wrapper import Wrapper
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
 from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -268,3 +270,47 @@ class EntersTheScaleFirst(StaticLossScale):
         with suppress(KeyError, TypeError, ValueError):
             super().load_state_dict({**self.state_dict(), "cur_scale": state_dict["cur_scale"]})
         super().load_state_dict(state_dict)
+
+
+def close(optimizer: Wrapper, lr: float) -> bool:
+    """True if all groups have about that rate already."""
+    held = [cast(float, group["lr"]) for group in optimizer.param_groups]
+    return bool(held) and all(isclose(rate, lr, rel_tol=1e-5, abs_tol=1e-8) for rate in held)
+
+
+@put(WRONG_BY_STATE, reference="FP16Optimizer", dtypes=("fp16",))
+class LeavesARateThatIsClose(FP16Optimizer):
+    """Does not set a learning rate that is close to the one in force."""
+
+    def set_lr(self, lr: float) -> None:
+        if not close(self, lr):
+            super().set_lr(lr)
+
+
+@put(WRONG_BY_STATE, reference="BF16Optimizer", dtypes=("bf16",))
+class LeavesCloseRatesOfBf16(BF16Optimizer):
+    """Does not set a learning rate that is close to the one in force."""
+
+    def set_lr(self, lr: float) -> None:
+        if not close(self, lr):
+            super().set_lr(lr)
+
+
+@put(WRONG_BY_STATE, private=("_all",))
+class ZeroesOldLists(FusedAdam):
+    """Drops the gradients of the parameters that there were at the first time, or were added."""
+
+    def add_param_group(self, param_group: dict[str, object]) -> None:
+        super().add_param_group(param_group)
+        vars(self).pop("_all", None)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        now = [param for group in self.param_groups for param in group["params"]]
+        known = vars(self).setdefault("_all", now)
+        grads = [(param, param.grad) for param in now if all(param is not one for one in known)]
+        super().zero_grad(set_to_none)
+        for param, grad in grads:
+            param.grad = grad
+        for param in known:
+            if all(param is not one for one in now):
+                param.grad = None
