@@ -11,7 +11,7 @@ from twinstep.replay.checks.sums import Sums
 from twinstep.replay.checks.uninitialised import Unwritten
 from twinstep.replay.dtypes import Array
 from twinstep.replay.machine.lanes import MemoryOp
-from twinstep.replay.ptx.flow import influenced, stored_by_chance
+from twinstep.replay.ptx.flow import handed_on, influenced, stored_by_chance
 from twinstep.replay.ptx.syntax import Instruction, Kernel
 
 NOBODY = -1
@@ -121,6 +121,7 @@ class History:
         self.sums = Sums() if shaken else None
         self.kernel = kernel
         self.chance: dict[int, bool] = {}
+        self.handed: dict[tuple[int, int], bool] = {}
         self.influence: dict[int, frozenset[int] | None] = {}
         self.word = word
         self.unwritten = unwritten
@@ -135,6 +136,13 @@ class History:
             self.influence[id(load)] = influenced(self.kernel.code, load)
         reached = self.influence[id(load)]
         return reached is None or store in reached
+
+    def handed_on(self, load: MemoryOp, store: MemoryOp) -> bool:
+        """True if a warp cannot make the store before all of its threads have read (see `flow`)."""
+        key = id(load.instruction), id(store.instruction)
+        if key not in self.handed:
+            self.handed[key] = handed_on(self.kernel, load.instruction, store.instruction)
+        return self.handed[key]
 
     def by_chance(self, one: MemoryOp, other: MemoryOp) -> bool:
         """True if one of two volatile accesses reads what it then stores, whoever came first."""

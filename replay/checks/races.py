@@ -13,7 +13,8 @@ threads' accesses are ordered
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
 for those of scope `.cta` between blocks, and for volatile ones within a block where a thread stores
-what it happened to read: volatile is no barrier, and threads of a warp need not run in step. Two
+what it happened to read: volatile is no barrier, and threads of a warp need not run in step. A read
+whose value enters a shuffle of the whole warp comes before what the warp stores behind it. Two
 things that compilers do with replicated threads are not reported within a block: a store of the
 value that is already there, and a read of global memory that another thread writes, by a thread
 that stores nothing that derives from it.
@@ -254,6 +255,11 @@ class BatchChecks:
             if free and (blocks or not self.memory.by_chance(site, other)):
                 continue
             if self._ordered(one, two):
+                continue
+            after = (
+                other.kind == "read" and site.kind == "write" and warps[index] & same_block[index]
+            )
+            if after and self.memory.handed_on(other, site):
                 continue
             said = self._said(site, lanes, flat[access.lane[index]], one, access.label)
             read = one if other.kind == "read" else two

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinstep.replay.ptx.flow import BRANCHES, family, registers_in, used
+from twinstep.replay.ptx.flow import family, registers_in, straight, used
 from twinstep.replay.ptx.syntax import Instruction, Kernel, Operand
 
 FLOATS = {"b16": ("f16", "bf16"), "b32": ("f32",), "b64": ("f64",)}
@@ -24,7 +24,7 @@ def added(kernel: Kernel, swap: Instruction) -> tuple[str, tuple[Operand, ...]] 
     kinds = FLOATS.get(swap.parts[-1], ())
     code = kernel.code
     at = next(place for place, instruction in enumerate(code) if instruction is swap)
-    before = code[_start(kernel, at) : at]
+    before = code[straight(kernel, at) : at]
     made = _origin(new, before)
     total = next((i for i in reversed(before) if i.operands[:1] == (made,)), None)
     if total is None or family(total) not in ("add", "fma") or total.parts[-1] not in kinds:
@@ -46,14 +46,6 @@ def keep_terms(kernel: Kernel) -> None:
         if found := added(kernel, swap):
             names = [name for term in found[1] for name in registers_in(term)]
             swap.notes["used"] = [*used(swap), *names]
-
-
-def _start(kernel: Kernel, at: int) -> int:
-    """Place of the first instruction from which on nothing but these run before that place."""
-    code, targets = kernel.code, set(kernel.labels.values())
-    while at and at not in targets and family(code[at - 1]) not in BRANCHES:
-        at -= 1
-    return at
 
 
 def _origin(operand: Operand, before: list[Instruction]) -> Operand:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from twinstep.replay.isa.limits import construct_of
 from twinstep.replay.ptx.syntax import (
+    Imm,
     Instruction,
     Kernel,
     Mem,
@@ -104,6 +105,32 @@ def decides(code: list[Instruction], atomic: Instruction) -> bool:
     # A guarded one keeps what was in its own register.
     others = (i for i in _reached(code, atomic) if i is not atomic)
     return any(family(i) in BRANCHES | {"st", "atom", "red"} for i in others)
+
+
+def handed_on(kernel: Kernel, load: Instruction, store: Instruction) -> bool:
+    """True if what a load reads must be known before its warp can make a store.
+
+    It enters a shuffle of the whole warp, with nothing but these instructions from the load to the
+    store: no thread gets past the shuffle before all threads have read.
+    """
+    code = kernel.code
+    first, last = ([i is one for i in code].index(True) for one in (load, store))
+    if not straight(kernel, last) <= first < last:
+        return False
+    shuffles = [i for i in code[first:last] if family(i) == "shfl" and i.guard is None]
+    whole = [i for i in shuffles if i.operands[-1] in (Imm(-1), Imm(0xFFFFFFFF))]
+    reached = set(map(id, _reached(code[first:last], load)))
+    return any(id(i) in reached for i in whole)
+
+
+def straight(kernel: Kernel, at: int) -> int:
+    """Place of the first instruction from which on nothing but these run before that place."""
+    code = kernel.code
+    jumps = [i for i in code if family(i) in BRANCHES]
+    targets = {kernel.labels[name] for i in jumps for name in branch_labels(kernel, i)}
+    while at and at not in targets and family(code[at - 1]) not in BRANCHES:
+        at -= 1
+    return at
 
 
 def stored_by_chance(kernel: Kernel, load: Instruction) -> bool:

@@ -288,3 +288,27 @@ def test_a_read_races_if_a_value_an_address_a_guard_or_a_path_depends_on_it(
             return
         with pytest.raises(Race, match="write of 4 bytes of argument 0 without order after a read"):
             run_ptx(DEPENDS.replace("AFTER", after), "k", (1,), (64,), [words(), words(64)])
+
+
+@pytest.mark.parametrize(
+    ("between", "threads", "right"),
+    [
+        ("", 32, False),
+        ("shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;", 32, True),
+        ("add.u32 %r3, %r1, 1; shfl.sync.idx.b32 %r5, %r3, 0, 31, 0xffffffff;", 32, True),
+        ("shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1;", 64, False),
+        ("shfl.sync.bfly.b32 %r5, %r2, 1, 31, -1;", 32, False),
+        ("shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; bra ON; ON:", 32, False),
+    ],
+)
+def test_a_warp_that_hands_on_what_it_has_read_may_store_there(
+    between: str, threads: int, right: bool
+) -> None:
+    text = DEPENDS.replace("mov.u32 %r2, 5;", f"mov.u32 %r2, 5; {between}")
+    text = text.replace("AFTER", "st.global.u32 [%rd1], %r1;")
+    with options(check_races=True):
+        if right:
+            run_ptx(text, "k", (1,), (threads,), [words(), words(threads)])
+            return
+        with pytest.raises(Race, match="write of 4 bytes of argument 0 without order after a read"):
+            run_ptx(text, "k", (1,), (threads,), [words(), words(threads)])
