@@ -22,6 +22,8 @@ ALIGNMENT = 64
 ROOM = 64
 # Of a list, all but the first and the last.
 INNER = "[1:-1]"
+# Its tensors of one dtype and shape, each at the place of another.
+EXCHANGED = " exchanged"
 # All single tensors.
 CONTROLS = "the controls"
 
@@ -92,6 +94,21 @@ def moved_among(spans: Sequence[Span], moved: str) -> list[Span]:
     rows = [span for span in spans if (CONTROLS if span.control else span.name) == name]
     rows.sort(key=lambda span: span.index)
     return rows[1:-1] if moved.endswith(INNER) else rows
+
+
+def placed(spans: Sequence[Span], moved: Sequence[str]) -> list[Span]:
+    """The spans, those of a list with `EXCHANGED` behind its name where their likes lie."""
+    found = list(spans)
+    for name in moved:
+        likes: dict[object, list[int]] = {}
+        for at, span in enumerate(found):
+            if span.name + EXCHANGED == name:
+                likes.setdefault((span.value.dtype, span.value.shape), []).append(at)
+        for own in likes.values():
+            starts = [found[at].start for at in reversed(own)]
+            for at, start in zip(own, starts, strict=True):
+                found[at] = replace(found[at], start=start)
+    return found
 
 
 def spans_of(case: Case) -> tuple[list[Span], int]:
@@ -197,9 +214,10 @@ class GuardedMemory:
     number: int = -1
 
     @classmethod
-    def of(cls, case: Case, device: torch.device) -> GuardedMemory:
-        """Lay a case out in fresh memory."""
+    def of(cls, case: Case, device: torch.device, moved: Sequence[str] = ()) -> GuardedMemory:
+        """Lay a case out in fresh memory; `moved`: see `placed`."""
         spans, length = spans_of(case)
+        spans = placed(spans, moved)
         before = _filled(case, spans, length)
         return cls(case, spans, before.clone().to(device), before)
 
@@ -208,7 +226,8 @@ class GuardedMemory:
 
         Args:
             case: to be held.
-            moved: tensors that lie in the other block in the next call (see `moved_among`).
+            moved: tensors that lie in the other block in the next call (see `moved_among`), or
+                each in the place of another (see `placed`).
 
         Raises:
             ValueError: the case lies otherwise.
@@ -219,6 +238,8 @@ class GuardedMemory:
             raise ValueError(
                 "a case cannot reuse memory in which it would lie otherwise [guarded_memory]"
             )
+        there = placed(spans, moved)
+        exchanged, spans = there != spans, there
         before = _filled(case, spans, self.before.numel())
         self.block.copy_(before)
         elsewhere = {}
@@ -231,8 +252,8 @@ class GuardedMemory:
                 elsewhere[span.name, span.index] = self.other
                 span.bytes_of(self.block).fill_(0xFF)
         renewed = replace(self, case=case, spans=spans, before=before, changed=())
-        # Shorter tensors are others.
-        held = {} if case.lies_as is not None else self.held
+        # Shorter tensors are others, and so are those at other places.
+        held = {} if case.lies_as is not None or exchanged else self.held
         return replace(renewed, elsewhere=elsewhere, held=held)
 
     def refill(self) -> None:

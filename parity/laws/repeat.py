@@ -8,6 +8,7 @@ table of addresses that outlives what lay there; what was kept by a key that say
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 
@@ -16,11 +17,15 @@ import torch
 
 from twinstep.parity.cases.case import Case, is_counter
 from twinstep.parity.cases.generate import generate
-from twinstep.parity.cases.guarded_memory import CONTROLS, INNER
+from twinstep.parity.cases.guarded_memory import CONTROLS, EXCHANGED, INNER
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.call import Call
 from twinstep.parity.laws.plan import Plan, Same, Values
 from twinstep.parity.operations.operation import Role
+
+# By how much numbers differ that a table kept by a few of their digits takes for one.
+SHARES = (2.0**-16, 2.0**-10)
+DIFFERS = "differs when the call is repeated"
 
 
 def halved(case: Case) -> Case:
@@ -45,25 +50,27 @@ def shorter(case: Case) -> Case | None:
 
 
 def other_values(case: Case) -> Case:
-    """Another case of the same sizes: other values, another value of every control and option."""
+    """Another case of the same sizes: other values, and another value of every control."""
     controls = {
         control.name: control.values[(place + case.recipe.seed) % len(control.values)]
         for place, control in enumerate(case.operation.controls)
     }
-    options = {
-        option.name: option.choices[
-            (option.choices.index(case.options[option.name]) + 1) % len(option.choices)
-        ]
-        for option in case.operation.options
-    }
     # An odd seed has other shapes than an even one, and state of other sizes where they shape it.
     turned = 0xFFFE if case.operation.shaped else 0xFFFF
-    recipe = replace(
-        case.recipe, controls=controls, options=options, seed=case.recipe.seed ^ turned
-    )
+    recipe = replace(case.recipe, controls=controls, seed=case.recipe.seed ^ turned)
     if recipe.regime == "planted":
         recipe = replace(recipe, regime="ordinary")
     return generate(case.operation, case.combination, recipe)
+
+
+def other_options(case: Case) -> Case:
+    """Another case of the same sizes: other values, and another choice of every option."""
+    options = {
+        row.name: row.choices[(row.choices.index(case.options[row.name]) + 1) % len(row.choices)]
+        for row in case.operation.options
+    }
+    case = other_values(case)
+    return generate(case.operation, case.combination, replace(case.recipe, options=options))
 
 
 def nearby(case: Case) -> Case:
@@ -86,6 +93,18 @@ def _nudged(value: float) -> float:
     return float(near) + (aside if abs(value) <= abs(near) else -aside / 2)
 
 
+def beside(case: Case, share: float) -> Case:
+    """The same case with numbers that are larger or smaller by this share, inside their ranges."""
+    found: dict[str, float] = {}
+    for control in case.operation.controls:
+        value = float(case.controls[control.name])
+        turned = [value * (1 + way * share) for way in (1, -1)]
+        inside = [one for one in turned if control.range and control.bounded(one)]
+        if control.dtype.is_floating_point and inside and math.isfinite(value):
+            found[control.name] = inside[0]
+    return case.with_controls(**found)
+
+
 def moving(case: Case) -> tuple[str, ...]:
     """Names of what moves to other addresses in turn: gradients, other lists, controls.
 
@@ -99,52 +118,57 @@ def moving(case: Case) -> tuple[str, ...]:
     return (*inner, *gradients, *others, CONTROLS)
 
 
+def of_one_size(case: Case) -> Case:
+    """A case of the same kind with five tensors of one size."""
+    return generate(case.operation, case.combination, replace(case.recipe, sizes=(130,) * 5))
+
+
 def plan(case: Case, arithmetic: str) -> Plan:
     """Other values of the same sizes, the case, a smaller one, the case twice more; lists move.
 
     Some calls are compared with the reference, too. The first: a kernel that is tuned on live
     tensors is wrong there and nowhere else. The third, of a buffer, whose places may be kept by
     less than all sizes. Before the case works in the same memory, shorter tensors lie there: what
-    was kept by addresses alone is wrong then. The last before lists move has values like the first
+    was kept by addresses alone is wrong then. The last before lists move have values like the first
     and controls nearby, in the tensors of the second: what was kept by the tensor, or by less than
-    the number, is wrong there.
+    the number, is wrong there. In the end gradients of one size exchange their addresses: a table
+    that was kept by the sum of all is wrong.
     """
     single = any(argument.single for argument in case.operation.lists)
     stranger = other_values(case)
     # Of a buffer the place of each tensor follows from the sizes before it.
     other = case.taken(range(case.length)[::-1]) if single else smaller(case)
-    near = Call(case=nearby(stranger))
-    if not single:  # a buffer of other values has another tail
-        near = Call(case=replace(near.case, skews=case.skews), reuse=1)
+    near = [nearby(stranger), *(beside(stranger, share) for share in SHARES)]
     short = None if single else shorter(case)
-    calls = [
-        Call(case=stranger),
-        Call(case=case),
-        Call(case=other),
-        Call(case=case, fresh=True),
-        *([Call(case=short, reuse=1)] if short else []),
-        Call(case=case, reuse=1),
-        near,
-    ]
-    last = len(calls) - 1
-    compared = (0, 1, *(2,) * single, *((4,) if short else ()), last)
-    again = Same(says="differs when the call is repeated after another one", first=1, second=3)
-    there = Same(
-        says="differs when the call is repeated in the same memory", first=1, second=last - 1
-    )
+    calls = [Call(case=stranger)]
+    calls += [Call(case=other_options(case))] if case.options else []
+    own = len(calls)
+    calls += [Call(case=case), Call(case=other), Call(case=case, fresh=True)]
+    compared = [*range(own + 1), *(own + 1,) * single]
+    checks = [Same(says=f"{DIFFERS} after another one", first=own, second=own + 2)]
+    if short:
+        compared.append(len(calls))
+        calls.append(Call(case=short, reuse=own))
+    checks.append(Same(says=f"{DIFFERS} in the same memory", first=own, second=len(calls)))
+    calls.append(Call(case=case, reuse=own))
+    compared += range(len(calls), len(calls) + len(near))
+    for one in near:
+        # A buffer of other values has another tail.
+        alike = Call(case=replace(one, skews=case.skews), reuse=own)
+        calls.append(Call(case=one) if single else alike)
     # Each stays where it has gone, so that the next call differs from it in one list.
-    paths = accumulate((name,) for name in moving(case))
-    moved = [Call(case=case, reuse=1, moved=path) for path in paths]
-    elsewhere = [
-        Same(
-            says=f"differs when nothing but the addresses of {call.moved[-1]} has changed",
-            first=1,
-            second=len(calls) + number,
-        )
-        for number, call in enumerate(moved)
-    ]
+    for path in accumulate((name,) for name in moving(case)):
+        says = f"differs when nothing but the addresses of {path[-1]} has changed"
+        checks.append(Same(says=says, first=own, second=len(calls)))
+        calls.append(Call(case=case, reuse=own, moved=path))
+    if not single and case.length > 1:
+        says = "differs when gradients of one size have exchanged their addresses"
+        checks.append(Same(says=says, first=len(calls), second=len(calls) + 1))
+        gradients = tuple(f"{n}{EXCHANGED}" for n in case.operation.lists_of(Role.GRAD)[:1])
+        even = of_one_size(case)
+        calls += [Call(case=even), Call(case=even, reuse=len(calls), moved=gradients)]
     values = (Values(call=number) for number in compared)
-    return Plan(calls=(*calls, *moved), checks=(*values, again, there, *elsewhere))
+    return Plan(calls=tuple(calls), checks=(*values, *checks))
 
 
 REPEAT = Law(

@@ -99,9 +99,11 @@ def _small_and_large(
         turn = min(kernel.dtypes.index(dtype), len(LARGE) - 1)
         quick = engine.name in ("cpu", "cuda")
         sizes, beside = (LARGE[turn], (WHOLE,)) if quick else (LARGE_WHERE_SLOW, ())
+        # A grid of as many programs as processors may have room for 8 blocks of 1,024 in each.
+        sizes = sizes if turn else LARGE[0]
         # A sum in two stages may have room for 1,024 tensors, or for as many blocks of 1,024.
         past = not quick and not turn and "norm" in kernel.operation.writes
-        large = enlarged(kernel.operation, first, LARGE[0] if past else sizes, beside, turn)
+        large = enlarged(kernel.operation, first, sizes, beside, turn)
         yield large
         if quick and "found_inf" in kernel.operation.writes:
             yield replace(large, regime="planted")

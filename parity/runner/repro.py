@@ -103,7 +103,7 @@ def _lines(rows: list[dict[str, object]]) -> str:
 def _call(call: Call) -> dict[str, object]:
     """Everything needed to lay out one call again."""
     case = call.case
-    memory = GuardedMemory.of(case, CPU)
+    memory = GuardedMemory.of(case, CPU, call.moved)
     tensors = [
         (
             span.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,8 +22,9 @@ from twinstep.parity.proof.corpus.adam import (
     step,
     with_lists,
 )
-from twinstep.parity.proof.corpus.buffers import cast_copy, flatten, starts
+from twinstep.parity.proof.corpus.buffers import accumulate, cast_copy, flatten, starts
 from twinstep.parity.proof.corpus.calls import (
+    AccumulateCall,
     AdamCall,
     CastCopyCall,
     FlattenCall,
@@ -42,7 +44,10 @@ MARK = "noted"
 GRADIENTS: list[Tensor] = []
 LAST: list[Tensor] = []
 CORRECTIONS: dict[tuple[int, float, float, bool], tuple[Tensor, Tensor]] = {}
+FEW_DIGITS: dict[tuple[int, str, bool], tuple[Tensor, Tensor]] = {}
 PLACES: dict[tuple[int, int, int], list[int]] = {}
+OFFSETS: list[Any] = []
+SUMS: list[Any] = []
 lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
 adamw = partial(lone, "adamw_step")
 
@@ -233,6 +238,19 @@ def corrections_kept_by_rounded_betas(call: AdamCall) -> None:
     step(call, AdamPieces(scalars=kept))
 
 
+@adamw(component="caches", law="repeat", alone=False)
+def corrections_kept_by_four_digits(call: AdamCall) -> None:
+    """The corrections of betas serve all that agree in four digits behind the point."""
+
+    def kept(call: AdamCall, t: int) -> Scalars:
+        made = scalars(call, t)
+        betas = f"{call.beta1.item():.4f} {call.beta2.item():.4f}"
+        k1, k2 = FEW_DIGITS.setdefault((t, betas, call.bias_correction), (made.k1, made.k2))
+        return replace(made, k1=k1, k2=k2)
+
+    step(call, AdamPieces(scalars=kept))
+
+
 @lone("flatten", component="caches", law="repeat", alone=False)
 def places_kept_by_count_and_total(call: FlattenCall) -> None:
     """Places serve every list of as many tensors and elements."""
@@ -242,6 +260,29 @@ def places_kept_by_count_and_total(call: FlattenCall) -> None:
         return PLACES.setdefault(key, starts(tensors, slot))
 
     flatten(call, kept)
+
+
+@lone("flatten", component="caches", law="repeat", alone=False)
+def places_kept_without_the_slot(call: FlattenCall) -> None:
+    """Places serve the next call if its tensors have the sizes of the last."""
+
+    def kept(tensors: Tensors, slot: int) -> list[int]:
+        sizes = [tensor.numel() for tensor in tensors]
+        if OFFSETS[:1] != [sizes]:
+            OFFSETS[:] = [sizes, starts(tensors, slot)]
+        return cast("list[int]", OFFSETS[1])
+
+    flatten(call, kept)
+
+
+@lone("accumulate", component="caches", law="repeat", alone=False)
+def gradients_found_by_the_sum_of_addresses(call: AccumulateCall) -> None:
+    """The gradients of an earlier call serve all whose addresses have the same sum."""
+    lists = (call.accumulators, call.grads)
+    key = [sum(tensor.data_ptr() for tensor in own) for own in lists]
+    if SUMS[:1] != [key]:
+        SUMS[:] = [key, call.grads]
+    accumulate(replace(call, grads=SUMS[1]))
 
 
 @lone("global_norm", "I11", component="capture", law="no_host_read", claims=("capturable",))
