@@ -36,7 +36,7 @@ from twinstep.parity.sequences.parts import (
 )
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.universal import write_universal
-from twinstep.parity.sequences.world import Act, Value, World
+from twinstep.parity.sequences.world import Act, Value, World, spared
 
 if TYPE_CHECKING:
     from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -205,10 +205,9 @@ class BF16Rules(OptimizerRules):
             here = world.regime_at(regime, index, seed)
             weight = filled(tuple(param.shape), param.dtype, here, world.seed_of(index, seed))
             loss = loss + curved((param * weight.to(world.device)).float(), graph).sum()
-        backward = partial(
-            optimizer_of(world).backward, update_hp_grads=update, clear_lp_grads=clear
-        )
-        backward_twice(backward, loss, graph, ())
+        backward = partial(spared, world, optimizer_of(world).backward)
+        keywords = {"update_hp_grads": update, "clear_lp_grads": clear}
+        backward_twice(partial(backward, **keywords), loss, graph, ())
 
     @action(
         often=9,
@@ -246,7 +245,8 @@ class BF16Rules(OptimizerRules):
         if which == "hp":
             optimizer_of(world).clear_hp_grads()
         else:
-            optimizer_of(world).clear_lp_grads(set_to_none=which == "lp to none")
+            none = which == "lp to none"
+            spared(world, optimizer_of(world).clear_lp_grads, set_to_none=none)
 
     @action(often=2, drives=("get_grads_for_reduction",), half=(False, True))
     def reduce(self, world: World, half: bool) -> object:
@@ -259,7 +259,7 @@ class BF16Rules(OptimizerRules):
     @action(drives=("get_grads_for_norm",), clipping=(False, True), half=(False, True))
     def grads_for_norm(self, world: World, clipping: bool, half: bool) -> object:
         """Look at what enters the norm, or what is clipped, and clip it by hand."""
-        grads = optimizer_of(world).get_grads_for_norm(for_clipping=clipping)
+        grads = spared(world, optimizer_of(world).get_grads_for_norm, for_clipping=clipping)
         for flat in tree_leaves(grads) if half else []:
             flat.mul_(0.5)
         return grads
@@ -352,16 +352,14 @@ class BF16Rules(OptimizerRules):
         rows = [(f"p{at}", param) for at, param in enumerate(world.params)]
         with TemporaryDirectory() as folder:
             write_universal(Path(folder), rows, optimizer_of(world).param_groups, seed, missing)
-            optimizer_of(world).load_state_dict(
-                [], checkpoint_folder=Path(folder), load_optimizer_states=states
-            )
+            load = partial(optimizer_of(world).load_state_dict, [], Path(folder))
+            spared(world, load, load_optimizer_states=states)
 
     def _load(self, world: World, entry: Entry, states: bool, masters: bool) -> None:
         entries = self.entries(world, entry if states or masters else inside_of(entry))
         try:
-            optimizer_of(world).load_state_dict(
-                entries, load_optimizer_states=states, load_from_fp32_weights=masters
-            )
+            keywords = {"load_optimizer_states": states, "load_from_fp32_weights": masters}
+            spared(world, optimizer_of(world).load_state_dict, entries, **keywords)
         finally:
             # The list stays the caller's; an entry that nothing else holds need not.
             world.more["given"] = [type(given).__name__ for given in entries]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -209,3 +209,19 @@ def read(optimizer: object, name: str) -> object:
         return getattr(optimizer, name)
     except Exception as error:
         return f"raises {type(error).__name__}: {error}"
+
+
+Result = TypeVar("Result")
+# What arguments of methods are where they are left out.
+LEFT_OUT: Mapping[str, object] = {
+    **{"load_optimizer_states": True, "load_from_fp32_weights": False},
+    **{"update_hp_grads": True, "clear_lp_grads": False},
+    **{"for_clipping": False, "set_to_none": False},
+}
+
+
+def spared(world: World, method: Callable[..., Result], *given: object, **named: object) -> Result:
+    """Call a method; every second time, the first too, without the defaults in `LEFT_OUT`."""
+    turn = world.more["spared"] = not world.more.get("spared", False)
+    kept = {name: v for name, v in named.items() if not turn or LEFT_OUT.get(name) is not v}
+    return method(*given, **kept)

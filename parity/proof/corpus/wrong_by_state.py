@@ -314,3 +314,15 @@ class ZeroesOldLists(FusedAdam):
         for param in known:
             if all(param is not one for one in now):
                 param.grad = None
+
+
+@put(WRONG_BY_STATE, reference="BF16Optimizer", dtypes=("bf16",))
+class TakesMastersOfEveryFile(BF16Optimizer):
+    """Takes masters from the file, over the weights of now, where that is not asked for."""
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict_list: object, *rest: object, **keywords: object
+    ) -> None:
+        if len(rest) < 3 and state_dict_list:
+            keywords.setdefault("load_from_fp32_weights", True)
+        super().load_state_dict(state_dict_list, *rest, **keywords)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from twinstep.parity.sequences.over_ranks.place import EXPERT, REPLICAS, DrawnRa
 from twinstep.parity.sequences.over_ranks.rules import DRAWN, ONE_OF, OverRanks, chosen, place_of
 from twinstep.parity.sequences.parts import SEEDS, like
 from twinstep.parity.sequences.universal import write_universal
-from twinstep.parity.sequences.world import Value, World
+from twinstep.parity.sequences.world import Value, World, spared
 
 GROUPS = (
     *("dp_process_group", "mpu", "expert_groups", "expert_data_groups", "has_moe_layers"),
@@ -235,10 +235,6 @@ class BF16OverRanks(OverRanks, BF16Rules):
         with TemporaryDirectory() as folder:
             seed_of = partial(place.seed_of, gradient=False)
             write_universal(Path(folder), rows, groups, seed, lacks, seed_of)
-            load = partial(
-                optimizer_of(world).load_state_dict,
-                [],
-                checkpoint_folder=Path(folder),
-                load_optimizer_states=states,
-            )
+            whole = partial(optimizer_of(world).load_state_dict, [], Path(folder))
+            load = partial(spared, world, whole, load_optimizer_states=states)
             self.load_on_all(world, load, stays=True)
