@@ -22,9 +22,8 @@ from twinstep.parity.proof.corpus.adam import (
     step,
     with_lists,
 )
-from twinstep.parity.proof.corpus.buffers import accumulate, cast_copy, flatten, starts
+from twinstep.parity.proof.corpus.buffers import cast_copy, flatten, starts
 from twinstep.parity.proof.corpus.calls import (
-    AccumulateCall,
     AdamCall,
     CastCopyCall,
     FlattenCall,
@@ -47,7 +46,6 @@ CORRECTIONS: dict[tuple[int, float, float, bool], tuple[Tensor, Tensor]] = {}
 FEW_DIGITS: dict[tuple[int, str, bool], tuple[Tensor, Tensor]] = {}
 PLACES: dict[tuple[int, int, int], list[int]] = {}
 OFFSETS: list[Any] = []
-SUMS: list[Any] = []
 lone = partial(wrong, SHELF, arithmetic="exact", alone=True)
 adamw = partial(lone, "adamw_step")
 
@@ -273,16 +271,6 @@ def places_kept_without_the_slot(call: FlattenCall) -> None:
         return cast("list[int]", OFFSETS[1])
 
     flatten(call, kept)
-
-
-@lone("accumulate", component="caches", law="repeat", alone=False)
-def gradients_found_by_the_sum_of_addresses(call: AccumulateCall) -> None:
-    """The gradients of an earlier call serve all whose addresses have the same sum."""
-    lists = (call.accumulators, call.grads)
-    key = [sum(tensor.data_ptr() for tensor in own) for own in lists]
-    if SUMS[:1] != [key]:
-        SUMS[:] = [key, call.grads]
-    accumulate(replace(call, grads=SUMS[1]))
 
 
 @lone("global_norm", "I11", component="capture", law="no_host_read", claims=("capturable",))
