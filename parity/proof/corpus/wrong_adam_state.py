@@ -389,7 +389,8 @@ def random_last_bit(call: AdamCall) -> None:
 def copies_found_by_all_other_addresses(call: AdamCall) -> None:
     """Copies are written where they lay in the last call, if no other list has moved."""
     lists = (call.params, call.grads, call.exp_avgs, call.exp_avg_sqs)
-    key = len(call.copies), [tensor.data_ptr() for own in lists for tensor in own]
+    shapes = [tensor.shape for tensor in call.copies]
+    key = shapes, [tensor.data_ptr() for own in lists for tensor in own]
     if COPIES[:1] != [key]:
         COPIES[:] = [key, call.copies]
     step(replace(call, copies=COPIES[1]))

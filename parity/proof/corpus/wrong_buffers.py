@@ -232,9 +232,10 @@ def places_kept_by_the_ends_of_a_list(call: AccumulateCall) -> None:
 
 @wrong(SHELF, "accumulate", component="caches", law=REPEAT)
 def gradients_found_by_the_sum_of_addresses(call: AccumulateCall) -> None:
-    """The gradients of an earlier call serve all whose addresses have the same sum."""
+    """The gradients of an earlier call serve all of their shapes if the sum of addresses is one."""
     lists = (call.accumulators, call.grads)
-    key = [sum(tensor.data_ptr() for tensor in own) for own in lists]
+    sums = [sum(tensor.data_ptr() for tensor in own) for own in lists]
+    key = sums, [grad.shape for grad in call.grads]
     if SUMS[:1] != [key]:
         SUMS[:] = [key, call.grads]
     accumulate(replace(call, grads=SUMS[1]))
