@@ -214,9 +214,12 @@ def read(optimizer: object, name: str) -> object:
 Result = TypeVar("Result")
 # What arguments of methods are where they are left out.
 LEFT_OUT: Mapping[str, object] = {
-    **{"load_optimizer_states": True, "load_from_fp32_weights": False},
-    **{"update_hp_grads": True, "clear_lp_grads": False},
-    **{"for_clipping": False, "set_to_none": False},
+    "load_optimizer_states": True,
+    "load_from_fp32_weights": False,
+    "update_hp_grads": True,
+    "clear_lp_grads": False,
+    "for_clipping": False,
+    "set_to_none": False,
 }
 
 

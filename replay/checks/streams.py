@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 
@@ -27,6 +27,7 @@ Clock = Counter[int]
 
 
 READ, WRITE, ATOMIC = 1, 2, 4
+_NUMBERS = count()
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,13 @@ class Order:
     Args:
         stream: The current one of the caller, whose earlier work has made what is `given`.
         given: The caller's tensors. It goes on with them afterwards, see `end`.
+
+    Attributes:
+        number: Its own; what an event knows of another one says nothing here.
     """
 
     def __init__(self, stream: int, given: Iterable[Touched]) -> None:
+        self.number = next(_NUMBERS)
         self._caller = stream
         self._given = tuple(given)
         self._known: dict[int, Clock] = {}

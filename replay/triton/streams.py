@@ -20,6 +20,30 @@ from twinstep.replay.triton.device import checked
 
 _NUMBERS = count(1)
 _IN_PLACE = re.compile(r"__i[a-z]+__|__setitem__|.*[a-z0-9]_")
+# In place, and no work: flags and shapes.
+_NO_WORK = frozenset(
+    (
+        *("requires_grad_", "detach_", "share_memory_", "set_", "as_strided_", "t_", "rename_"),
+        *("squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "resize_"),
+    )
+)
+_READS = frozenset(
+    (
+        *(
+            "item",
+            "tolist",
+            "numpy",
+            "__array__",
+            "equal",
+            "allclose",
+            "is_nonzero",
+            "__contains__",
+        ),
+        *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__repr__", "__format__"),
+        *("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"),
+    )
+)
+"""Functions that wait until the host knows a value, or how many there are."""
 Tensors = Sequence[Tensor]
 
 
@@ -62,21 +86,19 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """True: there is nothing to wait for."""
-        self._host_waits()
-        return True
-
-    def is_capturing(self) -> bool:
-        """False: graphs are not modelled."""
-        return False
+        return _host_waits(self._clock)
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
         _told()
-        self._host_waits()
+        _host_waits(self._clock)
 
-    def _host_waits(self) -> None:
-        if order := ORDER.get():
-            order.host_waits(order.of(self.cuda_stream))
+    def _clock(self, order: Order) -> Clock:
+        return order.of(self.cuda_stream)
+
+    def is_capturing(self) -> bool:
+        """False: graphs are not modelled."""
+        return False
 
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """Wait for an event, on the device."""
@@ -99,37 +121,42 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, **_: object) -> None:
         self._at = 0.0
-        self._clock: Clock = Counter()
+        self._recorded: tuple[int, Clock] = -1, Counter()
         self.enable_timing = enable_timing
 
     def record(self, stream: Stream | None = None) -> None:
         """Let it happen after the work that the stream, or the current one, has now."""
         self._at = perf_counter()
         if order := ORDER.get():
-            self._clock = Counter(order.of(_number(stream)))
+            self._recorded = order.number, Counter(order.of(_number(stream)))
 
     def query(self) -> bool:
-        """True: it has happened."""
-        self._host_waits()
-        return True
+        """True: there is nothing to wait for."""
+        return _host_waits(self._clock)
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
         _told()
-        self._host_waits()
+        _host_waits(self._clock)
 
-    def _host_waits(self) -> None:
-        if order := ORDER.get():
-            order.host_waits(self._clock)
+    def _clock(self, order: Order) -> Clock:
+        number, clock = self._recorded
+        return clock if number == order.number else Counter()
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let the stream, or the current one, wait for it, on the device."""
         if order := ORDER.get():
-            order.wait(_number(stream), self._clock)
+            order.wait(_number(stream), self._clock(order))
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds of the host's time between two events."""
         return 1000.0 * (end._at - self._at)
+
+
+def _host_waits(clock: Callable[[Order], Clock]) -> bool:
+    if order := ORDER.get():
+        order.host_waits(clock(order))
+    return True
 
 
 def _number(stream: Stream | None) -> int:
@@ -208,25 +235,34 @@ def _touched(label: str, tensor: Tensor, how: int) -> Touched:
     return Touched(start, start + span(tensor), label, how, tensor)
 
 
-def note(func: Callable[..., object], target: Tensors, sources: Tensors, result: Tensors) -> None:
+def note(
+    func: Callable[..., object],
+    target: Tensors,
+    sources: Tensors,
+    result: Tensors,
+    out: Tensors,
+) -> None:
     """Note a call of torch as work of the current stream, where the order is checked.
 
     Args:
         func: The function.
         target: Tensors of the device in its first argument, which it changes if it works in place.
         sources: All tensors of the device that it was given.
-        result: Tensors of the device that it returned; if none, the host has waited for it.
+        result: Tensors of the device that it returned.
+        out: Tensors of the device that it was told to write to.
     """
     order = ORDER.get()
-    if order is None or not (sources or result):
-        return
     name, stream = getattr(func, "__name__", "a function"), STREAM.get()
+    if order is None or not (sources or result) or name in _NO_WORK:
+        return
     inside = {tensor.untyped_storage().data_ptr() for tensor in sources}
     fresh = [one for one in result if one.untyped_storage().data_ptr() not in inside]
-    changed = target if _IN_PLACE.fullmatch(name) else fresh
+    changed = out or (target if _IN_PLACE.fullmatch(name) else fresh)
     if changed:
         read = [one for one in sources if all(one is not other for other in changed)]
         touched = [_touched("", one, WRITE) for one in changed]
         order.work(f"torch's {name}", stream, touched + [_touched("", one, READ) for one in read])
-    elif not result:
+    to_host = name in ("cpu", "to", "copy_") and not (result or changed)
+    chosen = name == "__getitem__" and any(one.dtype == torch.bool for one in sources[1:])
+    if sources and (name in _READS or to_host or chosen):
         order.host_waits(order.of(stream))

@@ -103,8 +103,9 @@ class _Sides(TorchFunctionMode):
             sides = [self.on_device(x) for x in _tensors((args, list(named.values())))]
             wanted = any(sides)
         if ORDER.get() is not None:
-            given = (args[:1], (args, list(named.values())), (result,) if wanted else ())
-            note(func, *(list(filter(self.on_device, _tensors(one))) for one in given))
+            given, made = (args, list(named.values())), (result,) if wanted else ()
+            parts = (args[:1], given, made, (named.get("out"),))
+            note(func, *(list(filter(self.on_device, _tensors(part))) for part in parts))
         if func in TRANSFERS and isinstance(subject, Tensor) and isinstance(result, Tensor):
             return self._transferred(subject, result, wanted)
         return self._noted(result, on_device=wanted, pinned=pinned)

@@ -336,3 +336,29 @@ def test_switches_are_turned_and_put_back() -> None:
         assert torch.get_default_dtype() == torch.bfloat16
         assert torch.is_autocast_enabled("cpu")
     assert list(before.changes()) == []
+
+
+UNSCALE = """
+import torch
+from twinstep.parity import register
+
+@register("unscale", name="mine", arithmetic="exact", dtypes=("bf16",), engines=("cpu",))
+def mine(grads, *, inv_scale, found_inf):
+    for g in grads:
+        if not bool(torch.isfinite(g).all()):
+            found_inf.fill_(1.0)
+        g.copy_(g.float() * inv_scale)
+"""
+
+
+def test_gradients_that_a_kernel_writes_are_found_where_they_lie(tmp_path: Path) -> None:
+    """`repeat` lets gradients of one size exchange their places, in the kernel's process too."""
+    file = tmp_path / "mine.py"
+    file.write_text(UNSCALE)
+    opened = Source(file=str(file)).open()
+    assert opened.subject is not None
+    effort = Effort(repros=None)
+    selection = Selection(laws=("repeat",))
+    ledger = Session(selection=selection, effort=effort, subject=opened.subject).run(opened.kernels)
+    opened.subject.close()
+    assert len(ledger.with_status(Status.PASSED)) == 1, str(ledger.with_status(Status.FAILED))

@@ -31,6 +31,7 @@ WORKS: dict[str, Work] = {
     "torch's add_": lambda a, g: a.add_(g),
     "torch's _foreach_add_": lambda a, g: torch._foreach_add_([a], [g]),
     "torch's __setitem__": lambda a, g: a.__setitem__(0, g[0]),
+    "torch's add": lambda a, g: torch.add(a, g, out=a),
 }
 
 
@@ -45,6 +46,16 @@ def _read(here: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
         torch.zeros(1, device="cuda").item()
 
 
+def _size_from_values(here: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+    with side:
+        torch.ones(3, device="cuda")[torch.ones(3, device="cuda") > 0]
+
+
+def _copy_to_the_host(here: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+    with side:
+        torch.empty(3).copy_(torch.ones(3, device="cuda"))
+
+
 WAITS: dict[str, Callable[[torch.cuda.Stream, torch.cuda.Stream], object]] = {
     "wait_stream": lambda here, side: here.wait_stream(side),
     "an event": _event,
@@ -54,6 +65,8 @@ WAITS: dict[str, Callable[[torch.cuda.Stream, torch.cuda.Stream], object]] = {
     "synchronize of an event": lambda here, side: side.record_event().synchronize(),
     "query": lambda here, side: side.query(),
     "a read by the host": _read,
+    "a size that values say": _size_from_values,
+    "a copy to the host": _copy_to_the_host,
 }
 
 
@@ -109,6 +122,41 @@ def test_a_stream_that_does_not_wait(name: str) -> None:
     named = name[0].upper() + name[1:]
     with pytest.raises(twinstep.replay.Race, match=f"{named} and the caller's earlier work both"):
         _call(_beside(WORKS[name], "wait_stream", begins=False))
+
+
+def facts(a: Tensor, g: Tensor) -> None:
+    a.add_(g)
+    assert (a.ndim, a.requires_grad, a.is_floating_point(), a.grad, len(a)) == (1, 0, 1, None, 300)
+    a.requires_grad_(False)
+
+
+def test_what_is_known_without_its_values_is_no_wait() -> None:
+    with pytest.raises(twinstep.replay.Race, match="later work and torch's add_"):
+        _call(_beside(facts, None))
+
+
+def test_flags_of_a_tensor_are_no_work() -> None:
+    _call(_beside(lambda a, g: a.requires_grad_(False).detach_(), None, begins=False))
+
+
+def test_an_event_of_an_earlier_call_orders_nothing() -> None:
+    kept: list[tuple[torch.cuda.Stream, torch.cuda.Event]] = []
+
+    def launcher(a: Tensor, g: Tensor) -> None:
+        first = not kept
+        if first:
+            kept.append((torch.cuda.Stream(), torch.cuda.Event()))
+        here, (side, event) = torch.cuda.current_stream(), kept[0]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            a.add_(g)
+            if first:
+                event.record()
+        here.wait_event(event)
+
+    _call(launcher)
+    with pytest.raises(twinstep.replay.Race, match="later work and torch's add_"):
+        _call(launcher)
 
 
 def test_an_event_recorded_too_early_orders_nothing() -> None:

@@ -45,7 +45,7 @@ class RemoteCaller:
 
     def make(self, call: Call, reuse: GuardedMemory | None) -> Made:
         """Make a call; see `Caller.make`."""
-        memory = GuardedMemory.of(call.case, CPU)
+        memory = GuardedMemory.of(call.case, CPU, call.moved)
         known = -1 if reuse is None else reuse.number
         request = (self.kernel.name, self.engine.name, call, known, self.seconds)
         # A large call on a GPU gets more time from its maker.
