@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from twinstep.parity.cases.case import Case, Recipe
-from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.operations.operation import Operation
+from twinstep.parity.runner.shared import generated
 from twinstep.parity.runner.signature import Signature
 
 REMEMBERED = 256
@@ -40,7 +40,7 @@ class CallCache:
         key = hash((recipe.layout, recipe.sizes, recipe.regime, recipe.seed, recipe.one_step))
         known = self._cases.get(key)
         if known is None or known[0] != recipe:
-            known = (recipe, generate(operation, combination, recipe))
+            known = (recipe, generated(operation, combination, recipe))
             self._cases[key] = known
         return known[1]
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.coverage import Coverage
-from twinstep.parity.cases.generate import generate
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
@@ -29,6 +28,7 @@ from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.recipes import TURNS, Effort, more_recipes, recipes_of, turn_of
 from twinstep.parity.runner.rerun import rerun
 from twinstep.parity.runner.run_plan import PlanRunner
+from twinstep.parity.runner.shared import generated
 from twinstep.parity.runner.shrink import reference_keeps, shrunk
 from twinstep.parity.runner.signature import signature_of
 
@@ -144,7 +144,7 @@ def _search(
                 if law.name == "value":
                     search.see(case, runner.scores)
         for recipe in more_recipes(kernel, dtype, law, effort, runner.engine):
-            case = generate(kernel.operation, dtype, recipe)
+            case = generated(kernel.operation, dtype, recipe)
             coverage.add(case)
             finding = runner.violation(law.plan(case, kernel.arithmetic))
             if finding is not None:

@@ -13,7 +13,7 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted, joined
 from twinstep.parity.expected.formula import formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
-from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
+from twinstep.parity.expected.outputs import AcceptedOutputs
 from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.laws.finding import Finding
@@ -25,6 +25,7 @@ from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.local import LocalCaller
 from twinstep.parity.runner.calls.made import Caller
+from twinstep.parity.runner.shared import expected
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.
 WAITS = re.compile(r"raises (Deadlock|NoProgress): ")
@@ -173,7 +174,7 @@ class PlanRunner:
 
     def _accepted(self, case: Case) -> AcceptedOutputs:
         try:
-            return accepted_outputs(case, self.kernel.arithmetic, self.instruction_error)
+            return expected(case, self.kernel.arithmetic, self.instruction_error)
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(

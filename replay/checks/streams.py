@@ -130,12 +130,21 @@ class Order:
         known[stream] = own.number
         self._works.append(own)
 
-    def end(self) -> None:
+    def end(self, current: int) -> None:
         """The launcher has returned: its caller goes on, on its own stream, with what it gave.
 
+        Args:
+            current: the current stream now.
+
         Raises:
-            Race: work of another stream on it need not have been done.
+            Race: another stream is current than before, which the caller does not know, or work
+                of another one on what it gave need not have been done.
         """
+        if current != self._caller:
+            raise Race(
+                f"The launcher found stream {self._caller} and leaves stream {current} current: "
+                f"its caller's later work goes there."
+            )
         self.work("the caller's later work", self._caller, self._given)
 
 

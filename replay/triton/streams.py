@@ -218,7 +218,7 @@ def ordered() -> Iterator[None]:
     try:
         yield
         if order is not None:
-            order.end()
+            order.end(STREAM.get())
     finally:
         ORDER.reset(token)
         STREAM.reset(stream)

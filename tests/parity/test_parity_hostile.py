@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.expected_once import share
 from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import KernelTimeout, UsageError
@@ -26,6 +25,7 @@ from twinstep.parity.runner.calls.processes import descendants
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.runner.session import Session
+from twinstep.parity.runner.shared import Shared, sharing
 from twinstep.parity.runner.source import Source
 
 HEAD = """
@@ -82,6 +82,12 @@ LEAVES = {
     "threads": ("torch.set_num_threads(2)", "changes the number of torch's threads"),
     "subnormals": ("torch.set_flush_denormal(True)", "changes subnormal numbers"),
     "filters": ("warnings.simplefilter('ignore')", "changes the warning filters"),
+    # A module that is imported may bring filters, but none for all warnings.
+    "filters_and_imports": (
+        "sys.modules[f'new{len(sys.modules)}'] = sys; warnings.simplefilter('ignore')",
+        "changes the warning filters",
+    ),
+    "backends": ("torch.backends.cudnn.benchmark = True", "changes switches of torch's backends"),
     "environment": ("os.environ['A_NAME'] = 'x'", "changes the environment"),
     "reverses": ("grads.reverse()", "changes the caller's list grads"),
     "requires": ("accumulators[0].requires_grad_()", "requires_grad of a tensor of accumulators"),
@@ -126,8 +132,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
     selection = Selection(laws=LAWS, dtypes=("bf16",))
     assert opened.subject is not None
     session = Session(selection=selection, effort=effort, subject=opened.subject)
-    with pytest.MonkeyPatch.context() as patch:
-        share(patch)
+    with sharing(Shared()):
         ledger = session.run(opened.kernels)
     opened.subject.close()
     return ledger, file

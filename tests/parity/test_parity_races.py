@@ -31,6 +31,7 @@ TWINS = {
     "partial_sums_added_by_swaps": "triton_two_sums_by_swaps",
     "partial_sums_of_a_stream_not_awaited": "triton_norm_on_two_streams",
     "gradients_read_on_a_stream_that_does_not_wait": "triton_norm_on_two_streams",
+    "new_stream_left_current": "triton_norm_on_two_streams",
 }
 
 
@@ -41,8 +42,9 @@ BY_ORDER = (
     "partial_sums_added_by_swaps",
 )
 BY_STREAM = {
-    "partial_sums_of_a_stream_not_awaited": "Kernel root_kernel and kernel squares_kernel",
-    "gradients_read_on_a_stream_that_does_not_wait": "squares_kernel and the caller's earlier work",
+    "partial_sums_of_a_stream_not_awaited": "root_kernel and kernel squares_kernel both touch",
+    "gradients_read_on_a_stream_that_does_not_wait": "and the caller's earlier work both touch",
+    "new_stream_left_current": "The launcher found stream 0 and leaves stream",
 }
 
 
@@ -64,7 +66,7 @@ def test_a_race_is_named_with_lines_and_tensor_and_its_twin_has_none(entry: Entr
         assert "depends on the order in which blocks run" in cell.failure
         return
     if entry.name in BY_STREAM:
-        assert f"{BY_STREAM[entry.name]} both touch" in cell.failure
+        assert BY_STREAM[entry.name] in cell.failure
         return
     line = r"\S*racing_kernels\.py:\d+"
     found = re.search(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.expected_once import share
 from twinstep.parity.operations.table import operation_named
 from twinstep.parity.proof.corpus import Entry, Variant, corpus, harmless
 from twinstep.parity.proof.corpus.corpus import planted_classes
@@ -19,6 +19,7 @@ from twinstep.parity.proof.upstream.edges import built, node_ids
 from twinstep.parity.records.ledger import Ledger, Status
 from twinstep.parity.registry.kernels import kernels
 from twinstep.parity.runner.recipes import Effort
+from twinstep.parity.runner.shared import Shared, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "bugs.md"
@@ -32,6 +33,7 @@ RAISING = {"empty_list_raises", "decay_branch_names_what_is_not_there"}
 QUICK = Effort(examples=8, shrink_seconds=0.0, repros=None)
 # A rejection stops at its first case; enough of them make sure that it does not hang on the draw.
 ENOUGH = Effort(examples=48, shrink_seconds=0.0, repros=None)
+FORMED = Shared()
 
 
 def names(subject: Entry | Variant) -> str:
@@ -66,8 +68,9 @@ def test_wrong_kernel_that_waits_is_not_seen_yet(entry: Entry) -> None:
 
 
 @pytest.fixture
-def _same_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    share(monkeypatch)
+def _same_cases() -> Iterator[None]:
+    with sharing(FORMED):
+        yield
 
 
 @pytest.mark.usefixtures("_same_cases")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -249,15 +250,20 @@ def test_what_the_host_makes_is_no_work_of_a_stream() -> None:
     _call(launcher)
 
 
-def test_a_stream_that_is_set_stays_until_the_launcher_ends() -> None:
+@pytest.mark.parametrize("back", [True, False])
+def test_a_stream_that_is_set_is_the_callers_too_until_it_is_set_back(back: bool) -> None:
     def launcher(a: Tensor, g: Tensor) -> None:
-        side = torch.cuda.Stream()
+        before, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(side)
         assert torch.cuda.current_stream().cuda_stream == side.cuda_stream != 0
         a.add_(g)
         torch.cuda.synchronize()
+        if back:
+            torch.cuda.set_stream(before)
 
-    _call(launcher)
+    refused = pytest.raises(twinstep.replay.Race, match="found stream 0 and leaves stream")
+    with contextlib.nullcontext() if back else refused:
+        _call(launcher)
     with twinstep.replay.modelled_gpu():
         assert torch.cuda.current_stream() == torch.cuda.default_stream()

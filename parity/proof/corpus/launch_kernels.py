@@ -273,7 +273,8 @@ def norm_by_parts(call: GlobalNormCall, block: int = 256) -> None:
 def norm_on_two_streams(call: GlobalNormCall, missing: str = "", block: int = 256) -> None:
     """Partial sums of every other tensor on a stream of its own.
 
-    `missing`: which of the two does not wait for the other, "the new one" or "the old one".
+    `missing`: which of the two does not wait for the other, "the new one" or "the old one"; or "the
+    way back", then the new one stays current.
     """
     counts = [blocks_of(g.numel(), block) for g in call.grads]
     parts = torch.empty(max(sum(counts), 1), dtype=torch.float64, device=call.norm.device)
@@ -289,6 +290,8 @@ def norm_on_two_streams(call: GlobalNormCall, missing: str = "", block: int = 25
     if missing != "the old one":
         old.wait_stream(new)
     root_kernel[(1,)](parts, call.norm, call.found_inf, sum(counts), BLOCK=128)
+    if missing == "the way back":
+        torch.cuda.set_stream(new)
 
 
 @triton.jit(do_not_specialize=["numel"])

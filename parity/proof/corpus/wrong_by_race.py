@@ -85,3 +85,9 @@ def partial_sums_of_a_stream_not_awaited(call: GlobalNormCall) -> None:
 def gradients_read_on_a_stream_that_does_not_wait(call: GlobalNormCall) -> None:
     """A new stream begins before the stream that made the gradients is done."""
     norm_on_two_streams(call, missing="the new one")
+
+
+@locked("global_norm", component="norms", dtypes=("fp16",))
+def new_stream_left_current(call: GlobalNormCall) -> None:
+    """Every wait is in place, but the caller goes on with a stream that it does not know."""
+    norm_on_two_streams(call, missing="the way back")

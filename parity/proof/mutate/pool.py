@@ -15,6 +15,7 @@ import torch
 from twinstep.parity.proof.mutate.copies import CACHE
 from twinstep.parity.proof.mutate.judging import Profile, verdict_on
 from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
+from twinstep.parity.runner.shared import share
 
 # What a process has translated for replay stays in its memory: new processes after this many.
 BATCH = 100
@@ -73,6 +74,7 @@ def _alone(subject: Subject, profile: Profile) -> Verdict:
 def prepare() -> None:
     """Prepare a worker process."""
     torch.set_num_threads(1)
+    share()
     # A compiler reports on source that is wrong on purpose: of no interest.
     warnings.simplefilter("ignore")
 

@@ -30,16 +30,22 @@ Read = Callable[[], Any]
 Restore = Callable[[Any], object]
 
 
-def _warning_filters() -> tuple[int, list[object]]:
-    # Modules that are imported meanwhile add filters of their own.
+Filters = tuple[int, list[tuple[object, ...]]]
+
+
+def _warning_filters() -> Filters:
     return len(sys.modules), list(warnings.filters)
 
 
-def _same_filters(before: tuple[int, object], after: tuple[int, object]) -> bool:
-    return before == after or before[0] != after[0]
+def _same_filters(before: Filters, after: Filters) -> bool:
+    # Modules that are imported meanwhile add filters of their own, but none for every warning.
+    imported = before[0] != after[0]
+    new = [row for row in after[1] if row not in before[1]]
+    whole = any(row[1] is None and row[2] is Warning and row[3] is None for row in new)
+    return before[1] == after[1] or (imported and not whole)
 
 
-def _set_filters(before: tuple[int, list[Any]]) -> None:
+def _set_filters(before: Filters) -> None:
     cast("list[Any]", warnings.filters)[:] = before[1]
 
 
@@ -86,6 +92,24 @@ def _deterministic() -> object:
     )
 
 
+def _backends() -> tuple[bool, ...]:
+    cudnn, product = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        product.allow_fp16_reduced_precision_reduction,
+        product.allow_bf16_reduced_precision_reduction,
+    )
+
+
+def _set_backends(was: tuple[bool, ...]) -> None:
+    cudnn, product = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = was[:3]
+    product.allow_fp16_reduced_precision_reduction = was[3]
+    product.allow_bf16_reduced_precision_reduction = was[4]
+
+
 PARTS = (
     Part("torch's random numbers", torch.get_rng_state, torch.set_rng_state, torch.equal),
     Part(
@@ -120,6 +144,7 @@ PARTS = (
         torch.set_float32_matmul_precision,
         turned="high",
     ),
+    Part("switches of torch's backends", _backends, _set_backends),
     Part("the number of torch's threads", torch.get_num_threads, torch.set_num_threads),
     Part(
         "subnormal numbers, now flushed to zero",

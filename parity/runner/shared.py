@@ -1,12 +1,16 @@
-"""Cases and their accepted outputs, formed once for all kernels that are given the same case."""
+"""Cases and their accepted outputs; inside `sharing()` formed once for all kernels of an operation.
+
+Not while a reference is changed: accepted outputs are looked up by what it reads, not by its code.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,7 +19,6 @@ from twinstep.parity.cases.generate import generate
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs, accepted_outputs
 from twinstep.parity.operations.operation import Operation
-from twinstep.parity.runner import call_cache, judge_cell, run_plan
 
 Kept = TypeVar("Kept")
 ROOM = 512 << 20
@@ -42,36 +45,57 @@ class Formed(Generic[Kept]):
         return found
 
 
-_CASES, _ACCEPTED = Formed[Case](), Formed[AcceptedOutputs]()
+class Shared:
+    """Cases and accepted outputs that were formed already."""
+
+    def __init__(self) -> None:
+        self.cases, self.accepted = Formed[Case](), Formed[AcceptedOutputs]()
 
 
-def share(patch: pytest.MonkeyPatch) -> None:
-    """Kernels of an operation are judged on the same cases; each goes by the same reference."""
-    patch.setattr(call_cache, "generate", generated_once)
-    patch.setattr(judge_cell, "generate", generated_once)
-    patch.setattr(run_plan, "accepted_outputs", expected_once)
+_SHARED: ContextVar[Shared | None] = ContextVar("what kernels share", default=None)
 
 
-def generated_once(operation: Operation, combination: str, recipe: Recipe) -> Case:
+@contextmanager
+def sharing(shared: Shared) -> Iterator[None]:
+    """Form inside the context what has not been formed, once."""
+    token = _SHARED.set(shared)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def share() -> None:
+    """Form cases and accepted outputs once in this thread from here on."""
+    _SHARED.set(Shared())
+
+
+def generated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     """`generate`, which a case's kernels share as the laws of one kernel do."""
+    shared = _SHARED.get()
+    if shared is None:
+        return generate(operation, combination, recipe)
     # A case holds its operation, so that no other can get this number.
     key = id(operation), combination, repr(recipe)
-    return _CASES.once(
+    return shared.cases.once(
         key,
         lambda: generate(operation, combination, recipe),
         lambda case: sum(tensor.nbytes for tensors in case.lists.values() for tensor in tensors),
     )
 
 
-def expected_once(case: Case, arithmetic: str, error: InstructionError) -> AcceptedOutputs:
+def expected(case: Case, arithmetic: str, error: InstructionError) -> AcceptedOutputs:
     """`accepted_outputs`, looked up by everything that it reads."""
-
-    def size(found: AcceptedOutputs) -> int:
-        parts = [part for rows in found.values() for row in rows for part in vars(row).values()]
-        return sum(part.nbytes for part in parts if part is not None)
-
+    shared = _SHARED.get()
+    if shared is None:
+        return accepted_outputs(case, arithmetic, error)
     key = _digest(case, arithmetic, error)
-    return _ACCEPTED.once(key, lambda: accepted_outputs(case, arithmetic, error), size)
+    return shared.accepted.once(key, lambda: accepted_outputs(case, arithmetic, error), _size)
+
+
+def _size(found: AcceptedOutputs) -> int:
+    parts = [part for rows in found.values() for row in rows for part in vars(row).values()]
+    return sum(part.nbytes for part in parts if part is not None)
 
 
 def _digest(case: Case, arithmetic: str, error: InstructionError) -> bytes:
