@@ -118,9 +118,10 @@ def moving(case: Case) -> tuple[str, ...]:
     return (*inner, *gradients, *others, CONTROLS)
 
 
-def of_one_size(case: Case) -> Case:
-    """A case of the same kind with five tensors of one size."""
-    return generate(case.operation, case.combination, replace(case.recipe, sizes=(130,) * 5))
+def twenty(case: Case, middle: tuple[int, int]) -> Case:
+    """A case of the same kind with twenty tensors, all of one size but for those in the middle."""
+    sizes = (*(130,) * 9, *middle, *(130,) * 9)
+    return generate(case.operation, case.combination, replace(case.recipe, sizes=sizes))
 
 
 def plan(case: Case, arithmetic: str) -> Plan:
@@ -132,7 +133,8 @@ def plan(case: Case, arithmetic: str) -> Plan:
     was kept by addresses alone is wrong then. The last before lists move have values like the first
     and controls nearby, in the tensors of the second: what was kept by the tensor, or by less than
     the number, is wrong there. In the end gradients of one size exchange their addresses: a table
-    that was kept by the sum of all is wrong.
+    that was kept by the sum of all is wrong. Then two tensors in the middle exchange their sizes:
+    one that was kept by some of the sizes, their number and their sum is.
     """
     single = any(argument.single for argument in case.operation.lists)
     stranger = other_values(case)
@@ -165,8 +167,10 @@ def plan(case: Case, arithmetic: str) -> Plan:
         says = "differs when gradients of one size have exchanged their addresses"
         checks.append(Same(says=says, first=len(calls), second=len(calls) + 1))
         gradients = tuple(f"{n}{EXCHANGED}" for n in case.operation.lists_of(Role.GRAD)[:1])
-        even = of_one_size(case)
+        even = twenty(case, (60, 200))
         calls += [Call(case=even), Call(case=even, reuse=len(calls), moved=gradients)]
+        compared.append(len(calls))
+        calls.append(Call(case=twenty(case, (200, 60))))
     values = (Values(call=number) for number in compared)
     return Plan(calls=tuple(calls), checks=(*values, *checks))
 

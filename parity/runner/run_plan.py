@@ -101,7 +101,8 @@ class PlanRunner:
             violation = check.violation(outcomes)
             if violation is not None:
                 remark = next((one.remark for one in outcomes if one.remark), "")
-                return replace(violation, says=violation.says + remark)
+                where = _where(plan.calls[violation.call])
+                return replace(violation, says=violation.says + remark + where)
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
@@ -124,7 +125,7 @@ class PlanRunner:
         # A kernel may count on blocks that run together, and then no other order is one of a GPU's.
         refused = refused or (bool(call.schedule) and WAITS.match(failure) is not None)
         if failure and not refused:
-            says = f"the kernel {failure}"
+            says = f"the kernel {failure}{_where(call)}"
             if may:
                 says += f"; it may refuse here, but had written {_written(memory, after)} before"
             return Finding(says=says, call=number, failure=failure, fatal=made.fatal)
@@ -195,6 +196,10 @@ class PlanRunner:
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(name, 0.0)
                     self.worst[name] = max(known, float(ratio.max().item()))
+
+
+def _where(call: Call) -> str:
+    return ", in autocast and with other switches turned" if call.turned else ""
 
 
 def _needs_reference(plan: Plan, number: int) -> bool:

@@ -24,6 +24,7 @@ from twinstep.parity.expected.carried import known
 from twinstep.parity.expected.outputs import _accepted
 from twinstep.parity.expected.ulp import ulp_distance
 from twinstep.parity.laws import LAWS
+from twinstep.parity.laws.plan import Values
 from twinstep.parity.operations.controls import FACTOR
 from twinstep.parity.operations.operation import ListArgument, Operation, Role, Shape
 from twinstep.parity.operations.table import operation_named
@@ -323,10 +324,17 @@ def test_calls_that_repeat_another_move_one_list_after_the_other(seed: int) -> N
     assert [one for one in moved if one] == [{name} for name in names]
 
 
-def test_tensors_of_one_size_exchange_their_places() -> None:
+def test_tensors_of_one_size_exchange_their_places_and_others_their_sizes() -> None:
     contract = operation_named("unscale", "tests")
     case = generate(contract, "mixed", Recipe(layout="list", sizes=(7, 9, 7, 9, 7, 9, 9)))
-    *_, first, last = LAWS["repeat"].plan(case, "exact").calls
+    plan = LAWS["repeat"].plan(case, "exact")
+    *_, first, last, other = plan.calls
+    sizes = [[grad.numel() for grad in call.case.lists["grads"]] for call in (last, other)]
+    assert sizes[0] != sizes[1]
+    assert sizes[0][:9] == sizes[1][:9]
+    assert sizes[0][-9:] == sizes[1][-9:]
+    assert sorted(sizes[0]) == sorted(sizes[1])
+    assert Values(call=len(plan.calls) - 1) in plan.checks
     memory = GuardedMemory.of(first.case, torch.device("cpu"))
     before = places(memory)
     after = places(memory.renewed(last.case, last.moved))

@@ -339,3 +339,14 @@ def flattened_by_padding(call: FlattenCall) -> None:
         buffer[start : start + t.numel()] = t.reshape(-1)
         end = start + t.numel()
     buffer[end:].zero_()
+
+
+@harmless(SHELF, "flatten", arithmetic="exact", dtypes=("fp16",))
+def flattened_by_concatenation(call: FlattenCall) -> None:
+    """Tensors and gaps concatenated: autocast of another 16-bit dtype refuses that."""
+    buffer, parts, end = call.flat[0], [], 0
+    for t in call.tensors:
+        gap = -end % call.slot
+        parts += [buffer.new_zeros(gap), t.reshape(-1)]
+        end += gap + t.numel()
+    buffer.copy_(torch.cat([*parts, buffer.new_zeros(buffer.numel() - end)]).view(buffer.shape))

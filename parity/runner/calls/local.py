@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.formula import lifted
 from twinstep.parity.expected.instruction_error import (
@@ -65,7 +67,7 @@ class LocalCaller:
             memory = reuse.renewed(call.case, call.moved)
         if not call.guarded:  # what a call keeps is told by tensors that are made for it
             memory.hold()
-        with turned() if call.turned else contextlib.nullcontext():
+        with turned(_narrow(call.case)) if call.turned else contextlib.nullcontext():
             return self._made(call, memory)
 
     def _made(self, call: Call, memory: GuardedMemory) -> Made:
@@ -100,6 +102,12 @@ class LocalCaller:
             keeps=keeps,
             remark=tuning_remark(log) + (allocated.remark if allocated else ""),
         )
+
+
+def _narrow(case: Case) -> torch.dtype:
+    """The 16-bit dtype of a case, bf16 where there is none."""
+    dtypes = {tensor.dtype for tensors in case.lists.values() for tensor in tensors}
+    return torch.float16 if torch.float16 in dtypes else torch.bfloat16
 
 
 def _floats(memory: GuardedMemory) -> list[Tensor]:

@@ -216,13 +216,17 @@ def put_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def turned() -> Iterator[None]:
-    """Every switch on which no result may depend, turned to where no new process has it."""
+def turned(narrow: torch.dtype) -> Iterator[None]:
+    """Every switch on which no result may depend, turned to where no new process has it.
+
+    Args:
+        narrow: dtype of autocast; in another one than a program's, torch refuses some of its calls.
+    """
     switches = [(part, part.read()) for part in PARTS if part.turned is not None]
     try:
         for part, _ in switches:
             part.restore(part.turned)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", narrow):
             yield
     finally:
         for part, before in switches:
