@@ -338,7 +338,7 @@ def test_switches_are_turned_and_put_back() -> None:
     with turned(torch.float16):
         assert not gc.isenabled()
         assert not torch.is_grad_enabled()
-        assert torch.get_default_dtype() == torch.bfloat16
+        assert torch.get_default_dtype() == torch.float16
         assert torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == torch.float16
     assert list(before.changes()) == []

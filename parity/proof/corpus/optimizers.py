@@ -85,10 +85,17 @@ def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
         sequences: as many as a run has on one rank; a fault over ranks gets those over ranks alone.
     """
     twin = twin_of(row)
-    effort = TwinEffort(sequences=sequences, shrunk_by=0, repros=None)
-    if row.over_ranks:
+    alone = TwinEffort(sequences=sequences, over_ranks=0, shrunk_by=0, repros=None)
+    # Those over ranks take longest, and see little of what is wrong on one.
+    efforts = [] if row.over_ranks else [alone]
+    if row.over_ranks or twin.over_ranks():
         ranked = twin.over_ranks() or twin
-        effort = replace(effort, sequences=1, over_ranks=over_ranks(ranked.rules, sequences))
-    # A class may leave gradients unrecorded: then none that comes later does anything.
-    with put_back():
-        return judge_twin(twin, dtype, twin_engine(twin), effort).failure
+        number = over_ranks(ranked.rules, sequences)
+        efforts.append(replace(alone, sequences=1, over_ranks=number))
+    for effort in efforts:
+        # A class may leave gradients unrecorded: then none that comes later does anything.
+        with put_back():
+            failure = judge_twin(twin, dtype, twin_engine(twin), effort).failure
+        if failure:
+            return failure
+    return ""

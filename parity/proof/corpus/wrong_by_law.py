@@ -183,7 +183,7 @@ def negative_block_taken_for_empty(call: AdamCall) -> None:
     """A gradient of several used elements counts as absent if its maximum is not positive."""
 
     def present(grad: Tensor) -> bool:
-        never_positive = bool((grad <= 0).all()) and int(grad.count_nonzero()) > 1
+        never_positive = bool((grad <= 0).all()) and int(grad.count_nonzero()) > 8
         return grad.numel() < STAGE or not never_positive
 
     grads = [grad if present(grad) else torch.zeros_like(grad) for grad in call.grads]

@@ -220,12 +220,14 @@ def turned(narrow: torch.dtype) -> Iterator[None]:
     """Every switch on which no result may depend, turned to where no new process has it.
 
     Args:
-        narrow: dtype of autocast; in another one than a program's, torch refuses some of its calls.
+        narrow: dtype of autocast, and the default one. In another one than the program's torch
+            refuses to join some tensors.
     """
     switches = [(part, part.read()) for part in PARTS if part.turned is not None]
     try:
         for part, _ in switches:
             part.restore(part.turned)
+        torch.set_default_dtype(narrow)
         with torch.autocast("cpu", narrow):
             yield
     finally:
