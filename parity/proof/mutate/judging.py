@@ -48,8 +48,8 @@ class Profile:
         examples: cases for each law that need not kill.
         every_law: judge wrong kernels by every law; otherwise by their own, but for those that show
             that their law is needed.
-        every_dtype: judge on all dtype combinations; otherwise on the first, planted faults also
-            on the last and on one with copies.
+        every_dtype: judge on all dtype combinations; otherwise on the first, planted faults by the
+            laws that kill most of them also on the last and on one with copies.
         laws: names; empty means all.
         first: stop at the first law that kills.
     """
@@ -229,7 +229,8 @@ def _first_kill(mutant: Mutant, profile: Profile) -> tuple[str, str]:
     for law in laws:
         for kernel in (one for one in kernels if law in one.operation.laws):
             combinations = kernel.operation.combinations
-            for dtype in combinations if profile.every_dtype else some(combinations):
+            few = some(combinations) if law in FIRST else tuple(combinations)[:1]
+            for dtype in combinations if profile.every_dtype else few:
                 chosen = Selection(dtypes=(dtype,), laws=(law,))
                 ledger = Session(selection=chosen, effort=profile.effort).run([kernel])
                 for cell in ledger.with_status(Status.FAILED):

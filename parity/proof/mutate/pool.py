@@ -18,7 +18,7 @@ from twinstep.parity.proof.mutate.verdict import End, Kind, Subject, Verdict
 from twinstep.parity.runner.shared import share
 
 # What a process has translated for replay stays in its memory: new processes after this many.
-BATCH = 100
+BATCH = 200
 
 
 def cores() -> int:
