@@ -87,6 +87,10 @@ LEAVES = {
         "sys.modules[f'new{len(sys.modules)}'] = sys; warnings.simplefilter('ignore')",
         "changes the warning filters",
     ),
+    "refuses_autocast": (
+        "if torch.is_autocast_enabled('cpu'): raise ValueError('not in autocast')",
+        ", in autocast and with other switches turned",
+    ),
     "backends": ("torch.backends.cudnn.benchmark = True", "changes switches of torch's backends"),
     "environment": ("os.environ['A_NAME'] = 'x'", "changes the environment"),
     "reverses": ("grads.reverse()", "changes the caller's list grads"),
