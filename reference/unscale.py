@@ -3,7 +3,7 @@
     found_inf = 1 if any stored element is inf or NaN, else 0
     g = g / scale, as one multiplication by inv_scale
 
-`past_squares` is a second ground to skip, of the FP16, unfused and BF16 optimizers.
+`past_squares` is a second ground to skip, of every optimizer that wraps another.
 
 Source: Micikevicius et al. (2018), section 3.2: a step with overflow is skipped.
 """

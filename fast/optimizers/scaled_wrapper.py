@@ -52,8 +52,6 @@ class ScaledWrapper(Wrapper, Scaled):
     _copies = True
     # Whether kernels may advance one counter for all parameters of a group.
     _counts_together = True
-    # Whether finite gradients whose squares are past fp32 are an overflow.
-    _bounded = True
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class ScaledWrapper(Wrapper, Scaled):
             growth_counts_this_step=self.loss_scaler.compat.growth_counts_this_step,
             unscale_with_updated_scale=self.compat.unscale_with_updated_scale,
             reports_scaled_norm=reports_scaled_norm,
-            bounded=self._bounded,
+            bounded=True,
         )
 
     def _read(self, groups: Sequence[Sequence[Tensor]]) -> tuple[Gradients, Given]:

@@ -68,7 +68,7 @@ class ZeroOptimizer(ZeroSteps):
             see `reference.optimizers.zero_groups`.
         round_robin_gradients: lay parameters in another order, dealt to the ranks in turn.
         has_moe_layers: groups marked `moe` hold experts, and only experts.
-        check_grad_overflow: False takes every step of a model that is not fp16.
+        check_grad_overflow: False takes every step of a bf16 model; others skip overflows always.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers; even.
         reduce_bucket_size: largest number of elements that are reduced together.
@@ -203,7 +203,9 @@ class ZeroOptimizer(ZeroSteps):
             options["params"] = [group.master]
         device = self.groups[0].flat.device
         finish = self._finish(reports_scaled_norm=False)
-        finish = finish if check_grad_overflow else replace(finish, norm_kind=GIVEN)
+        # Models in fp32 skip overflows in any case, as upstream.
+        if not check_grad_overflow and self.groups[0].flat.dtype is torch.bfloat16:
+            finish = replace(finish, norm_kind=GIVEN)
         self._step: ZeroDriver = ZeroDriver(
             device, self.loss_scaler, finish, self._everyone(), offloads=self._offload is not None
         )

@@ -51,7 +51,6 @@ class ZeroMasters(Sharded, ScaledWrapper):
     _step: ZeroDriver
     _offload: Offload | None
     _unscaled = "the model"
-    _bounded = False
 
     def _laid_out(self, names: Mapping[Tensor, str], round_robin: bool) -> list[ZeroGroup]:
         """Lay out all groups, experts over their own ranks."""

@@ -5,7 +5,7 @@ reduced gradients lie in partitions (`reference.partition`), one on each rank. O
 
     1. reduce      gradients of all ranks to one (`zero_groups`); each rank keeps its partition
     2. agree       on overflow, norm and scale, in one message over each group (`zero_report`)
-    3. skip        on overflow forget the gradients and change nothing else
+    3. skip        on overflow, or squares past fp32: forget the gradients, change nothing else
     4. unscale     and clip, in one multiplication
     5. step        of the inner optimizer, on the master of this rank
     6. copy        the master to this rank's part of the model weights, each rounded once
@@ -90,7 +90,7 @@ class ZeroOptimizer(ZeroMasters):
             see `zero_groups`.
         round_robin_gradients: lay parameters in another order, see `partition.round_robin_order`.
         has_moe_layers: groups marked `moe` hold experts, and only experts.
-        check_grad_overflow: False takes every step of a model that is not fp16.
+        check_grad_overflow: False takes every step of a bf16 model; others skip overflows always.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers; even.
         elastic_checkpoint: load states of any number of ranks; False for as many as there are.
@@ -339,7 +339,8 @@ class ZeroOptimizer(ZeroMasters):
                 "there is no gradient on any rank since the last step, but should be: call "
                 "backward before each step [ZeroOptimizer.step]"
             )
-        found_inf = told.worst > 0.0 and self.check_grad_overflow
+        brain = self.groups[0].flat.dtype is torch.bfloat16
+        found_inf = told.overflow and (self.check_grad_overflow or not brain)
         after = self.loss_scaler.after(found_inf)
         self._norm = unscaled(told.norm, float64(self.loss_scale))
         if found_inf:
@@ -347,8 +348,7 @@ class ZeroOptimizer(ZeroMasters):
                 with self._timed(name):
                     pass
         else:
-            limit = float64(self.clip_grad)
-            scale = self._scale_of_step(after)
+            scale, limit = self._scale_of_step(after), float64(self.clip_grad)
             self._update(clip_factor(norm=told.norm, scale=scale, max_norm=limit))
         self._clear_sums()
         self._enter(found_inf, after)

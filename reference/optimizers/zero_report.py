@@ -16,7 +16,7 @@ from torch import Tensor
 from twinstep.contract.parallel import Groups
 from twinstep.reference.optimizers.model_norm import exact_sum, norm_of_squares
 from twinstep.reference.optimizers.zero_groups import ZeroGroup
-from twinstep.reference.unscale import worst_of
+from twinstep.reference.unscale import past_squares, worst_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,11 @@ class Report:
     def norm(self) -> Tensor:
         """Norm of the gradients as they are stored; fp32, shape ()."""
         return norm_of_squares(self.squares, self.worst)
+
+    @property
+    def overflow(self) -> bool:
+        """True if the norm says so: not finite, or its square past fp32."""
+        return past_squares(self.norm.item(), 2.0)
 
     def with_other(self, other: Report) -> Report:
         """Facts of both."""

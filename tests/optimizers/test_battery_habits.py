@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from tests.helpers.sides import CLASSES, SIDES
 from tests.helpers.small_models import FP16, model_and, train
 
 pytestmark = pytest.mark.usefixtures("replay")
+OFFLOAD = SimpleNamespace(device="cpu")
 
 
 @WRAPPED
@@ -74,6 +77,33 @@ def test_finite_gradients_whose_squares_are_past_fp32_skip_the_step(
         skipped.append(optimizer.overflow)
     assert skipped == [False, True, True, False, False]
     assert len(set(weights[1:])) == 3
+    assert all(bool(held["exp_avg_sq"].isfinite().all()) for held in optimizer.state.values())
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.bfloat16, {}),
+        (torch.bfloat16, {"partition_grads": False}),
+        (torch.bfloat16, {"offload_optimizer_config": OFFLOAD}),
+        (torch.float32, {}),
+        (torch.float32, {"check_grad_overflow": False}),
+    ],
+)
+def test_zero_skips_the_same_steps(side: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """DeepSpeed 0.19.8 has skips and weights like these; fp32 it checks in any case."""
+    param = Parameter(torch.ones(2, dtype=dtype))
+    inside = CLASSES[side]["FusedAdam"]([param], lr=0.1)
+    optimizer = CLASSES[side]["ZeroOptimizer"](inside, param_names={param: "p"}, **options)
+    weights, skipped = [], []
+    for largest in (1.0, 3e38, 2.0**64, float("nan"), 2.0**63, 1.0):
+        param.grad = torch.tensor([largest, 0.0], dtype=dtype)
+        optimizer.step()
+        weights.append(round(param[0].item(), 4))
+        skipped.append(optimizer.overflow)
+    assert skipped == [False, True, True, True, False, False]
+    assert len(set(weights[3:])) == 3
     assert all(bool(held["exp_avg_sq"].isfinite().all()) for held in optimizer.state.values())
 
 
