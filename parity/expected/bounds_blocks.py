@@ -40,7 +40,7 @@ MOVES = (
     "transpose",
     "view",
 )
-MONOTONE = ("ceil", "clamp", "clamp_max", "clamp_min", "floor", "round", "trunc")
+MONOTONE = ("ceil", "clamp", "clamp_max", "clamp_min", "floor", "round", "sgn", "sign", "trunc")
 
 
 def _first(args: Arguments) -> Carried:
@@ -86,6 +86,7 @@ def _padded(function: Function, args: Arguments, kwargs: Keywords) -> Carried:
 
 
 def _monotone(function: Function, args: Arguments, kwargs: Keywords) -> Carried:
+    """The interval of the ends, so that both sides of a jump are inside where the operand meets it."""
     c = _first(args)
     exact, low, high = (
         function(x, *args[1:], **kwargs) for x in (c.exact, c.exact - c.error, c.exact + c.error)
