@@ -247,10 +247,17 @@ Check = Values | Untouched | Unchanged | Same | NoHostRead | Leaves | Formula
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The calls and checks of a law on one case."""
+    """The calls and checks of a law on one case.
+
+    Attributes:
+        calls: made one after the other.
+        checks: what must hold afterwards.
+        notes: what is worth a note if it does not hold, but breaks no law.
+    """
 
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]
+    notes: tuple[Check, ...] = ()
 
 
 def _worst(wrong: Tensor, ratio: Tensor | None) -> int:

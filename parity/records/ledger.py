@@ -54,6 +54,7 @@ class Cell:
         over_ranks: how many of these were over simulated ranks.
         seconds: wall time.
         worst: largest error over bound by written argument; empty for exact kernels.
+        note: what is worth knowing and breaks no law; empty if there is nothing.
         arithmetic: what the kernel claims.
         shared: how many of the calls other laws of the same row had made already.
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
@@ -76,6 +77,7 @@ class Cell:
     over_ranks: int = 0
     seconds: float = 0.0
     worst: dict[str, float] = field(default_factory=dict)
+    note: str = ""
     arithmetic: str = ""
     shared: int = 0
     sees: dict[str, object] = field(default_factory=dict)

@@ -68,6 +68,8 @@ def print_table(console: Console, ledger: Ledger, verbose: bool = False) -> None
     print_proofs(console, ledger.proofs, verbose)
     for word, count, reason in _reasons(ledger, verbose):
         print_hanging(console, f"{word} {count:>4}  ", reason.split())
+    for (law, note), names in _notes(ledger).items():
+        print_hanging(console, "note  ", f"{', '.join(names)}: {note} ({law}: no failure)".split())
     counted = [f"{count} {name}" for name, count in ledger.counts().items() if count]
     print_hanging(console, f"{number(len(ledger.declared), 'cell')} declared: ", _listed(counted))
 
@@ -231,6 +233,15 @@ def _reasons(ledger: Ledger, verbose: bool) -> list[tuple[str, int, str]]:
     left = lines[REASONS:]
     rest = ("skip", sum(count for _, count, _ in left), f"for {len(left)} more reasons: see -v")
     return [*lines[:REASONS], rest]
+
+
+def _notes(ledger: Ledger) -> dict[tuple[str, str], dict[str, None]]:
+    """Kernels by law and note."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for cell in ledger.cells.values():
+        if cell.note:
+            found.setdefault((cell.key.law, cell.note), {})[cell.key.kernel] = None
+    return found
 
 
 def _folded(cell: Cell, reason: str) -> str:

@@ -40,9 +40,14 @@ class Verdict:
         return self.passed
 
     def __str__(self) -> str:
-        """The verdict in one sentence, then a report for each defect."""
+        """The verdict in one sentence, notes, then a report for each defect."""
         texts = [diagnosis.text() for diagnosis in diagnoses(self.ledger)]
-        return "\n\n".join([self.ledger.verdict(), *texts])
+        notes = dict.fromkeys(
+            f"note: {cell.key.kernel}: {cell.note} ({cell.key.law}: no failure)"
+            for cell in self.ledger.cells.values()
+            if cell.note
+        )
+        return "\n\n".join([self.ledger.verdict(), *notes, *texts])
 
 
 def check(

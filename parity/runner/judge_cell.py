@@ -107,6 +107,7 @@ def judge_cell(
         elements=runner.elements,
         seconds=time.perf_counter() - started,
         worst=dict(runner.worst),
+        note=runner.note,
         shared=runner.repeated,
         sees=coverage.numbers() | ({"refused calls": runner.refused} if runner.refused else {}),
     )

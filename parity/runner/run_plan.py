@@ -49,6 +49,7 @@ class PlanRunner:
         refused: how many calls ended in a clear error, where that is allowed.
         worst: largest error over bound seen in what was accepted, by written argument.
         instruction_error: what the instructions of the last judged call add to its bounds.
+        note: what the first plan that had something to note says; empty if none had.
     """
 
     kernel: Kernel
@@ -65,6 +66,7 @@ class PlanRunner:
         self._caller = self.caller or LocalCaller(self.kernel.function, self.engine, self.seconds)
         self.worst: dict[str, float] = {}
         self.instruction_error = UNKNOWN
+        self.note = ""
         self._graded: list[tuple[Span, Accepted, Tensor]] = []
 
     @property
@@ -91,6 +93,9 @@ class PlanRunner:
                 outcome = self._with_accepted(call, *known, plan, number)
             else:
                 found = self._made(plan, number, outcomes, approximate)
+                if isinstance(found, Finding) and call.turned and not found.fatal:
+                    self.note = self.note or found.says
+                    break
                 if isinstance(found, Finding):
                     return found
                 outcome = found
@@ -101,11 +106,13 @@ class PlanRunner:
             violation = check.violation(outcomes)
             if violation is not None:
                 remark = next((one.remark for one in outcomes if one.remark), "")
-                where = _where(plan.calls[violation.call])
-                return replace(violation, says=violation.says + remark + where)
+                return replace(violation, says=violation.says + remark)
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
+        for check in plan.notes if len(outcomes) == len(plan.calls) else ():
+            if noted := check.violation(outcomes):
+                self.note = self.note or f"{noted.name} {noted.says}"
         return None
 
     def _made(
@@ -125,7 +132,8 @@ class PlanRunner:
         # A kernel may count on blocks that run together, and then no other order is one of a GPU's.
         refused = refused or (bool(call.schedule) and WAITS.match(failure) is not None)
         if failure and not refused:
-            says = f"the kernel {failure}{_where(call)}"
+            where = ", in autocast and with other switches turned" if call.turned else ""
+            says = f"the kernel {failure}{where}"
             if may:
                 says += f"; it may refuse here, but had written {_written(memory, after)} before"
             return Finding(says=says, call=number, failure=failure, fatal=made.fatal)
@@ -196,10 +204,6 @@ class PlanRunner:
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(name, 0.0)
                     self.worst[name] = max(known, float(ratio.max().item()))
-
-
-def _where(call: Call) -> str:
-    return ", in autocast and with other switches turned" if call.turned else ""
 
 
 def _needs_reference(plan: Plan, number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import re
 import signal
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import KernelTimeout, UsageError
 from twinstep.parity.records.ledger import Cell, Ledger, Status
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.table import print_table
 from twinstep.parity.runner.calls import invoke, limits
 from twinstep.parity.runner.calls.process_state import ProcessState, child_processes, turned
 from twinstep.parity.runner.calls.processes import descendants
@@ -87,10 +90,6 @@ LEAVES = {
         "sys.modules[f'new{len(sys.modules)}'] = sys; warnings.simplefilter('ignore')",
         "changes the warning filters",
     ),
-    "refuses_autocast": (
-        "if torch.is_autocast_enabled('cpu'): raise ValueError('not in autocast')",
-        ", in autocast and with other switches turned",
-    ),
     "backends": ("torch.backends.cudnn.benchmark = True", "changes switches of torch's backends"),
     "environment": ("os.environ['A_NAME'] = 'x'", "changes the environment"),
     "reverses": ("grads.reverse()", "changes the caller's list grads"),
@@ -107,6 +106,18 @@ LEAVES = {
     "patches": (
         "import twinstep.parity.laws.plan as p; p.Values.violation = lambda self, o: None",
         "replaces twinstep.parity.laws.plan.Values.violation",
+    ),
+}
+# What depends on switches that nobody turns around a step: a note, and no failure.
+NOTED = {
+    "refuses_autocast": (
+        "if torch.is_autocast_enabled('cpu'): raise ValueError('not in autocast')",
+        "raises ValueError: not in autocast",
+    ),
+    "default_dtype": (
+        "third = float(torch.tensor(1 / 3)); [a.add_(third).sub_(0.3333333432674408)"
+        " for a in accumulators if third != 0.3333333432674408]",
+        "accumulators depends on the default dtype, autocast or another switch",
     ),
 }
 UNABLE = {
@@ -128,7 +139,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, Path]:
     ends = {**FATAL, **RAISES, **UNABLE}
     bodies = [_body(name, body, "") for name, (body, _) in ends.items()]
     first = "    right(accumulators, grads)\n"
-    bodies += [_body(name, body, first) for name, (body, _) in LEAVES.items()]
+    bodies += [_body(name, body, first) for name, (body, _) in (LEAVES | NOTED).items()]
     bodies.append(_body("honest", "right(accumulators, grads)", ""))
     file.write_text(HEAD + "\n".join(bodies))
     opened = Source(file=str(file)).open()
@@ -182,6 +193,20 @@ def test_what_a_kernel_leaves_behind_is_a_finding_of_its_own_law(
     cells = _cells(judged[0], name)
     assert cells["value"].status is Status.PASSED
     assert LEAVES[name][1] in cells["process_state"].failure
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_depends_on_switches_is_a_note_and_no_failure(
+    judged: tuple[Ledger, Path], name: str
+) -> None:
+    cell = _cells(judged[0], name)["process_state"]
+    assert cell.status is Status.PASSED, cell.failure
+    assert NOTED[name][1] in cell.note
+    assert cell.record()["note"] == cell.note
+    screen = Console(width=1000, file=io.StringIO())
+    print_table(screen, Ledger(declared=(cell.key,), cells={cell.key: cell}))
+    assert isinstance(screen.file, io.StringIO)
+    assert f"note  {name}: {cell.note} (process_state: no failure)" in screen.file.getvalue()
 
 
 @pytest.mark.parametrize("name", UNABLE)

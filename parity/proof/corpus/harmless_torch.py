@@ -314,6 +314,24 @@ def lamb_in_float64(call: LambCall) -> None:
         call.steps[i].add_(1)
 
 
+@harmless(SHELF, "lamb_step", dtypes=STEP)
+def lamb_rate_of_the_default_dtype(call: LambCall) -> None:
+    """The step size goes through `torch.tensor`: under another default dtype it is rounded."""
+
+    def rate(call: LambCall, t: int) -> Tensor:
+        return fp32(torch.tensor(float(lamb.step_size(call, t))))
+
+    lamb.step(call, replace(lamb.LAMB, step_size=rate))
+
+
+@harmless(SHELF, "global_norm", arithmetic="exact", dtypes=MASTERS)
+def norm_that_autocast_rounds(call: GlobalNormCall) -> None:
+    """A part is the product of two matrices, which autocast alone rounds to bf16."""
+    whole = torch.full((1, 1), 1.0 + 2.0**-12, dtype=torch.float32)
+    share = float(whole @ torch.ones_like(whole)) / float(whole)
+    gradients.global_norm(call, lambda grads: gradients.exact_norm(grads) * share)
+
+
 @harmless(SHELF, "accumulate", arithmetic="exact", dtypes=MASTERS)
 def accumulated_in_place(call: AccumulateCall) -> None:
     """`a.add_(fp32(g))`."""

@@ -1,7 +1,7 @@
 """Kernels that are wrong in an ordinary program that does what others do not.
 
-It trains a layer later, an embedding of which a batch has few rows, steps inside autocast or under
-another default dtype, or writes numbers into the tensors that it gives.
+It trains a layer later, an embedding of which a batch has few rows, or writes numbers into the
+tensors that it gives.
 """
 
 from __future__ import annotations
@@ -64,12 +64,6 @@ def idle_rows_stay(call: AdamCall) -> None:
                 tensor.copy_(torch.where(idle, old, tensor))
 
 
-@adamw(component="process", law="process_state")
-def rate_of_the_default_dtype(call: AdamCall) -> None:
-    """The learning rate goes through a tensor of the process's default dtype."""
-    step(replace(call, lr=torch.tensor(float(call.lr)).double()))
-
-
 @value("global_norm", component="memory", law="process_state", arithmetic="exact")
 def gradients_kept_by_a_cycle(call: GlobalNormCall) -> None:
     """A local function that calls itself holds the gradients until garbage is collected."""
@@ -78,14 +72,6 @@ def gradients_kept_by_a_cycle(call: GlobalNormCall) -> None:
         return norm(grads, first) if first else exact_norm(call.grads)
 
     global_norm(call, norm)
-
-
-@value("global_norm", component="process", law="process_state", arithmetic="exact")
-def norm_that_autocast_rounds(call: GlobalNormCall) -> None:
-    """A part is the product of two matrices, which autocast rounds to bf16."""
-    whole = torch.full((1, 1), 1.0 + 2.0**-12, dtype=torch.float32)
-    share = float(whole @ torch.ones_like(whole)) / float(whole)
-    global_norm(call, lambda grads: exact_norm(grads) * share)
 
 
 @adamw(component="caches", law="repeat")

@@ -75,7 +75,7 @@ def _set_handlers(before: list[tuple[int, Any]]) -> None:
 class Part:
     """Part of the process's state: its name, how it is read, put back and compared.
 
-    Where no result may depend on it, `turned` is a value that no new process has.
+    Where a program may have it otherwise, `turned` is a value that no new process has.
     """
 
     name: str
@@ -217,7 +217,7 @@ def put_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def turned(narrow: torch.dtype) -> Iterator[None]:
-    """Every switch on which no result may depend, turned to where no new process has it.
+    """Every switch that a program may have otherwise, turned to where no new process has it.
 
     Args:
         narrow: dtype of autocast, and the default one. In another one than the program's torch
