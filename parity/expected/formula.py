@@ -1,10 +1,12 @@
 """A kernel's own formula in float64 against the specification in float64.
 
 The specification is the reference's formula without roundings, as the bounds carry it; the kernel's
-is what the precision lift read from its compiled code. Both are evaluated in float64, whose
-roundings move a result by at most the derived fp32 bound times 2^-29: they may differ by that, and
-by four ULP of float64. No storage rounds anything, so that a wrong formula shows that bf16
-would hide.
+is what the precision lift read from its compiled code. No storage rounds anything, so that a wrong
+formula shows that bf16 would hide. Both are evaluated in float64, whose roundings move a result by
+at most the derived fp32 bound times 2^-29. A kernel that claims every bit may differ by that, and
+by four ULP of float64. A bounded one may differ by the whole bound: scalars keep the roundings that
+the kernel or its host made of them, where and in whatever arrangement that was, and the bound holds
+for those among all others.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ NARROWER = 2.0**-29
 FEW_ULP = 2.0**-51
 
 
-def tolerance(truth: Truth) -> Tensor:
-    """Largest difference that float64 may make between equal formulas."""
-    return truth.error * NARROWER + truth.exact.abs() * FEW_ULP
+def tolerance(truth: Truth, arithmetic: str) -> Tensor:
+    """Largest difference between equal formulas, their scalars rounded as the claim allows."""
+    scalars = NARROWER if arithmetic == "exact" else 1.0
+    return truth.error * scalars + truth.exact.abs() * FEW_ULP
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,18 @@ class Formulated:
         truth: the specification.
         wide: the kernel's formula.
         foreign: whether the kernel also used numbers that the host had computed.
+        arithmetic: what the kernel claims.
     """
 
     span: Span
     truth: Truth
     wide: Wide
     foreign: bool
+    arithmetic: str
+
+    def room(self) -> Tensor:
+        """Largest difference that the claim allows; see `tolerance`."""
+        return tolerance(self.truth, self.arithmetic)
 
     def wrong(self) -> Tensor:
         """Mask of the elements in which the formulas differ.
@@ -59,7 +68,7 @@ class Formulated:
         if self.wide.spoiled:
             raise CannotJudge(f"not liftable: {self._name()} derives from {self.wide.spoiled}")
         judged = torch.isfinite(self.truth.exact) & ~self.truth.zone
-        close = (self.wide.value - self.truth.exact).abs() <= tolerance(self.truth)
+        close = (self.wide.value - self.truth.exact).abs() <= self.room()
         found = judged & ~close
         if bool((found & ~self.wide.stored).any()):
             raise CannotJudge(f"not liftable: no launch stores {self._name()}")
@@ -89,7 +98,7 @@ def lifted(memory: GuardedMemory, wanted: bool) -> Iterator[Lift | None]:
         yield lift
 
 
-def _agreed(case: Case) -> dict[tuple[str, int], Truth]:
+def _agreed(case: Case, arithmetic: str) -> dict[tuple[str, int], Truth]:
     """The specification; nothing is said of elements that roundings of controls alone move.
 
     A kernel may form such numbers on the host, in fp32 or wider.
@@ -100,18 +109,18 @@ def _agreed(case: Case) -> dict[tuple[str, int], Truth]:
         return known
     other = truths(case, rounded=True)
     return {
-        place: replace(truth, zone=truth.zone | ~_same(truth, other[place]))
+        place: replace(truth, zone=truth.zone | ~_same(truth, other[place], arithmetic))
         for place, truth in known.items()
     }
 
 
-def _same(truth: Truth, other: Truth) -> Tensor:
-    same: Tensor = (truth.exact - other.exact).abs() <= tolerance(truth)
+def _same(truth: Truth, other: Truth, arithmetic: str) -> Tensor:
+    same: Tensor = (truth.exact - other.exact).abs() <= tolerance(truth, arithmetic)
     return same
 
 
 def formulated(
-    wide: Mapping[tuple[str, int], Wide], foreign: bool, memory: GuardedMemory
+    wide: Mapping[tuple[str, int], Wide], foreign: bool, memory: GuardedMemory, arithmetic: str
 ) -> tuple[Formulated, ...]:
     """Everything the operation writes and has a formula for.
 
@@ -119,12 +128,13 @@ def formulated(
         wide: what the kernel's formula gives, by argument and position.
         foreign: whether it used numbers that the host had computed.
         memory: of the call.
+        arithmetic: what the kernel claims.
 
     Raises:
         CannotJudge: the reference cannot be evaluated without roundings.
     """
     try:
-        known = _agreed(memory.case)
+        known = _agreed(memory.case, arithmetic)
     except Exception as error:
         # A reference of somebody's own may use operations that no bound is known for.
         raise CannotJudge(f"the specification has no formula: {error}") from error
@@ -132,7 +142,8 @@ def formulated(
     for span in memory.spans:
         truth = known.get((span.name, span.index))
         if truth is not None and span.value.numel():
-            found.append(Formulated(span, truth, wide[span.name, span.index], foreign))
+            lifted_value = wide[span.name, span.index]
+            found.append(Formulated(span, truth, lifted_value, foreign, arithmetic))
     return tuple(found)
 
 

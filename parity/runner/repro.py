@@ -160,7 +160,7 @@ def _rows(
         case = plan.calls[check.call].case
         return _value_rows(case, check.call, accepted_outputs(case, arithmetic, instruction_error))
     if isinstance(check, Formula):
-        return _formula_rows(plan.calls[check.call].case, check.call)
+        return _formula_rows(plan.calls[check.call].case, check.call, arithmetic)
     if isinstance(check, Untouched):
         written = list(plan.calls[check.call].case.operation.writes)
         return [{"kind": "untouched", "call": check.call, "written": written}]
@@ -171,7 +171,7 @@ def _rows(
     return _same_rows(check, plan.calls[check.first].case)
 
 
-def _formula_rows(case: Case, call: int) -> list[dict[str, object]]:
+def _formula_rows(case: Case, call: int, arithmetic: str) -> list[dict[str, object]]:
     known, rows = truths(case), []
     for span in spans_of(case)[0]:
         truth = known.get((span.name, span.index))
@@ -181,7 +181,8 @@ def _formula_rows(case: Case, call: int) -> list[dict[str, object]]:
         row: dict[str, object] = {"kind": "formula", "call": call}
         row |= {"tensor": (span.name, span.index), "judged": judged.reshape(-1).tolist()}
         row |= {"want": [x.hex() for x in truth.exact.reshape(-1).tolist()]}
-        row |= {"tolerance": [x.hex() for x in tolerance(truth).reshape(-1).tolist()]}
+        room = tolerance(truth, arithmetic).reshape(-1)
+        row |= {"tolerance": [x.hex() for x in room.tolist()]}
         rows.append(row)
     return rows
 

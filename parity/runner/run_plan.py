@@ -11,7 +11,7 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted, joined
-from twinstep.parity.expected.formula import formulated, refusal
+from twinstep.parity.expected.formula import Formulated, formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs
 from twinstep.parity.expected.ulp import same
@@ -155,7 +155,7 @@ class PlanRunner:
             evaluated=asked,
             reads=made.reads,
             refused=failure if refused else "",
-            formulas=formulated(made.wide, made.foreign, memory) if call.lifted else (),
+            formulas=self._formulas(made) if call.lifted else (),
             changed=made.changed,
             keeps=made.keeps,
             remark=made.remark,
@@ -164,6 +164,9 @@ class PlanRunner:
             self.cache.keep(call, outcome, self.instruction_error)
         self.refused += bool(refused)
         return outcome
+
+    def _formulas(self, made: Made) -> tuple[Formulated, ...]:
+        return formulated(made.wide, made.foreign, made.memory, self.kernel.arithmetic)
 
     def _with_accepted(
         self,

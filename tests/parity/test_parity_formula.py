@@ -14,7 +14,7 @@ from twinstep.parity.operations.table import operation_named
 from twinstep.replay.shadow64.lift import Wide
 
 
-def wrong(max_norm: float, *, by: float) -> set[str]:
+def wrong(max_norm: float, *, by: float, arithmetic: str = "exact") -> set[str]:
     """Lists of an `apex_lamb_step` that differ from the formula, where all is off by a factor.
 
     The norm of all gradients and the factor are numbers whose product is rounded in fp32.
@@ -28,15 +28,18 @@ def wrong(max_norm: float, *, by: float) -> set[str]:
         place: Wide(truth.exact * by, torch.ones_like(truth.exact, dtype=torch.bool), "")
         for place, truth in truths(case, rounded=True).items()
     }
-    rows = formulated(wide, False, GuardedMemory.of(case, torch.device("cpu")))
+    rows = formulated(wide, False, GuardedMemory.of(case, torch.device("cpu")), arithmetic)
     return {row.span.name for row in rows if bool(row.wrong().any())}
 
 
 @pytest.mark.parametrize("max_norm", [0.7, 0.0, 1e30])
-def test_products_of_controls_may_be_rounded_on_the_host(max_norm: float) -> None:
-    assert wrong(max_norm, by=1.0) == set()
+@pytest.mark.parametrize("arithmetic", ["exact", "bounded"])
+def test_products_of_controls_may_be_rounded_on_the_host(max_norm: float, arithmetic: str) -> None:
+    assert wrong(max_norm, by=1.0, arithmetic=arithmetic) == set()
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 1e30])
 def test_where_nothing_is_clipped_a_wrong_formula_is_seen(max_norm: float) -> None:
     assert wrong(max_norm, by=1.0 + 1e-9) >= {"exp_avgs", "exp_avg_sqs", "params"}
+    off = wrong(max_norm, by=1.0 + 1e-5, arithmetic="bounded")
+    assert off >= {"exp_avgs", "exp_avg_sqs", "params"}

@@ -1,5 +1,7 @@
 """The precision lift: formulas without roundings, and bit tricks that are named, not lifted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton
@@ -141,8 +143,9 @@ def case_for(kernel: Kernel, dtype: str) -> Case:
     return generate(operation_named(kernel.operation.name, "test"), dtype, recipe)
 
 
-def broken(name: str, dtype: str) -> bool:
+def broken(name: str, dtype: str, arithmetic: str = "") -> bool:
     kernel, engine = kernel_named(name), engine_named("replay")
+    kernel = replace(kernel, arithmetic=arithmetic or kernel.arithmetic)
     with running(engine):
         plan = FORMULA.plan(case_for(kernel, dtype), kernel.arithmetic)
         return PlanRunner(kernel, engine).violation(plan) is not None
@@ -153,9 +156,16 @@ def test_honest_arithmetic_has_the_specified_formula(name: str) -> None:
     assert not broken(name, "bf16")
 
 
-def test_a_formula_hidden_below_bf16_is_seen_to_one_ulp_of_a_scalar() -> None:
+def test_a_formula_hidden_below_bf16_is_seen_to_one_ulp_of_a_scalar_where_bits_are_claimed() -> None:
     assert broken("eps_one_ulp_too_large", "bf16-pure")
-    assert broken("power_of_beta_a_trifle_too_large", "bf16-pure")
+    assert not broken("eps_one_ulp_too_large", "bf16-pure", arithmetic="bounded")
+
+
+@pytest.mark.parametrize(
+    "name", ["eps_a_hundred_thousandth_too_large", "one_minus_beta2_formed_in_fp32"]
+)
+def test_a_bounded_formula_hidden_below_bf16_is_seen_past_the_bound(name: str) -> None:
+    assert broken(name, "bf16-pure")
 
 
 def test_a_truncating_cast_is_not_liftable_and_says_where() -> None:
