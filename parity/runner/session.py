@@ -18,9 +18,9 @@ from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.judge import LAW, TwinEffort, judge_twin, twin_engine, twin_key
 from twinstep.parity.sequences.registry import DTYPES, Twin
 
-# Sequences of actions for each case of the value law: of any class, and of our own, which take
-# longest and which the tests drive through more.
-SEQUENCES, OWN_SEQUENCES = 13, 2
+# Sequences of actions for each case of the value law of our own classes, which take longest and
+# which the tests drive through more; any other class gets as many as its rules say.
+OWN_SEQUENCES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class Session:
 
     def _twin(self, task: TwinTask) -> Cell:
         own = self.subject is None and task.twin.subject.__module__.startswith("twinstep.")
-        each = OWN_SEQUENCES if own else SEQUENCES
+        each = OWN_SEQUENCES if own else task.twin.rules.each
         examples = self.effort.examples // (3 if self.effort.spread else 1)
         effort = TwinEffort(
             sequences=max(1, each * examples),

@@ -88,6 +88,8 @@ class Rules:
         mean: drawn actions of a sequence on average, without a motif.
         around: the same, around one.
         least: sequences over ranks that a run has at least.
+        each: sequences on one rank for each case of the value law.
+        dtypes: of parameters that a class claims if it names none.
         parts: rules over ranks and those that they were added to, where this class is made of both.
     """
 
@@ -98,6 +100,8 @@ class Rules:
     mean: int = 16
     around: int = 16
     least: int = 0
+    each: int = 13
+    dtypes: Sequence[str] = ("fp16", "bf16", "fp32")
     parts: tuple[type[Rules], ...] = ()
 
     def build(self, cls: Callable[..., object], dtype: str, device: str, **values: Value) -> World:
@@ -128,6 +132,19 @@ class Rules:
     def arguments(self) -> set[str]:
         """Arguments of the reference's constructor that some action passes."""
         return set(self.passed)
+
+    def fitted(self, cls: type, place: str) -> Rules:
+        """These rules for a class: the arguments that it takes decide what is passed.
+
+        Args:
+            cls: the class under judgement.
+            place: its file and line.
+        """
+        return self
+
+    def remark(self, cls: type) -> str:
+        """What of a class is not judged, in one sentence, or ""."""
+        return ""
 
     def scripts(self) -> list[Motif]:
         """Motifs whose actions, and the values of whose arguments, this rule set has."""

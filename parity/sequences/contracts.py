@@ -57,10 +57,12 @@ class Contract:
     Attributes:
         accepted: by path.
         places: where to find the tensor of a path on either side.
+        follows: the reference goes on from what the class has, not the class from the reference's.
     """
 
     accepted: Mapping[str, Accepted]
     places: Mapping[str, Place]
+    follows: bool = False
 
 
 def adam_contracts(world: World) -> Sequence[Contract]:

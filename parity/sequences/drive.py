@@ -315,7 +315,7 @@ Ends = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _bounded(
     contracts: Sequence[Contract], want: Side, got: Driven, reset: dict[str, torch.Tensor]
 ) -> tuple[Difference, Ends | None] | None:
-    """Judge an update by its bounds, then give the subject the reference's bits."""
+    """Judge an update by its bounds, then give one side the other's bits."""
     if not (want.built and got.built) or got.outcome.keys() != want.outcome.keys():
         return None
     for contract in contracts:
@@ -333,6 +333,9 @@ def _bounded(
                 says = shown(theirs.reshape(-1)[place])
                 expected = shown(allowed.value.reshape(-1)[place])
                 return Difference(f"{path}[{place}]", says, expected), _ends(allowed)
+            if contract.follows:
+                want.write(contract.places[path], theirs)
+                continue
             reset[path] = ours.detach().clone()
             got.write(contract.places[path], ours)
     return None

@@ -29,6 +29,12 @@ from twinstep.parity.sequences.over_ranks.zero import ZeroOverRanks
 from twinstep.parity.sequences.private import kept_by
 from twinstep.parity.sequences.rules import OptimizerRules
 from twinstep.parity.sequences.scaler_rules import ScalerRules
+from twinstep.parity.sequences.torch_rules import (
+    TorchAdamRules,
+    TorchAdamWRules,
+    TorchLionRules,
+    TorchSGDRules,
+)
 from twinstep.parity.sequences.zero_rules import ZeroRules
 from twinstep.reference.optimizers.apex_lamb import FusedLAMB
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
@@ -36,6 +42,7 @@ from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
 from twinstep.reference.optimizers.fused_adam import FusedAdam
 from twinstep.reference.optimizers.fused_lamb import FusedLamb
+from twinstep.reference.optimizers.ordinary import SGD, Adam, AdamW, Lion
 from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
 from twinstep.reference.optimizers.zero import ZeroOptimizer
 
@@ -44,6 +51,10 @@ DTYPES = ("fp16", "bf16", "fp32", "mixed")
 ENGINES = ("cuda", "replay", "cpu")
 # References of ours by name, and the rules of each.
 REFERENCES: Mapping[str, type] = {
+    "AdamW": AdamW,
+    "Adam": Adam,
+    "SGD": SGD,
+    "Lion": Lion,
     "FusedAdam": FusedAdam,
     "FusedLamb": FusedLamb,
     "FusedLAMB": FusedLAMB,
@@ -55,6 +66,10 @@ REFERENCES: Mapping[str, type] = {
     "StaticLossScale": StaticLossScale,
 }
 RULES: Mapping[type, Rules] = {
+    AdamW: TorchAdamWRules(),
+    Adam: TorchAdamRules(),
+    SGD: TorchSGDRules(),
+    Lion: TorchLionRules(),
     FusedAdam: AdamRules(),
     FusedLamb: LambRules(),
     FusedLAMB: ApexLambRules(),
@@ -145,7 +160,7 @@ def register_optimizer(
     *,
     reference: type | str = "FusedAdam",
     arithmetic: str = "bounded",
-    dtypes: Sequence[str] = ("fp16", "bf16", "fp32"),
+    dtypes: Sequence[str] | None = None,
     rules: Rules | None = None,
     private: Sequence[str] = (),
     flat: bool = False,
@@ -158,7 +173,8 @@ def register_optimizer(
         reference: the class that decides what is right, or the name of one of ours.
         arithmetic: "bounded" (each update within a bound derived from the reference's formula) or
             "exact" (every bit).
-        dtypes: dtypes of parameters: fp16, bf16, fp32, mixed.
+        dtypes: dtypes of parameters: fp16, bf16, fp32, mixed; those of the rules by default, which
+            are the first three, or fp32 and bf16 for a class with torch's interface alone.
         rules: actions to drive both by; those of the reference, or of any torch optimizer.
         private: attributes that belong to the optimizer alone, besides those of a fast class of
             ours that it derives from.
@@ -179,13 +195,15 @@ def register_optimizer(
         chosen = rules if rules is not None else RULES.get(against, OptimizerRules())
         if rules is None and arithmetic == "exact" and against is FusedAdam and _takes_compat(cls):
             chosen = CompatAdamRules()
+        _check_methods(cls, against, chosen, place)
+        chosen = chosen.fitted(cls, place)
         twin = Twin(
             name=name or cls.__name__,
             subject=cls,
             reference=against,
             rules=chosen,
             arithmetic=arithmetic,
-            dtypes=tuple(dtypes),
+            dtypes=tuple(chosen.dtypes if dtypes is None else dtypes),
             private=(*private, *kept_by(cls)),
             properties=read_properties(against, cls),
             flat=flat,
@@ -224,6 +242,18 @@ def _reference(given: type | str, place: str) -> type:
     return given
 
 
+def _check_methods(cls: type, reference: type, rules: Rules, place: str) -> None:
+    lacking = sorted(public_methods(reference) - public_methods(cls) - rules.exempt.keys())
+    if lacking:
+        plain = reference is FusedAdam and "initialize_states" in lacking
+        raise UsageError(
+            f"{cls.__name__} lacks {', '.join(lacking)}, but should have every public method of "
+            f"{reference.__name__}"
+            + '; reference="AdamW" or "Adam" wants torch\'s alone' * plain
+            + f" [{place}]"
+        )
+
+
 def _check(twin: Twin) -> None:
     where = twin.place
     if twin.name in _twins:
@@ -236,14 +266,6 @@ def _check(twin: Twin) -> None:
     check_among("engines", twin.engines, ENGINES, where)
     if not twin.dtypes:
         raise UsageError(f"dtypes is empty, but should name at least one [{where}]")
-    lacking = sorted(
-        public_methods(twin.reference) - public_methods(twin.subject) - twin.rules.exempt.keys()
-    )
-    if lacking:
-        raise UsageError(
-            f"{twin.subject.__name__} lacks {lacking[0]}, but should have every public method of "
-            f"{twin.reference.__name__} [{where}]"
-        )
     idle = undriven(twin.reference, twin.rules)
     if idle:
         raise UsageError(

@@ -80,6 +80,9 @@ class World:
         places: of the tensors of parameters and optimizer at the last observation.
         updating: to be called right before parameters are updated, gradients being final.
         rank: that this side is on; None for one that is alone.
+        named: entries of groups, where nothing else of the optimizer is looked at.
+        bounds: state by number of parameter, with the errors of a bounded class; not observed.
+        saved_bounds: the same when the state was saved.
     """
 
     cls: Callable[..., object]
@@ -96,6 +99,9 @@ class World:
     places: Places = field(default_factory=dict)
     updating: Callable[[], None] = nothing
     rank: OnRank | None = None
+    named: Sequence[str] = ()
+    bounds: dict[int, dict[str, object]] = field(default_factory=dict)
+    saved_bounds: dict[int, dict[str, object]] = field(default_factory=dict)
 
     def seed_of(self, index: int, seed: int, *, gradient: bool = True) -> int:
         """Seed of values of the parameter of a number; 0, the plain one, for all of seed 0."""
@@ -181,7 +187,12 @@ def observe(
     )
     walk.root("params", world.params)
     walk.root("grads", [param.grad for param in world.params])
-    walk.root("optimizer", world.optimizer)
+    if world.named:
+        names = ("params", *world.named)
+        groups = [{name: group[name] for name in names if name in group} for group in _groups(world)]
+        walk.root("optimizer.param_groups", groups)
+    else:
+        walk.root("optimizer", world.optimizer)
     walk.skipped = hidden
     for name in properties:
         walk.root(f"optimizer.{name}", read(world.optimizer, name))
@@ -197,6 +208,10 @@ def observe(
     walk.root("more", world.more)
     walk.root("outcome", dict(outcome))
     return walk.leaves
+
+
+def _groups(world: World) -> Sequence[Mapping[str, object]]:
+    return cast("Sequence[Mapping[str, object]]", read(world.optimizer, "param_groups"))
 
 
 def _plain(value: object) -> bool:

@@ -100,8 +100,9 @@ class _Host:
         self.functions |= {row.name: row.function for row in known}
         house = {row.name for row in HOUSE}
         own = any(row.operation.name not in house for row in known)
-        own |= any(RULES.get(row.reference) is not row.rules for row in twins())
+        own |= any(type(RULES.get(row.reference)) is not type(row.rules) for row in twins())
         source = source_of(self.file)
+        found += filter(None, (row.rules.remark(row.subject) for row in twins()))
         stubs = [
             replace(row, function=_stub(row), engines=claimed_engines(row), source=source)
             for row in known
