@@ -17,7 +17,7 @@ from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step
 from twinstep.contract.moments import (
     State,
     StateDict,
-    check_added_group,
+    adding_group,
     new_moments,
     whole_steps,
 )
@@ -97,8 +97,9 @@ class ApexLamb(torch.optim.Optimizer):
         check_apex_lamb({**self.defaults, **param_group}, NAME)
         refuse_asked(param_group, NAME)
         steps = whole_steps(param_group.get("step", 0), NAME)
-        super().add_param_group({**param_group, "step": steps})
-        check_added_group(self)
+        counted = {**param_group, "step": steps}
+        with adding_group(self, counted):
+            super().add_param_group(counted)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop (True) or zero (False) all gradients; None goes by `set_grad_none`."""

@@ -6,7 +6,9 @@ apex's LAMB counts in the group instead.
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,23 +32,30 @@ def new_moments(param: Tensor, dtype: torch.dtype = torch.float32) -> State:
     return {name: torch.zeros_like(param, dtype=dtype, requires_grad=False) for name in MOMENTS}
 
 
-def check_added_group(optimizer: torch.optim.Optimizer, *, shards: bool = False) -> None:
-    """Require known parameters in the group that was added last, or remove it again.
+@contextmanager
+def adding_group(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], *, shards: bool = False
+) -> Iterator[None]:
+    """Add a group inside; one that is refused is not there, and the caller's dict is as it was.
 
     Args:
-        optimizer: which has the group.
+        optimizer: gets the group.
+        group: the caller's, into which torch writes what it lacks.
         shards: DTensors are taken.
 
     Raises:
         ValueError: a dtype is not fp16, bf16 or fp32, or elements of a parameter share memory.
     """
-    *earlier, added = optimizer.param_groups
-    where = f"group {len(earlier)}, parameter {{}}, {type(optimizer).__name__}"
+    count, before = len(optimizer.param_groups), dict(group)
+    where = f"group {count}, parameter {{}}, {type(optimizer).__name__}"
     try:
-        for index, param in enumerate(added["params"]):
+        yield
+        for index, param in enumerate(optimizer.param_groups[count]["params"]):
             check_param(param, where.format(index), shards=shards)
-    except ValueError:
-        optimizer.param_groups.pop()
+    except BaseException:
+        del optimizer.param_groups[count:]
+        group.clear()
+        group.update(before)
         raise
 
 

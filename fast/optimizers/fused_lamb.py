@@ -22,7 +22,7 @@ from twinstep.contract.keywords import check_keywords, refuse_asked
 from twinstep.contract.moments import (
     MOMENTS,
     StateDict,
-    check_added_group,
+    adding_group,
     new_state,
 )
 from twinstep.contract.tensors import check_dense_gradient
@@ -114,8 +114,8 @@ class FusedLamb(torch.optim.Optimizer):
         """
         check_lamb(self.defaults | param_group, "FusedLamb")
         refuse_asked(param_group, "FusedLamb")
-        super().add_param_group(param_group)
-        check_added_group(self)
+        with adding_group(self, param_group):
+            super().add_param_group(param_group)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Trust ratios of the last step, one for each parameter that was stepped, in order.

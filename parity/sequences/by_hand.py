@@ -246,8 +246,10 @@ class ByHand(OptimizerRules):
         dtype = torch.float64 if what == "fp64" else torch.float32
         extra = Parameter(torch.ones(2, device=world.device, dtype=dtype))
         asked = {what: ASKED[what]} if what in ASKED else {"lr": "fast"} if what == "text" else {}
-        given = {extra} if what == "set" else [extra]
-        world.torch_optimizer.add_param_group({"params": given, **asked})
+        group: dict[str, Any] = {"params": {extra} if what == "set" else [extra], **asked}
+        # A dict that is refused stays as its owner made it.
+        with world.lent(group):
+            world.torch_optimizer.add_param_group(group)
 
     @action(drives=("add_param_group",))
     def add_labelled_group(self, world: World) -> None:

@@ -18,7 +18,7 @@ from twinstep.contract.checkpoint.plain import loading_as_stored, marked
 from twinstep.contract.compat import CORRECT, Compat, moment_dtype
 from twinstep.contract.hyper import Number, check_adam
 from twinstep.contract.keywords import check_keywords, refuse_asked, refuse_step_arguments
-from twinstep.contract.moments import StateDict, check_added_group, new_state
+from twinstep.contract.moments import StateDict, adding_group, new_state
 from twinstep.contract.shards import check_gradient_shards
 from twinstep.contract.tensors import check_dense_gradients
 from twinstep.contract.uncompiled import uncompiled
@@ -93,8 +93,8 @@ class FusedAdam(torch.optim.Optimizer):
         """
         check_adam({**self.defaults, **param_group}, "FusedAdam")
         refuse_asked(param_group, "FusedAdam")
-        super().add_param_group(param_group)
-        check_added_group(self, shards=True)
+        with adding_group(self, param_group, shards=True):
+            super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Drop or zero all gradients.

@@ -19,7 +19,7 @@ from twinstep.contract.checkpoint.plain import loading_as_stored
 from twinstep.contract.compat import CORRECT, Compat
 from twinstep.contract.hyper import Number, check_lamb
 from twinstep.contract.keywords import check_keywords, refuse_asked
-from twinstep.contract.moments import StateDict, check_added_group, new_state
+from twinstep.contract.moments import StateDict, adding_group, new_state
 from twinstep.contract.shards import waited
 from twinstep.contract.tensors import check_dense_gradient
 from twinstep.contract.uncompiled import uncompiled
@@ -104,8 +104,8 @@ class FusedLamb(torch.optim.Optimizer):
         """
         check_lamb({**self.defaults, **param_group}, "FusedLamb")
         refuse_asked(param_group, "FusedLamb")
-        super().add_param_group(param_group)
-        check_added_group(self)
+        with adding_group(self, param_group):
+            super().add_param_group(param_group)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Trust ratios of the last step, one for each parameter that was stepped, in order."""

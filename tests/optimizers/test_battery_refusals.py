@@ -139,19 +139,34 @@ def test_negative_weight_decay_is_allowed(subject: Subject) -> None:
             "memory of its own for each element",
         ),
         (lambda: {"params": [Parameter(torch.zeros(2))], "lr": -1.0}, "lr=-1.0"),
+        (lambda: {"params": (Parameter(torch.zeros(2)), "bias")}, "names|Tensors"),
     ],
-    ids=["dtype", "overlap", "number"],
+    ids=["dtype", "overlap", "number", "what is no tensor"],
 )
-def test_a_bad_group_leaves_the_optimizer_unchanged(
+def test_a_bad_group_leaves_the_optimizer_and_the_dict_unchanged(
     subject: Subject, group: Callable[[], dict[str, Any]], message: str
 ) -> None:
     params = subject.parameters(2)
     optimizer = subject(params)
     before = observed(optimizer, params)
-    with pytest.raises(ValueError, match=message):
-        optimizer.add_param_group(group())
+    given = group()
+    kept = dict(given)
+    with pytest.raises((ValueError, TypeError), match=message):
+        optimizer.add_param_group(given)
+    assert given.keys() == kept.keys()
+    assert all(given[name] is kept[name] for name in kept)
     assert len(optimizer.param_groups) == 1
     assert observed(optimizer, params) == before
+
+
+@PLAINS
+def test_a_parameter_that_is_there_leaves_the_dict_unchanged(subject: Subject) -> None:
+    params = subject.parameters(2)
+    optimizer, given = subject(params), {"params": params[0]}
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group(given)
+    assert given.keys() == {"params"}
+    assert given["params"] is params[0]
 
 
 @WRAPPED
