@@ -88,11 +88,15 @@ class HyperRules(Rules):
             if "bias_correction" in group:
                 group["bias_correction"] = True
 
+    def has_momentum(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True if a scheduler may cycle momentum or beta1."""
+        return bool({"momentum", "betas"} & optimizer.defaults.keys())
+
     @action(kind=("lambda", "cyclic", "onecycle"))
     def start_scheduler(self, world: World, kind: str) -> None:
         """Put a learning-rate scheduler on; the last two cycle momentum or beta1 as well."""
         optimizer = world.torch_optimizer
-        momentum = bool({"momentum", "betas"} & optimizer.defaults.keys())
+        momentum = self.has_momentum(optimizer)
         if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
             # torch's schedulers fill such a tensor in place, in float64: nothing of ours to see.
             return

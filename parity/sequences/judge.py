@@ -61,6 +61,11 @@ class TwinEffort:
     repros: str | None = FOLDER
 
 
+def usual(rules: Rules, sequences: int = SEQUENCES) -> int:
+    """Number of sequences of a class where most classes get that many."""
+    return max(1, sequences * rules.each // Rules.each)
+
+
 def over_ranks(rules: Rules, sequences: int) -> int:
     """Number of sequences over ranks beside so many on one; a default run has every motif."""
     return max(sequences * reaching(rules, SEQUENCES // EACH) // SEQUENCES, rules.least)

@@ -51,7 +51,7 @@ class TorchRules(OptimizerRules):
     joint: Sequence[Mapping[str, object]] = ()
     lasting: Motif = ()
     mean = around = 12
-    each = 4
+    each = 8
     dtypes = ("fp32", "bf16")
     motifs = {
         "each hyper-parameter alone": each_turned(PLAIN),
@@ -156,9 +156,7 @@ class TorchRules(OptimizerRules):
         """New gradients in another layout; those of some parameters alone."""
         super().fill_strangely(world, seed, layout, every)
 
-    @action(
-        often=9, drives=("step",), seed=SEEDS, regime=REGIMES, missing=(0, 0, 0, *range(8))
-    )
+    @action(often=9, drives=("step",), seed=SEEDS, regime=REGIMES, missing=(0, 0, 0, *range(8)))
     def train(self, world: World, seed: int, regime: str, missing: int) -> object:
         """New gradients by bit pattern, then one update; half of the time under no_grad."""
         return super().train(world, seed, regime, missing)
@@ -241,6 +239,13 @@ class TorchSGDRules(TorchRules):
         {"momentum": 0.6, "dampening": 0.3, "nesterov": False},
         {"momentum": 0.0, "dampening": 0.0, "nesterov": False},
     )
+
+    def has_momentum(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True if it has in every group.
+
+        Where it comes later, torch begins a buffer, and a class that keeps one always goes on.
+        """
+        return all(group.get("momentum") for group in optimizer.param_groups)
 
 
 class TorchLionRules(TorchRules):

@@ -189,7 +189,9 @@ def observe(
     walk.root("grads", [param.grad for param in world.params])
     if world.named:
         names = ("params", *world.named)
-        groups = [{name: group[name] for name in names if name in group} for group in _groups(world)]
+        groups = [
+            {name: group[name] for name in names if name in group} for group in _groups(world)
+        ]
         walk.root("optimizer.param_groups", groups)
     else:
         walk.root("optimizer", world.optimizer)

@@ -11,6 +11,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from twinstep.parity.proof.corpus.optimizers import Optimizer, put
+from twinstep.parity.proof.corpus.ordinary_classes import ORDINARY
 from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 
 # Bias corrections are 1 after that many steps: torch's own functions know no other way to be rid of
@@ -93,3 +94,6 @@ class TorchOneByOne(TorchForeach):
     """Hands the arithmetic of a group to torch's plain implementation."""
 
     way = {"foreach": False}
+
+
+HARMLESS_OPTIMIZERS += ORDINARY

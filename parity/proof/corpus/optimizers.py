@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from twinstep.parity.runner.calls.process_state import put_back
-from twinstep.parity.sequences.judge import TwinEffort, judge_twin, over_ranks, twin_engine
+from twinstep.parity.sequences.judge import TwinEffort, judge_twin, over_ranks, twin_engine, usual
 from twinstep.parity.sequences.registry import Twin, borrowed_twins, register_optimizer
 
 Cls = TypeVar("Cls")
@@ -85,7 +85,9 @@ def judged_optimizer(row: Optimizer, dtype: str, sequences: int) -> str:
         sequences: as many as a run has on one rank; a fault over ranks gets those over ranks alone.
     """
     twin = twin_of(row)
-    alone = TwinEffort(sequences=sequences, over_ranks=0, shrunk_by=0, repros=None)
+    alone = TwinEffort(
+        sequences=usual(twin.rules, sequences), over_ranks=0, shrunk_by=0, repros=None
+    )
     # Those over ranks take longest, and see little of what is wrong on one.
     efforts = [] if row.over_ranks else [alone]
     if row.over_ranks or twin.over_ranks():

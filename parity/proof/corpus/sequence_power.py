@@ -12,7 +12,7 @@ from twinstep.parity.proof.corpus.optimizers import Optimizer, twin_of
 from twinstep.parity.runner.calls.process_state import put_back
 from twinstep.parity.sequences.drawing import EVERY, kind_of, sequence
 from twinstep.parity.sequences.drive import run
-from twinstep.parity.sequences.judge import SEQUENCES, over_ranks
+from twinstep.parity.sequences.judge import SEQUENCES, over_ranks, usual
 
 WANTED = 0.99
 # A class whose power is at least SURE, with a risk of DOUBT to err, is measured no longer.
@@ -103,7 +103,7 @@ def power_of(row: Optimizer, dtype: str, enough: int, most: int) -> Power:
     if row.over_ranks:
         twin = twin.over_ranks() or twin
     rules = twin.rules
-    own = over_ranks(rules, SEQUENCES) if row.over_ranks else SEQUENCES
+    own = over_ranks(rules, SEQUENCES) if row.over_ranks else usual(rules)
     default = Counter(kind_of(rules, 0, dtype, n) for n in range(own))
 
     def drive(number: int, alone: Kind | None = None) -> None:

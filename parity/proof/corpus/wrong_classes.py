@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twinstep.parity.proof.corpus.ordinary_classes import WRONG_ORDINARY
 from twinstep.parity.proof.corpus.wrong_by_hand import WRONG_BY_HAND
 from twinstep.parity.proof.corpus.wrong_by_situation import WRONG_BY_SITUATION
 from twinstep.parity.proof.corpus.wrong_by_state import WRONG_BY_STATE
@@ -20,6 +21,7 @@ WRONG_CLASSES = (
         *WRONG_BY_TIME,
         *WRONG_BY_STATE,
         *WRONG_WRAPPERS,
+        *WRONG_ORDINARY,
     ),
     *(*WRONG_OVER_RANKS, *WRONG_ZERO, *WRONG_ZERO_STEPS),
 )
