@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from twinstep.contract.fragments import Partition
-from twinstep.contract.parallel import Groups, groups_given
+from twinstep.contract.parallel import Groups, data_parallel_group, groups_given
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -126,12 +127,16 @@ def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:
 
     Groups are kept as `ranks`, all arguments in `_built_with`, and `_agree` is called once none has
     refused. Parameters of a rank that could, while another could not, may lie in new memory; their
-    values are the same.
+    values are the same. A `dp_process_group` that is not given is `data_parallel_group`.
     """
+    splits = "dp_process_group" in signature(construct).parameters
 
     @wraps(construct)
     def run(*args: P.args, **options: P.kwargs) -> None:
         made: Any = args[0]
+        if splits:
+            group, mpu = options.get("dp_process_group"), options.get("mpu")
+            options["dp_process_group"] = data_parallel_group(cast(Any, group), cast(Any, mpu))
         made.ranks = groups_given(options)
         others = {name: given for name, given in options.items() if name != "init_optimizer"}
         made._built_with = lambda: others

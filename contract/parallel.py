@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
@@ -36,6 +37,29 @@ class Engine(Protocol):
     """An engine handle."""
 
     enable_backward_allreduce: bool
+
+
+def data_parallel_group(
+    given: dist.ProcessGroup | None, mpu: ModelParallelUnit | None
+) -> dist.ProcessGroup | None:
+    """The ranks over which masters are split: those given, of the unit, or of the whole job.
+
+    None in a job of one rank. Without the default each rank of several would train alone.
+
+    Raises:
+        RuntimeError: a launcher says that there are several ranks, but nothing connects them.
+    """
+    if given is not None:
+        return given
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if not dist.is_initialized() and launched > 1:
+        raise RuntimeError(
+            f"torch.distributed is not initialised in a job of {launched} ranks, but should be, or "
+            "each would train alone: call torch.distributed.init_process_group first"
+        )
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.group.WORLD if mpu is None else mpu.get_data_parallel_group()
 
 
 def groups_given(arguments: Mapping[str, object]) -> Groups:

@@ -16,6 +16,11 @@ def is_dtensor(tensor: object) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def is_part(param: Tensor) -> bool:
+    """True for what FSDP, of either kind, has split over ranks; it averages gradients."""
+    return is_dtensor(param) or getattr(param, "_fsdp_flattened", False)
+
+
 def local_of(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, in the same memory; any other tensor as it is."""
     return waited(cast(Any, tensor)._local_tensor) if is_dtensor(tensor) else tensor

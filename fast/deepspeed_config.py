@@ -15,9 +15,11 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from twinstep.contract.compat import CORRECT, Compat
-from twinstep.contract.parallel import ModelParallelUnit
+from twinstep.contract.parallel import ModelParallelUnit, data_parallel_group
+from twinstep.contract.shards import is_part
 from twinstep.contract.wrapper import ParamGroup, Wrapper
 from twinstep.fast.deepspeed_schedules import Schedule, schedule_of
 from twinstep.fast.optimizers.bf16 import BF16Optimizer
@@ -59,6 +61,7 @@ def from_config(
     params: Iterable[Tensor] | Iterable[ParamGroup] | None = None,
     dp_process_group: dist.ProcessGroup | None = None,
     mpu: ModelParallelUnit | None = None,
+    averaged: bool = False,
     compat: Compat = CORRECT,
 ) -> tuple[torch.optim.Optimizer, Schedule | torch.optim.lr_scheduler.LRScheduler | None]:
     """An optimizer over a model and its schedule, as `deepspeed.initialize` chooses them.
@@ -69,17 +72,23 @@ def from_config(
             `params` hold them already.
         optimizer: the inner one, instead of that of the config.
         params: parameters or groups; default: all of the model.
-        dp_process_group: over which ZeRO splits masters; None for one rank.
+        dp_process_group: the ranks that train one model; None for the whole job, or for the
+            data-parallel ranks of `mpu`. They begin with the weights of the first.
         mpu: the model-parallel unit.
+        averaged: the loop averages gradients over ranks. Models in DistributedDataParallel or
+            FSDP do it themselves, and so does `ZeroOptimizer`.
         compat: upstream behaviour to reproduce.
 
     Returns:
         The optimizer and the schedule; None without one.
 
     Raises:
-        ValueError: a key asks for what is missing here, or the config names no optimizer.
+        ValueError: a key asks for what is missing here, the config names no optimizer, or nothing
+            would average gradients of several ranks.
+        RuntimeError: there are several ranks, but torch.distributed is not initialised.
     """
     given = _read(config)
+    ranks = data_parallel_group(dp_process_group, mpu)
     _refuse_missing(given)
     half, brain = _part(given, "fp16"), _part(given, "bf16")
     dtype = torch.float32
@@ -100,22 +109,26 @@ def from_config(
             "partition of a rank, not one for each parameter"
         )
     clip = float(given.get("gradient_clipping", 1.0))
-    names = {param: name for name, param in model.named_parameters()}
     accumulates = DTYPES[_part(given, "data_types").get("grad_accum_dtype")]
+    brain_optimizer = dtype is torch.bfloat16 and stage == 1 and accumulates is torch.float32
+    inside = model.module if isinstance(model, DistributedDataParallel) else model
+    names = {param: name for name, param in inside.named_parameters()}
+    if ranks is not None:
+        _join(model, ranks, averaged or (stage > 0 and not brain_optimizer))
     made: torch.optim.Optimizer
-    if dtype is torch.bfloat16 and stage == 1 and accumulates is torch.float32:
+    if brain_optimizer:
         made = BF16Optimizer(
             inner,
             param_names=names,
             mpu=mpu,
             clip_grad=clip,
             allgather_bucket_size=_zero(given).get("allgather_bucket_size", 500_000_000),
-            dp_process_group=dp_process_group,
+            dp_process_group=ranks,
             immediate_grad_update=bool(brain.get("immediate_grad_update", False)),
             compat=compat,
         )
     elif stage:
-        made = _zero_optimizer(given, inner, names, clip, dtype, dp_process_group, mpu, compat)
+        made = _zero_optimizer(given, inner, names, clip, dtype, ranks, mpu, compat)
     elif dtype is torch.float32:
         if "gradient_clipping" in given and clip > 0:
             raise ValueError(
@@ -130,6 +143,28 @@ def from_config(
         return made, None
     name = str(chosen.get("type"))
     return made, schedule_of(name, cast("Config", chosen.get("params", {})), made)
+
+
+def _join(model: nn.Module, ranks: dist.ProcessGroup, averaged: bool) -> None:
+    """Begin with the weights of the first rank, as DeepSpeed's engine does.
+
+    Raises:
+        ValueError: nothing averages gradients, as its engine does in backward.
+    """
+    if any(map(is_part, model.parameters())):
+        return
+    count = dist.get_world_size(ranks)
+    replicated = any(isinstance(each, DistributedDataParallel) for each in model.modules())
+    if count > 1 and not averaged and not replicated:
+        raise ValueError(
+            f"nothing averages the gradients of {count} ranks, but something should: put the model "
+            "into torch.nn.parallel.DistributedDataParallel once it has the dtype of the config, "
+            "or average them before each step, and say averaged=True [from_config]"
+        )
+    for param in model.parameters():
+        weights = param.detach().contiguous()
+        dist.broadcast(weights, dist.get_global_rank(ranks, 0), group=ranks)
+        param.detach().copy_(weights)
 
 
 def _read(config: str | Path | Mapping[str, object]) -> Config:

@@ -69,7 +69,8 @@ class BF16Optimizer(Wrapper, Accumulated):
             forms.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers.
-        dp_process_group: over which masters are split; None for one rank.
+        dp_process_group: over which masters are split; None for the whole job, or for the
+            data-parallel ranks of `mpu`. Gradients are averaged by the loop.
         grad_acc_dtype: of the accumulators, fp32 or bf16.
         immediate_grad_update: accumulate each gradient as soon as backward has it.
         has_moe_layers: groups marked `moe` hold experts, and only experts.

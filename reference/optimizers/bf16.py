@@ -65,7 +65,8 @@ class BF16Optimizer(Accumulated):
         norm_type: of that norm: 1, 2, infinity (exact) or another positive number.
         allgather_bucket_size: largest number of elements, of all ranks together, that one message
             gathers.
-        dp_process_group: over which masters are split; None for one rank.
+        dp_process_group: over which masters are split; None for the whole job, or for the
+            data-parallel ranks of `mpu`. Gradients are averaged by the loop.
         grad_acc_dtype: of the accumulators, fp32 or bf16.
         immediate_grad_update: accumulate each gradient as soon as backward has it.
         has_moe_layers: groups marked `moe` hold experts, and only experts.

@@ -75,7 +75,7 @@ class ZeroOptimizer(ZeroMasters):
         dynamic_loss_args: of `DynamicLossScale`: `init_scale`, `scale_window`, `min_scale`,
             `delayed_shift`, `consecutive_hysteresis`.
         verbose: log skipped steps and changes of the scale.
-        dp_process_group: over which masters are split and gradients averaged; None for one rank.
+        dp_process_group: over which masters are split and gradients averaged; None for all ranks.
         expert_parallel_group: by name, groups whose ranks hold different experts.
         expert_data_parallel_group: by name, groups whose ranks hold the same experts, over which
             their masters are split.

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.helpers.mesh import Mesh, Training, on_mesh
 from tests.helpers.partitions import built, seen, trained
-from tests.helpers.sides import SIDES
+from tests.helpers.sides import CLASSES, SIDES
 from twinstep.contract.agreement import on_all_ranks
 from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.contract.parallel import groups_given
@@ -294,3 +294,34 @@ def test_a_file_that_one_rank_cannot_read_is_read_by_none(
     first, own, last = on_mesh(3, 1, run)
     assert first == last == f"ValueError: {OTHERS}"
     assert re.match(message, own)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["BF16Optimizer", "ZeroOptimizer"])
+def test_without_a_group_masters_are_split_over_the_job(side: str, kind: str) -> None:
+    """As DeepSpeed's classes; each rank of several would train alone, without a word."""
+
+    def make(**given: Any) -> Any:
+        param = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        inside = CLASSES[side]["FusedAdam"]([param])
+        return CLASSES[side][kind](inside, param_names={param: "p"}, **given)
+
+    def run(mesh: Mesh) -> list[bool]:
+        splits = [(make(), dist.group.WORLD), (make(mpu=mesh), mesh.column)]
+        return [optimizer.groups[0].process_group is group for optimizer, group in splits]
+
+    assert on_mesh(2, 2, run) == [[True, True]] * 4
+    assert make().groups[0].process_group is None
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["BF16Optimizer", "ZeroOptimizer"])
+def test_ranks_that_nothing_connects_are_refused(
+    side: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    param = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    inside = CLASSES[side]["FusedAdam"]([param])
+    with pytest.raises(RuntimeError, match="is not initialised in a job of 2 ranks, but should be"):
+        CLASSES[side][kind](inside, param_names={param: "p"})

@@ -45,6 +45,9 @@ class Unit:
         """All ranks."""
         return self.group
 
+    def get_data_parallel_group(self) -> None:
+        """None: each part of the model is on one rank."""
+
     def get_tensor_model_parallel_rank(self) -> int:
         """This rank's place."""
         return self.group.rank()

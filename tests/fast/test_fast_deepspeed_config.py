@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from twinstep.fast.deepspeed import from_config
+from twinstep.parity.ranks.world import Rank, World
 
 pytestmark = pytest.mark.usefixtures("replay")
 FP16: dict[str, Any] = {"fp16": {"enabled": True}}
@@ -217,3 +219,51 @@ def test_a_scale_of_fp16_that_is_off_is_no_warning(
     off = {"fp16": {"enabled": False, "loss_scale": 128}}
     from_config({**adam(), **BF16, **off, **more}, nn.Linear(2, 2))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({**adam(), **BF16, **stage(1)}, "ZeroOptimizer"),
+        ({**adam(), **BF16, **stage(2)}, "ZeroOptimizer"),
+        ({**adam(), **stage(2), "gradient_clipping": 0.5}, "ZeroOptimizer"),
+        ({**adam(), **BF16, **stage(1), **FP32}, "BF16Optimizer"),
+        ({**adam(), **BF16}, "FP16Optimizer"),
+        ({**adam("Lamb"), **BF16}, "FP16UnfusedOptimizer"),
+        (adam(), "FusedAdam"),
+    ],
+    ids=str,
+)
+def test_ranks_of_a_job_train_one_model_or_are_refused(config: dict[str, Any], kind: str) -> None:
+    """Each begins with weights of its own, and has gradients of its own."""
+
+    def one(rank: Rank) -> Any:
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 1.0 + rank.number)
+        by_loop = kind != "ZeroOptimizer"
+        if by_loop:
+            with pytest.raises(ValueError, match="nothing averages the gradients of 2 ranks"):
+                from_config(config, model)
+        optimizer: Any = from_config(config, model, averaged=by_loop)[0]
+        assert type(optimizer).__name__ == kind
+        for _ in range(2):
+            rows = torch.full((3, 4), 2.0**rank.number, dtype=model.weight.dtype)
+            loss = model(rows).float().pow(2).sum()
+            getattr(optimizer, "backward", torch.autograd.backward)(loss)
+            if by_loop:
+                averaged(optimizer, model)
+            optimizer.step()
+        return model.weight.flatten().tolist()
+
+    first, second = World(2).run(one)
+    assert first == second
+    assert first[0] < 1.0
+
+
+def averaged(optimizer: Any, model: nn.Module) -> None:
+    """Gradients of a loop that averages them itself."""
+    grads: Any = [param.grad for param in model.parameters()]
+    if hasattr(optimizer, "get_grads_for_reduction"):
+        grads = optimizer.get_grads_for_reduction()[0]
+    for grad in grads:
+        dist.all_reduce(grad, dist.ReduceOp.AVG)

@@ -18,7 +18,7 @@ from twinstep.contract.compat import Compat
 BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 PAGES = {
     "from-pytorch.md": ["problem.py", "plain.py", "half.py", "resume.py", "brain.py"],
-    "from-deepspeed.md": ["config.py", "direct.py", "differs.py", "load.py"],
+    "from-deepspeed.md": ["config.py", "several.py", "direct.py", "differs.py", "load.py"],
     "frameworks.md": ["problem.py", "fsdp.py", "lit.py", "quick.py", "hf.py"],
     "simulated-ranks.md": ["ranks.py"],
     "zero.md": ["sharded.py", "train_zero.py"],

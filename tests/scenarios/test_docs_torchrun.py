@@ -1,7 +1,8 @@
-"""The page on several machines: its program runs under torchrun, is killed, and goes on."""
+"""Pages under torchrun: a program that is killed and goes on, and those from DeepSpeed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -54,3 +55,38 @@ def test_the_commands_of_the_page_print_what_it_says_also_after_a_kill(tmp_path:
         assert last.returncode == 0, last.stderr
         assert last.stdout == said
     assert killed[1].partition("norm")[2] == whole[1].partition("norm")[2]
+
+
+FROM_DEEPSPEED = (ROOT / "docs" / "guide" / "from-deepspeed.md").read_text()
+BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+
+
+def test_ranks_of_a_job_print_what_the_page_says_or_end_in_a_sentence(tmp_path: Path) -> None:
+    """DeepSpeed beside them: `tests/proof/test_peers_ranks.py`."""
+    rows = BLOCK.findall(FROM_DEEPSPEED)
+    for name, code, _ in rows:
+        (tmp_path / name).write_text(code)
+    page = {name: said for name, _, said in rows}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", "tests.helpers.page_programs"),
+            *(str(tmp_path), *page),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first == second
+    apart, connected = first
+    alone = "RuntimeError: torch.distributed is not initialised in a job of 2 ranks, but should be"
+    for name in ("config.py", "load.py"):
+        assert apart.pop(name).startswith(alone)
+    assert connected.pop("config.py").startswith("ValueError: nothing averages the gradients of 2")
+    assert apart == {name: page[name] for name in ("several.py", "direct.py", "differs.py")}
+    assert connected == {name: page[name] for name in ("direct.py", "differs.py", "load.py")}

@@ -188,12 +188,12 @@ class BF16OverRanks(OverRanks, BF16Rules):
 
     def entries(self, world: World, entry: Entry) -> Sequence[Entry]:
         """Entries of all ranks that masters are split over."""
-        group = cast("dist.ProcessGroup | None", world.options["dp_process_group"])
+        group = cast("dist.ProcessGroup", world.options["dp_process_group"])
         given = place_of(world).exchange(copy.deepcopy(entry))
-        numbers = [] if group is None else dist.get_process_group_ranks(group)
         own = place_of(world).number
         return [
-            entry if number == own else copy.deepcopy(given[number]) for number in numbers or [own]
+            entry if number == own else copy.deepcopy(given[number])
+            for number in dist.get_process_group_ranks(group)
         ]
 
     @action(drives=("load_state_dict",))
@@ -210,9 +210,9 @@ class BF16OverRanks(OverRanks, BF16Rules):
             return
         self.save(world)
         given = self.entries(world, self._read(world))
-        whole = world.options["dp_process_group"] is None
-        replicas = place_of(world).group(*REPLICAS)
-        world.options["dp_process_group"] = replicas if whole else None
+        alone, replicas = place_of(world).group(), place_of(world).group(*REPLICAS)
+        whole = world.options["dp_process_group"] is alone
+        world.options["dp_process_group"] = replicas if whole else alone
         self.made_anew(world, seed)
         optimizer_of(world).load_state_dict(given, load_from_fp32_weights=True)
 
