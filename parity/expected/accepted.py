@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twinstep.parity.cases.formats import widened
-from twinstep.parity.expected.ulp import same
+from twinstep.parity.cases.formats import FORMATS, widened
+from twinstep.parity.expected.ulp import same, ulp_distance
 
 PARTS = ("value", "low", "high", "exact", "bound", "zone")
 
@@ -76,6 +76,21 @@ class Accepted:
         ratio = error / self.bound.clamp_min(torch.finfo(torch.float64).tiny)
         meaningful = torch.isfinite(ratio) & torch.isfinite(wide) & ~self.zone_or_none(got)
         return torch.where(meaningful & (error > 0), ratio, torch.zeros_like(ratio))
+
+    def errors(self, got: Tensor) -> Tensor:
+        """Error in units of its bound, in ULP without one; of integers the difference; flat.
+
+        Infinite where one of the two is NaN, or infinite in spite of a bound.
+        """
+        flat, want = got.reshape(-1), self.value.reshape(-1)
+        if flat.dtype not in FORMATS:
+            return (flat.double() - want.double()).abs()
+        ratio = self.ratio(got)
+        if ratio is not None:
+            wild = flat.double().isfinite() != want.double().isfinite()
+            return torch.where(wild, torch.inf, ratio.reshape(-1))
+        steps = ulp_distance(flat, want).double()
+        return torch.where(steps < 0, torch.inf, steps)
 
     def nearness(self, got: Tensor) -> Tensor:
         """Score for a search where few bits hide the error: bound over distance to a tie.

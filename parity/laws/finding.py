@@ -45,7 +45,7 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One violation.
+    """One violation: of many wrong elements that which is furthest off.
 
     Attributes:
         says: what is wrong, in a few words, without the values.
@@ -59,9 +59,11 @@ class Finding:
         low: smallest accepted value, if not `want` alone.
         high: largest accepted value.
         ratio: error over bound, 0 if there is no bound.
+        differ: number of wrong elements, and of all that were compared, by argument.
         inputs: the elements of all lists at this place, by name.
         failure: exception and the innermost frames, if the call raised.
         fatal: kind of a failure after which there is no use in going on; empty for any other.
+        ends: places of a tensor of more than 2³¹ elements that are wrong.
         case: arguments of that call, which other calls of the plan need not share.
         written: everything that call wrote, by argument and index.
     """
@@ -77,9 +79,11 @@ class Finding:
     low: Tensor | None = None
     high: Tensor | None = None
     ratio: float = 0.0
+    differ: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     failure: str = ""
     fatal: str = ""
+    ends: tuple[str, ...] = ()
     case: Case | None = None
     written: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
 
@@ -100,6 +104,8 @@ class Finding:
         """Distance between `got` and `want`, in words."""
         if self.got is None or self.want is None:
             return ""
+        if self.place < 0 and all(float(x) in (0.0, 1.0) for x in (self.got, self.want)):
+            return f"{decimal(self.got)}, should be {decimal(self.want)}"
         if self.got.dtype not in FORMATS:
             return f"off by {int(self.got.item()) - int(self.want.item())}"
         steps = int(ulp_distance(self.got, self.want).item())
@@ -108,6 +114,13 @@ class Finding:
         if steps == 0 and hex_bits(self.got) != hex_bits(self.want):
             return "the sign of zero"
         return f"{steps} ULP{self._of_bound()}"
+
+    def differing(self) -> str:
+        """How many elements are wrong, in words; empty where there is but one."""
+        if sum(of for _, of in self.differ.values()) <= 1:
+            return ""
+        counts = [(name, wrong, of) for name, (wrong, of) in self.differ.items() if wrong]
+        return ", ".join(f"{wrong} of {of} in {name}" for name, wrong, of in counts)
 
     def _of_bound(self) -> str:
         if not self.ratio:

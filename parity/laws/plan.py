@@ -5,8 +5,8 @@ Laws are data, so that the judge and the stand-alone repro file carry out the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -20,6 +20,9 @@ from twinstep.parity.expected.ulp import same
 from twinstep.parity.laws.call import Call, Outcome
 from twinstep.parity.laws.finding import Finding, element, inputs_at
 
+# What may be written, what is accepted there, and the elements that are wrong.
+Row = tuple[Span, Accepted, Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
@@ -28,17 +31,13 @@ class Values:
     call: int = 0
 
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
-        """The first disagreement, if any."""
+        """The largest disagreement, if any."""
         outcome = outcomes[self.call]
         rows = [] if outcome.refused else [(s, a, outcome.got(s)) for s, a in outcome.written()]
         if all(bool(whole.accepts(got).all()) for whole, got in joined([row[1:] for row in rows])):
             return None
-        for span, accepted, got in rows:
-            if bool((wrong := ~accepted.accepts(got)).any()):
-                place = _worst(wrong, accepted.ratio(got))
-                says = "differs from the reference"
-                return _finding("value", says, self.call, outcome, span, place, accepted)
-        return None
+        wrong = ((span, accepted, ~accepted.accepts(got)) for span, accepted, got in rows)
+        return _largest("value", "differs from the reference", self.call, outcome, wrong)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +72,19 @@ class Unchanged:
     call: int = 0
 
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
-        """The first element that changed."""
+        """The element that changed most."""
         outcome = outcomes[self.call]
-        for span in outcome.memory.spans:
-            if span.name not in self.names:
-                continue
-            changed = span.bytes_of(outcome.after != outcome.before).any(-1).reshape(-1)
-            if bool(changed.any()):
-                place = int(changed.nonzero()[0].item())
-                accepted = Accepted(value=span.value)
-                says = "changed although the step is skipped"
-                return _finding("skipped step", says, self.call, outcome, span, place, accepted)
-        return None
+        rows = (
+            (span, Accepted(value=span.value), self._changed(span, outcome))
+            for span in outcome.memory.spans
+            if span.name in self.names
+        )
+        says = "changed although the step is skipped"
+        return _largest("skipped step", says, self.call, outcome, rows)
+
+    @staticmethod
+    def _changed(span: Span, outcome: Outcome) -> Tensor:
+        return span.bytes_of(outcome.after != outcome.before).any(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,13 @@ class Same:
     powers: tuple[tuple[str, int], ...] = ()
 
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
-        """The first place where the second call differs."""
+        """The place where the second call differs most."""
         one, two = outcomes[self.first], outcomes[self.second]
         if one.refused or two.refused:
             return None
+        return _largest("dependence", self.says, self.second, two, self._rows(one, two))
+
+    def _rows(self, one: Outcome, two: Outcome) -> Iterator[Row]:
         there = {(span.name, span.index): span for span in two.memory.spans}
         for span, _ in one.written():
             if self.names is not None and span.name not in self.names:
@@ -138,13 +141,8 @@ class Same:
             right = same(flat[places], want)
             if span.name in self.negated:
                 right |= (flat[places] == 0) & (want == 0)
-            wrong = (~right).nonzero()
-            if wrong.numel():
-                at = int(wrong[0].item())
-                where = int(places[at].item())
-                accepted = Accepted(value=flat.index_copy(0, places, want))
-                return _finding("dependence", self.says, self.second, two, other, where, accepted)
-        return None
+            wrong = torch.zeros(flat.numel(), dtype=torch.bool).index_fill(0, places[~right], True)
+            yield other, Accepted(value=flat.index_copy(0, places, want)), wrong
 
     def expected(self, name: str, first: Tensor) -> Tensor:
         """The values of the second call that correspond to these of the first."""
@@ -214,15 +212,21 @@ class Formula:
     def violation(self, outcomes: Sequence[Outcome]) -> Finding | None:
         """The element that is furthest off, if any."""
         outcome = outcomes[self.call]
+        differ: dict[str, tuple[int, int]] = {}
+        found: Finding | None = None
         for row in outcome.formulas:
             wrong = row.wrong().reshape(-1)
+            counted = differ.get(row.span.name, (0, 0))
+            differ[row.span.name] = counted[0] + int(wrong.sum()), counted[1] + wrong.numel()
             if not bool(wrong.any()):
                 continue
             room, exact = row.room().reshape(-1), row.truth.exact.reshape(-1)
             value = row.wide.value.reshape(-1)
             ratio = ((value - exact).abs() / room.clamp_min(5e-324)).nan_to_num(nan=torch.inf)
             place = int(torch.where(wrong, ratio, -torch.ones_like(ratio)).argmax().item())
-            return Finding(
+            if found is not None and float(ratio[place]) <= found.ratio:
+                continue
+            found = Finding(
                 says="has another formula: without any rounding it differs from the specification",
                 call=self.call,
                 kind="formula",
@@ -238,7 +242,7 @@ class Formula:
                 case=outcome.memory.case,
                 written=outcome.results(),
             )
-        return None
+        return None if found is None else replace(found, differ=differ)
 
 
 Check = Values | Untouched | Unchanged | Same | NoHostRead | Leaves | Formula
@@ -259,13 +263,24 @@ class Plan:
     notes: tuple[Check, ...] = ()
 
 
-def _worst(wrong: Tensor, ratio: Tensor | None) -> int:
-    """The wrong element with the largest error over bound, or else the first."""
-    flat = wrong.reshape(-1)
-    if ratio is None:
-        return int(flat.nonzero()[0].item())
-    score = torch.where(flat, ratio.reshape(-1) + 1.0, torch.zeros_like(ratio.reshape(-1)))
-    return int(score.argmax().item())
+def _largest(
+    kind: str, says: str, call: int, outcome: Outcome, rows: Iterable[Row]
+) -> Finding | None:
+    """The wrong element that is furthest off, with how many are wrong; None if none is."""
+    differ: dict[str, tuple[int, int]] = {}
+    found: tuple[float, Span, int, Accepted] | None = None
+    for span, accepted, mask in rows:
+        wrong = mask.reshape(-1)
+        counted = differ.get(span.name, (0, 0))
+        differ[span.name] = counted[0] + int(wrong.sum()), counted[1] + wrong.numel()
+        if bool(wrong.any()):
+            sizes = torch.where(wrong, accepted.errors(outcome.got(span)), -1.0)
+            place = int(sizes.argmax().item())
+            if found is None or float(sizes[place]) > found[0]:
+                found = float(sizes[place]), span, place, accepted
+    if found is None:
+        return None
+    return replace(_finding(kind, says, call, outcome, *found[1:]), differ=differ)
 
 
 def _finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from rich.console import Console
 
@@ -25,26 +25,41 @@ ELEMENT = re.compile(r"\w+\[\d+\](\[\d+\])?")
 INSTRUCTION = re.compile(r"`(?:@\S+ )?([a-z][\w.:]*) [^`]*`")
 
 
-def print_proofs(console: Console, proofs: Sequence[Proof], verbose: bool = False) -> None:
+Rows = Set[tuple[str, str]]
+
+
+def print_proofs(
+    console: Console, proofs: Sequence[Proof], verbose: bool = False, rejected: Rows = frozenset()
+) -> None:
     """Print counts, what the proofs hold for, and the reason of every row that is not proved.
+
+    A proof is of one call's values: a row that breaks a law counts as no proved one.
 
     Args:
         console: to print on.
         proofs: of the run.
         verbose: name every row and its reason.
+        rejected: rows, a kernel on a dtype combination each, that have broken a law.
     """
-    if not proofs:
+    rows = {
+        name: row
+        for name, row in by_row(proofs).items()
+        if name not in rejected or word_of(row) == REFUTED
+    }
+    if not rows:
+        if proofs:
+            print_hanging(console, "proofs: ", ["not", "counted,", "each", "row", "broke a law"])
         return
-    rows = by_row(proofs)
     ends = {name: word_of(row) for name, row in rows.items()}
     count = sum(word == PROVED for word in ends.values())
     held = [proof for name, row in rows.items() if ends[name] == PROVED for proof in row]
     places = dict.fromkeys(proof.place for proof in held if proof.place)
     sizes = f" ({', '.join(places)})" if places else ""
     head = "proofs: "
+    whose = " that broke no law are" if rejected else ""
     said = (
-        f"{count} of {len(rows)} rows proved for every value that tensors and controls may "
-        "have, in one call"
+        f"{count} of {len(rows.keys() - rejected)} rows{whose} proved for every value that "
+        "tensors and controls may have, in one call"
     )
     print_hanging(console, head, f"{said}{sizes}; parity prove tries more sizes".split())
     for assumed, where in assumptions(rows).items():
@@ -90,12 +105,13 @@ def reason(proof: Proof) -> str:
     return ELEMENT.sub("an output", lines[0]) + "".join(f"; {line}" for line in lines[1:3])
 
 
-def column(proofs: Sequence[Proof]) -> str:
-    """The column of the table: proved rows of a kernel, and how many there are."""
+def column(proofs: Sequence[Proof], rejected: Rows = frozenset()) -> str:
+    """The column of the table: proved rows of a kernel that broke no law, of all its rows."""
     rows = by_row(proofs)
     if not rows:
         return ""
     refuted = sum(word_of(row) == REFUTED for row in rows.values())
     if refuted:
         return f"{refuted} REFUTED"
-    return f"{sum(word_of(row) == PROVED for row in rows.values())}/{len(rows)}"
+    proved = [name for name, row in rows.items() if word_of(row) == PROVED]
+    return f"{len(set(proved) - rejected)}/{len(rows)}"

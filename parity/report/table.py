@@ -62,10 +62,12 @@ def print_table(console: Console, ledger: Ledger, verbose: bool = False) -> None
     proved: dict[str, list[Proof]] = {}
     for proof in ledger.proofs:
         proved.setdefault(proof.kernel, []).append(proof)
-    columns = {name: column(proofs) for name, proofs in proved.items()}
+    failed = ledger.with_status(Status.FAILED)
+    rejected = {(cell.key.kernel, cell.key.dtype) for cell in failed}
+    columns = {name: column(proofs, rejected) for name, proofs in proved.items()}
     _print_rows(console, "kernel", kernels, columns)
     _print_rows(console, "optimizer", optimizers)
-    print_proofs(console, ledger.proofs, verbose)
+    print_proofs(console, ledger.proofs, verbose, rejected)
     for word, count, reason in _reasons(ledger, verbose):
         print_hanging(console, f"{word} {count:>4}  ", reason.split())
     for (law, note), names in _notes(ledger).items():

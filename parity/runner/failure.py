@@ -4,6 +4,7 @@ adamw_step[my_adamw, bf16, replay] breaks `value`: exp_avg_sqs[0][0] differs fro
   got      0.00099998713  0x3a831200
   want     0.00099999993  0x3a83126e   accepted 0x3a83126c to 0x3a831270
   distance 110 ULP = 36.7 x bound
+  differ   4097 of 4097 in exp_avg_sqs, in the case that was found
   inputs   params 0.0  0x00000000   grads 1.0  0x3f80   ...
   controls lr=0.0037 beta1=0.5 ...
   options  bias_correction=True
@@ -31,6 +32,8 @@ from twinstep.parity.registry.kernels import Kernel
 
 WIDTH = 100
 FEW = 6
+# Dtypes of a mixed list that are named.
+MIXED = 8
 TIED = "\0"
 
 
@@ -60,6 +63,7 @@ class Failure:
         wrong: arguments whose values are wrong, or the exception and its place.
         cause: the known mistake that gives the kernel's values, if there is one.
         like: the law whose failure, of the same kernel and dtypes, has the same cause.
+        differ: how many elements are wrong in the case it was found in.
         again: how the repro file fails, where that needs a word, or why there is none.
         repro: path of the stand-alone file, or empty.
     """
@@ -73,6 +77,7 @@ class Failure:
     wrong: tuple[str, ...] = ()
     cause: str = ""
     like: str = ""
+    differ: str = ""
     again: str = ""
     repro: str = ""
 
@@ -110,10 +115,12 @@ class Failure:
         case = self.called
         rows = [
             *self._values(),
+            ("differ", self._differ()),
             *self._inputs(),
             ("controls", _settings({k: decimal(v) for k, v in case.controls.items()})),
             ("options", _settings({k: str(v) for k, v in case.options.items()})),
             ("layout", _layout(case)),
+            ("dtypes", _dtypes(case, self.original)),
             ("call", f"number {self.finding.call + 1} of the law" * (self.finding.call > 0)),
             ("case", self._sizes()),
             ("cause", self.cause),
@@ -132,6 +139,10 @@ class Failure:
         if finding.low is not None and finding.high is not None:
             want += f"   accepted {hex_bits(finding.low)} to {hex_bits(finding.high)}"
         return [("got", shown(finding.got)), ("want", want), ("distance", finding.distance())]
+
+    def _differ(self) -> str:
+        found = self.differ and self.case is not self.original
+        return self.differ + ", in the case that was found" * bool(found)
 
     def _inputs(self) -> list[tuple[str, str]]:
         """Elements at the place that is wrong; whole tensors where no single place decides."""
@@ -196,6 +207,20 @@ def _layout(case: Case) -> str:
     return "; ".join(said)
 
 
+def _dtypes(case: Case, drawn: Case) -> str:
+    """Dtypes of the lists that have several; of what is left of them, where they had."""
+
+    def of(tensors: Sequence[Tensor]) -> list[str]:
+        return [str(tensor.dtype)[6:] for tensor in tensors]
+
+    mixed = [name for name, tensors in drawn.lists.items() if len(set(of(tensors))) > 1]
+    return "; ".join(
+        f"{name} {' '.join(of(case.lists[name][:MIXED]))}" + _more(case.lists[name], MIXED)
+        for name in mixed
+        if case.lists.get(name)
+    )
+
+
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(map(str, values[:2])) + (", ..." if len(values) > 2 else "")
 
@@ -212,8 +237,8 @@ def _summary(tensor: Tensor) -> str:
     return f"[{flat.numel()} elements, {peak}{f', {wild} not finite' if wild else ''}]"
 
 
-def _more(tensors: Sequence[Tensor]) -> str:
-    count = len(tensors) - 3
+def _more(tensors: Sequence[Tensor], said: int = 3) -> str:
+    count = len(tensors) - said
     return f"   and {count} more" if count > 0 else ""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.coverage import Coverage
+from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.laws.finding import Finding
@@ -26,11 +27,11 @@ from twinstep.parity.runner.causes.evidence import Cause, Evidence
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.recipes import TURNS, Effort, more_recipes, recipes_of, turn_of
-from twinstep.parity.runner.rerun import rerun
+from twinstep.parity.runner.rerun import rerun, right_alone
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.parity.runner.shared import generated
-from twinstep.parity.runner.shrink import reference_keeps, shrunk
-from twinstep.parity.runner.signature import signature_of
+from twinstep.parity.runner.shrink import one_less, reference_keeps, shrunk
+from twinstep.parity.runner.signature import Signature, signature_of
 
 # Calls that a known cause must explain besides the one that is wrong.
 CONFIRMING = 4
@@ -183,6 +184,7 @@ def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) ->
         case=broken.case,
         original=broken.case,
         finding=broken.finding,
+        differ=broken.finding.differing(),
     )
     try:
         return _smaller(runner, law, broken, effort, failure) if effort.shrink_seconds else failure
@@ -208,11 +210,11 @@ def _smaller(
     )
     likely = [one.cause for one in runner.cache.explained if one.cause is not None]
     signature = signature_of(law.name, found, evidence, more, likely)
+    later = _only_later(signature, failure, likely, runner.instruction_error)
+    signature = replace(signature, cause=None) if later else signature
     known = [one for one in runner.cache.explained if one.explains(signature)]
     cause = signature.cause
-    failure = replace(
-        failure, wrong=tuple(sorted(signature.wrong)), cause="" if cause is None else cause.says
-    )
+    failure = replace(failure, wrong=tuple(sorted(signature.wrong)), cause=later or _said(cause))
     if known:
         return replace(failure, like=known[0].law, cause=failure.cause or _said(known[0].cause))
     runner.cache.explained.append(signature)
@@ -235,12 +237,37 @@ def _smaller(
     if effort.repros is None or finding.sort in ("instruction", "host read", "process state"):
         return failure
     plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
+    if any(call.end for call in plan.calls):
+        again = "fails on a tensor of more than 2^31 elements, too many for a repro file"
+        return replace(failure, again=again)
     if not all(call.portable for call in plan.calls):
         return failure
     if case.numel > ROOM:
-        return replace(failure, again=f"fails on {case.numel} elements, too many for a repro file")
+        fewer = one_less(case)
+        least = fewer is not None and finding_in(fewer) is None
+        again = f"fails {'from' if least else 'on'} {case.numel} elements{' on' * least}"
+        return replace(failure, again=f"{again}, too many for a repro file")
     found_first, smallest = (whole, first), (failure, plan)
     return rerun(smallest, found_first, history, effort.repros, runner.instruction_error)
+
+
+def _only_later(
+    signature: Signature, failure: Failure, likely: Sequence[Cause], error: InstructionError
+) -> str:
+    """The cause where the known mistake is none of the call's own: alone in a process it is right.
+
+    Args:
+        signature: of the failure.
+        failure: as it was found.
+        likely: causes of other failures of the row, which have been looked at.
+        error: what the kernel's instructions add to its bounds.
+    """
+    cause, case = signature.cause, failure.called
+    if cause is None or signature.evidence is None or cause in likely or failure.finding.ends:
+        return ""
+    if case.numel > ROOM or not right_alone(failure, case, error):
+        return ""
+    return "depends on earlier calls: the same call alone, in a new process, is right"
 
 
 def _more_calls(runner: PlanRunner, dtype: str, effort: Effort) -> list[Evidence]:

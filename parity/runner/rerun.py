@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.instruction_error import InstructionError
 from twinstep.parity.laws.call import Call
-from twinstep.parity.laws.plan import Plan
+from twinstep.parity.laws.plan import Plan, Values
 from twinstep.parity.records.standalone import Execute, Run, fresh, run_file
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.repro import CPU, write_repro
@@ -172,6 +174,21 @@ def rerun(
         instruction_error=instruction_error,
         deadline=time.monotonic() + SEARCH,
     ).shown()
+
+
+def right_alone(failure: Failure, case: Case, instruction_error: InstructionError) -> bool:
+    """True if a call has right values where it is the only one of a process.
+
+    Args:
+        failure: of the kernel.
+        case: arguments of the call.
+        instruction_error: what the kernel's instructions add to its bounds.
+    """
+    plan = Plan(calls=(Call(case=case),), checks=(Values(),))
+    with TemporaryDirectory() as folder:
+        written = write_repro(failure, plan, folder, instruction_error)
+        run = run_file(written.repro, SEARCH, execute=run_program)
+    return run.runs > 0 and not run.broken
 
 
 def _earlier(history: Sequence[Call], found: Plan) -> list[Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -106,7 +107,9 @@ class PlanRunner:
             violation = check.violation(outcomes)
             if violation is not None:
                 remark = next((one.remark for one in outcomes if one.remark), "")
-                return replace(violation, says=violation.says + remark)
+                return replace(
+                    violation, says=violation.says + remark, ends=tuple(_ends(plan, outcomes))
+                )
         if approximate:
             return approximate[0]
         self._keep_worst(plan, outcomes)
@@ -207,6 +210,13 @@ class PlanRunner:
                 if ratio is not None and ratio.numel():
                     known = self.worst.get(name, 0.0)
                     self.worst[name] = max(known, float(ratio.max().item()))
+
+
+def _ends(plan: Plan, outcomes: list[Outcome]) -> Iterator[str]:
+    """Places of a tensor of more than 2³¹ elements that are wrong."""
+    for check in plan.checks:
+        if isinstance(check, Values) and plan.calls[check.call].end and check.violation(outcomes):
+            yield plan.calls[check.call].end
 
 
 def _needs_reference(plan: Plan, number: int) -> bool:

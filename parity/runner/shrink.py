@@ -147,6 +147,14 @@ def _cut(case: Case, index: int, kept: slice) -> Case:
     return case.with_lists(lists)
 
 
+def one_less(case: Case) -> Case | None:
+    """The case whose longest tensors are one element shorter; None where all are empty."""
+    names = _rows(case)
+    sizes = [max(case.lists[name][at].numel() for name in names) for at in range(_length(case))]
+    longest = sizes.index(max(sizes)) if sizes else 0
+    return _cut(case, longest, slice(None, -1)) if any(sizes) else None
+
+
 def _fewer_elements(best: _Best) -> None:
     for index in range(min(_length(best.case), FEW)):
         name = next((name for name in _rows(best.case)), "")

@@ -77,7 +77,7 @@ def signature_of(
         law=law,
         sort=finding.sort,
         wrong=frozenset(wrong | {finding.name}),
-        cause=cause or known_cause(evidence, more),
+        cause=cause or known_cause(evidence, more) or index_cause("", finding.ends),
         evidence=evidence,
     )
 

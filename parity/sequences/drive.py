@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,13 @@ import torch
 from twinstep.parity.records.errors import CannotRun, KernelDied
 from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.contracts import Contract, Place
-from twinstep.parity.sequences.observe import Difference, Observation, differences, shown
+from twinstep.parity.sequences.observe import (
+    Difference,
+    Observation,
+    differences,
+    furthest,
+    shown,
+)
 from twinstep.parity.sequences.over_ranks.compare import Found, compared
 from twinstep.parity.sequences.over_ranks.drive import WorldRun, carried_out
 from twinstep.parity.sequences.over_ranks.laws import broken_law
@@ -294,7 +301,7 @@ def _telling(found: Sequence[Difference]) -> Difference:
     """Outcomes and state tell more than the weights that follow from them."""
     order = ("outcome", "optimizer", "grads", "params")
     rank = {name: place for place, name in enumerate(order)}
-    return min(found, key=lambda row: rank.get(row.path.split(".")[0].split("[")[0], len(order)))
+    return furthest(found, lambda row: rank.get(re.split(r"[.[]", row.path)[0], len(order)))
 
 
 def _explained(difference: Difference, got: Driven, want: Driven) -> Difference:
@@ -318,6 +325,8 @@ def _bounded(
     """Judge an update by its bounds, then give one side the other's bits."""
     if not (want.built and got.built) or got.outcome.keys() != want.outcome.keys():
         return None
+    found: list[Difference] = []
+    ends: dict[str, Ends | None] = {}
     for contract in contracts:
         for path, allowed in contract.accepted.items():
             try:
@@ -327,18 +336,25 @@ def _bounded(
             ours = want.read(contract.places[path])
             if theirs.dtype != ours.dtype or theirs.shape != ours.shape:
                 return None
-            wrong = (~allowed.accepts(theirs)).reshape(-1).nonzero().reshape(-1).tolist()
-            if wrong:
-                place = wrong[0]
-                says = shown(theirs.reshape(-1)[place])
-                expected = shown(allowed.value.reshape(-1)[place])
-                return Difference(f"{path}[{place}]", says, expected), _ends(allowed)
+            wrong = (~allowed.accepts(theirs)).reshape(-1)
+            if bool(wrong.any()):
+                sizes = torch.where(wrong, allowed.errors(theirs).clamp_min(1e-300), -1.0)
+                place = int(sizes.argmax())
+                says = [shown(x.reshape(-1)[place]) for x in (theirs, allowed.value)]
+                count = f"{int(wrong.sum())} of {wrong.numel()} in {path}" * (wrong.numel() > 1)
+                where = f"{path}[{place}]"
+                found.append(Difference(where, *says, float(sizes[place]), count))
+                ends[where] = _ends(allowed)
+                continue
             if contract.follows:
                 want.write(contract.places[path], theirs)
                 continue
             reset[path] = ours.detach().clone()
             got.write(contract.places[path], ours)
-    return None
+    if not found:
+        return None
+    worst = furthest(found, lambda row: 0)
+    return worst, ends[worst.path]
 
 
 def _ends(allowed: object) -> Ends | None:

@@ -8,10 +8,10 @@ Needs torch alone: stand-alone repro files carry this module with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,11 +48,21 @@ Places = dict[str, tuple[int, object]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A path at which two observations differ."""
+    """A path at which two observations differ.
+
+    Attributes:
+        path: of an element, where elements differ.
+        got: what is there.
+        want: what should be.
+        size: in ULP, of integers the difference; 0 if more than an element differs.
+        differ: how many elements do, in words.
+    """
 
     path: str
     got: str
     want: str
+    size: float = 0.0
+    differ: str = ""
 
 
 @dataclass
@@ -230,7 +240,13 @@ def differences(got: Observation, want: Observation) -> list[Difference]:
             there = "nothing" if other is None else other.says
             found.append(Difference(path, here, there))
         elif one.says != other.says:
-            found.append(Difference(path, one.says, other.says))
+            dicts = one.says.startswith("dict") and other.says.startswith("dict")
+            keys = dicts and path != "outcome"
+            lacks, more = (
+                _keys(path, *pair) if keys else "" for pair in ((want, got), (got, want))
+            )
+            says = one.says + f"; lacks {lacks}" * bool(lacks) + f"; {more} too much" * bool(more)
+            found.append(Difference(path, says, other.says))
         elif one.moved and not other.moved:
             found.append(Difference(path, MOVED, "where it was"))
         elif one.tensor is not None and other.tensor is not None:
@@ -243,8 +259,50 @@ def _elements(path: str, got: Tensor, want: Tensor) -> list[Difference]:
     integer = INTEGERS.get(got.element_size(), got.dtype)
     if torch.equal(got.view(integer), want.view(integer)):
         return []
-    places = differing(got, want).nonzero().reshape(-1).tolist()
-    return [Difference(f"{path}[{at}]", shown(got[at]), shown(want[at])) for at in places[:1]]
+    wrong = differing(got, want)
+    if not bool(wrong.any()):
+        return []
+    sizes = torch.where(wrong, distances(got, want), -1.0)
+    at = int(sizes.argmax())
+    says = f"{int(wrong.sum())} of {wrong.numel()} in {path}" if wrong.numel() > 1 else ""
+    return [Difference(f"{path}[{at}]", shown(got[at]), shown(want[at]), float(sizes[at]), says)]
+
+
+def _keys(path: str, there: Observation, here: Observation) -> str:
+    """Keys of a dict that only one of two observations has."""
+    found: list[str] = []
+    for name in there:
+        inside = name.startswith((f"{path}.", f"{path}[")) and name not in here
+        # Its entries go with a key.
+        if inside and not any(name.startswith((f"{one}.", f"{one}[")) for one in found):
+            found.append(name)
+    return ", ".join(name.removeprefix(path).removeprefix(".") for name in found)
+
+
+def distances(got: Tensor, want: Tensor) -> Tensor:
+    """Distance of elements in ULP, of integers the difference; infinite from NaN to a number."""
+    if got.dtype.is_complex or got.dtype == torch.bool:
+        return torch.ones(got.shape, dtype=torch.float64)
+    if not got.dtype.is_floating_point:
+        return (got.double() - want.double()).abs().clamp_min(1.0)
+    integer = INTEGERS[got.element_size()]
+    lowest = torch.iinfo(integer).min
+    one, other = (x.view(integer).to(torch.int64) for x in (got, want))
+    one, other = (torch.where(x < 0, lowest - x, x).double() for x in (one, other))
+    steps = (one - other).abs().clamp_min(1.0)
+    return torch.where(got.isnan() != want.isnan(), torch.inf, steps)
+
+
+def furthest(found: Sequence[Difference], place: Callable[[Difference], Any]) -> Difference:
+    """The first difference by its place; of elements in that place the one that is furthest off."""
+    first = min(found, key=place)
+    if not first.size:
+        return first
+    alike = [row for row in found if place(row) == place(first)]
+    last = max(alike, key=lambda row: row.size)
+    others = sum(bool(row.size) for row in found) - 1
+    more = f"elements of {others} other tensor{'s' * (others != 1)}" if others else ""
+    return replace(last, differ=", and ".join(filter(None, (last.differ, more))))
 
 
 def shown(element: Tensor) -> str:

@@ -123,6 +123,8 @@ def failure_text(
         f"  got      {mismatch.difference.got}",
         f"  want     {mismatch.difference.want}",
     ]
+    if mismatch.difference.differ:
+        lines.append(f"  differ   {mismatch.difference.differ}")
     hints = () if mismatch.over is None else mismatch.over.hints
     lines += [f"  {'ranks' if at == 0 else '':8} {hint}" for at, hint in enumerate(hints)]
     if kind_of(mismatch.difference, acts[-1], twin.rules) == "refusal missing":

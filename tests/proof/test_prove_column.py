@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,19 @@ def test_every_word_is_in_the_table_the_json_and_the_junit(word: str) -> None:
     failed, skipped = (suite.find(f"testcase/{name}") for name in ("failure", "skipped"))
     assert (failed is not None) == (word == REFUTED)
     assert (skipped is not None) == (word not in (REFUTED, PROVED))
+
+
+def test_a_rejected_row_is_not_among_the_proved_ones() -> None:
+    run, other = ledger(PROVED), replace(KEY, dtype="bf16")
+    run.add(Cell(key=other, status=Status.FAILED, failure="mine breaks `repeat`", calls=1))
+    run.proofs.append(replace(run.proofs[0], dtype="bf16"))
+    text = shown(run)
+    assert "1 of 1 rows that broke no law are proved for every value" in text
+    assert re.search(r"mine .* 1/2", text)
+    del run.cells[KEY], run.proofs[0]
+    text = shown(run)
+    assert "proofs: not counted, each row broke a law" in text
+    assert "rows proved" not in text
 
 
 def test_without_proofs_the_table_has_no_column() -> None:

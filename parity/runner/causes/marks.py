@@ -39,6 +39,8 @@ def mark_causes(operation: Operation) -> list[Cause]:
     return found
 
 
+WRAPS = "32-bit index overflow: element 2^31 and beyond"
+KEPT_IN_FP32 = "an index is kept in fp32: element 2^24 and beyond"
 REPEATED = "the operation is applied more than once to the same data"
 
 
@@ -47,16 +49,23 @@ def repeat_causes(operation: Operation) -> list[Cause]:
     return [Cause(says=REPEATED, fits=repeated)] if operation.lists else []
 
 
-def index_cause(failure: str) -> Cause | None:
-    """The mistake of an index of 32 bits, if an address out of bounds lies inside without it."""
-    found = OUTSIDE.search(failure)
-    if found is None:
+def index_cause(failure: str, ends: Sequence[str] = ()) -> Cause | None:
+    """The mistake of an index of few bits, if an address or the wrong places of a tensor show it.
+
+    Args:
+        failure: with which the call ended; the address lies inside if the index does not wrap.
+        ends: places of a tensor of more than 2³¹ elements that are wrong, see `LargePlaces`.
+    """
+    if found := OUTSIDE.search(failure):
+        read, offset, size = map(int, found.groups())
+        # An access may be of several elements.
+        spans = [width << 32 for width in (1, 2, 4, 8) if width <= read]
+        if offset < 0 and any(-size <= offset and offset % s < size for s in spans):
+            return Cause(says=WRAPS, fits=lambda evidence: None)
+    if "first" in ends or not {"last", "past 2**24"} & set(ends):
         return None
-    width, offset, size = map(int, found.groups())
-    wraps = range(offset + (width << 32), size, width << 32)
-    if offset >= 0 or not any(place >= 0 for place in wraps):
-        return None
-    return Cause(says="an index of 32 bits wraps past 2^31 elements", fits=lambda evidence: None)
+    says = KEPT_IN_FP32 if "past 2**24" in ends else WRAPS
+    return Cause(says=says, fits=lambda evidence: None)
 
 
 def counted(evidence: Evidence) -> Masks | None:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstep.parity.sequences.observe import MOVED, Difference, Observation, differences
+from twinstep.parity.sequences.observe import (
+    MOVED,
+    Difference,
+    Observation,
+    differences,
+    furthest,
+)
 from twinstep.parity.sequences.over_ranks.drive import Calls, Seen, WorldRun
 from twinstep.parity.sequences.over_ranks.place import place_text, places_of
 from twinstep.parity.sequences.world import Act
@@ -93,7 +99,7 @@ def _of_rank(
     if theirs[0].broken:
         return Difference(STOPPED, theirs[0].broken, _ended(ours))
     found = differences(theirs[0].leaves, ours.leaves)
-    return with_messages(min(found, key=_place_of), theirs[0], ours) if found else None
+    return with_messages(furthest(found, _place_of), theirs[0], ours) if found else None
 
 
 def _place_of(difference: Difference) -> tuple[bool, bool, int]:
