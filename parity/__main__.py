@@ -7,7 +7,8 @@ They read their own words; what they do and their exit codes are theirs.
 
 # Annotations are evaluated here: typer is imported only when Ctrl-C is watched for.
 import atexit
-import gc
+import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,14 +23,35 @@ THEIR_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_o
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and end the process; without words given, those of the command line."""
+    code = [1]
     if argv is None:
+        # First of all, so that it is the last that the process does.
+        atexit.register(_end, os.getpid(), code)
         watch()
-        # Otherwise the end of the process walks through all that torch has, for half a second.
-        atexit.register(gc.freeze)
     from twinstep.parity.cli.app import main as run_command
 
     add_commands()
-    run_command(argv)
+    try:
+        run_command(argv)
+    except SystemExit as ended:
+        code[:] = [ended.code if isinstance(ended.code, int) else int(ended.code is not None)]
+        raise
+
+
+def _end(process: int, code: list[int]) -> None:
+    """End the process that main ran in, with the exit code that its command had.
+
+    The interpreter would go on to walk through all that torch has, for half a second. Objects that
+    are frozen to spare it that (`gc.freeze`) are leaks to Triton 3.9, which prints them.
+    """
+    if os.getpid() != process:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # a pipe that nobody reads any more, or a closed file
+            code[0] = code[0] or 1
+    os._exit(code[0])
 
 
 @cache

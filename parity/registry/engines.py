@@ -255,11 +255,16 @@ def _names(code: CodeType) -> Iterator[str]:
 @contextlib.contextmanager
 def running(engine: Engine) -> Iterator[None]:
     """Make an engine ready for the calls inside the block."""
-    if engine.name != "replay" or engine.missing:
+    if engine.missing or engine.name not in ("replay", "cuda") or find_spec("triton") is None:
         yield
         return
     import twinstep.replay
+    from twinstep.replay.triton.driver import fusion_by_default
 
+    if engine.name == "cuda":
+        with fusion_by_default():
+            yield
+        return
     twinstep.replay.activate()
     try:
         with twinstep.replay.options(strict_provenance=True):

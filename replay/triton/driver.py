@@ -6,10 +6,11 @@ index of its own, so that kernels compiled for replay and for a real GPU never m
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
 import torch
@@ -183,15 +184,33 @@ class _Activations(threading.local):
 _LOCK = threading.Lock()
 _OWN = _Activations()
 _COUNT = 0
-_PREVIOUS: object = None
+_PREVIOUS = ExitStack()
 _DRIVER = ReplayDriver()
+_FUSION = "TRITON_DEFAULT_FP_FUSION"
+
+
+@contextmanager
+def fusion_by_default() -> Iterator[None]:
+    """The default of this Triton for `enable_fp_fusion`, said in the environment.
+
+    Where nobody says it, Triton 3.9 warns that 3.10 will have another one.
+    """
+    if _FUSION in os.environ:
+        yield
+        return
+    os.environ[_FUSION] = str(int(triton.knobs.language.default_fp_fusion))
+    try:
+        yield
+    finally:
+        os.environ.pop(_FUSION, None)
 
 
 def activate(*, cuda: bool = False) -> None:
     """Make `kernel[grid](...)` execute compiled code on CPU tensors, in the whole process.
 
     Calls nest, in each thread and over all: as many calls of `deactivate` restore the driver that
-    was active before, each in the thread that had called `activate`.
+    was active before, each in the thread that had called `activate`. Kernels that do not say
+    `enable_fp_fusion` get what this Triton does by default.
 
     Args:
         cuda: Model a GPU for this thread as well, see `modelled_gpu`.
@@ -200,7 +219,7 @@ def activate(*, cuda: bool = False) -> None:
         UnsupportedTriton: if this Triton was not tested.
         ReplayError: if subnormals are flushed to zero.
     """
-    global _COUNT, _PREVIOUS
+    global _COUNT
     check_version(triton.__version__)
     require_subnormals()
     undo = ExitStack()
@@ -208,7 +227,8 @@ def activate(*, cuda: bool = False) -> None:
         undo.enter_context(modelled_gpu())
     with _LOCK:
         if not _COUNT:
-            _PREVIOUS = triton.runtime.driver._active
+            _PREVIOUS.callback(triton.runtime.driver.set_active, triton.runtime.driver._active)
+            _PREVIOUS.enter_context(fusion_by_default())
             triton.runtime.driver.set_active(_DRIVER)
         _COUNT += 1
     _OWN.open.append(undo)
@@ -216,15 +236,14 @@ def activate(*, cuda: bool = False) -> None:
 
 def deactivate() -> None:
     """Undo one `activate` of this thread; without one, do nothing."""
-    global _COUNT, _PREVIOUS
+    global _COUNT
     if not _OWN.open:
         return
     undo = _OWN.open.pop()
     with _LOCK:
         _COUNT -= 1
         if not _COUNT:
-            triton.runtime.driver.set_active(_PREVIOUS)
-            _PREVIOUS = None
+            _PREVIOUS.close()
     undo.close()
 
 

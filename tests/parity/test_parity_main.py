@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,15 @@ def test_the_help_names_all_of_them(capsys: Capture) -> None:
     assert parity("--help") == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("scenario", "golden", "bench", "traffic", "compile"))
+
+
+def test_nothing_is_printed_after_the_last_line_of_a_command() -> None:
+    # Triton 3.9 prints each of its objects that the end of the process has left alive.
+    ended = subprocess.run(
+        [sys.executable, "-m", "twinstep.parity", "list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout
+    assert not ended.stderr

@@ -1,5 +1,6 @@
 """Replay is switched on and off, refuses some launches, and leaves other drivers alone."""
 
+import os
 import re
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ from twinstep.replay.translate import emit_memory, emit_threads
 from twinstep.replay.triton import driver
 from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.device import INDEX
+
+FUSION = "TRITON_DEFAULT_FP_FUSION"
 
 
 @triton.jit
@@ -44,6 +47,27 @@ def test_activation_nests_and_restores_what_was_there() -> None:
     twinstep.replay.deactivate()
     assert depth == driver._COUNT
     assert triton.runtime.driver._active is before
+
+
+def test_the_default_of_fusion_is_said_while_replay_is_active(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(FUSION, raising=False)
+    default = triton.knobs.language.default_fp_fusion
+    twinstep.replay.activate()
+    try:
+        assert os.environ[FUSION] == str(int(default))
+        assert triton.knobs.language.default_fp_fusion == default
+    finally:
+        twinstep.replay.deactivate()
+    assert FUSION not in os.environ
+
+
+def test_what_the_user_says_of_fusion_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FUSION, "0")
+    twinstep.replay.activate()
+    twinstep.replay.deactivate()
+    assert os.environ[FUSION] == "0"
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
