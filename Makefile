@@ -73,7 +73,7 @@ peers:  ## DeepSpeed installed beside us, and other projects judged as we are (d
 	OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu $(PY) -m twinstep.parity peers
 	DS_ACCELERATOR=cpu $(PY) -m pytest -q tests/proof/test_peers_checkpoints.py tests/proof/test_peers_edges.py \
 		tests/proof/test_peers_compat.py tests/proof/test_peers_names.py \
-		tests/proof/test_peers_schedules.py
+		tests/proof/test_peers_ranks.py tests/proof/test_peers_schedules.py
 
 compat:  ## tests of torch, DeepSpeed and apex on our classes (docs/reference/compat.md)
 	@$(READY)

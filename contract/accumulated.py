@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from twinstep.contract.fragments import FragmentAddress, Partition
@@ -98,6 +99,9 @@ class Accumulated(Wrapper, ABC):
         """The accumulated gradient of a parameter, neither averaged nor clipped."""
         return WholeTensors(self._partitions()).gradient(name)
 
+    def _half(self) -> torch.dtype | None:
+        return torch.bfloat16
+
     def _params(self) -> list[Tensor]:
         return list(chain.from_iterable(self.bf16_groups))
 
@@ -113,6 +117,8 @@ class Accumulated(Wrapper, ABC):
                 " instead of loss.backward(), or update_hp_grads() after it "
                 f"[{type(self).__name__}.step]"
             )
+        if not some:
+            self._name_idle_step(())
 
     def _kept(self) -> dict[str, object]:
         return {

@@ -143,6 +143,7 @@ def constructed_by_all(construct: Callable[P, None]) -> Callable[P, None]:
         inside = args[1] if len(args) > 1 else options.get("init_optimizer")
         on_all_ranks(lambda: construct(*args, **options), made.ranks, device_of(inside))
         made._agree()
+        made._name_unneeded()
 
     return run
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Protocol, cast
 
 import torch
-from torch import Tensor
 
 from twinstep.contract.wrapper import Wrapper
 
@@ -62,6 +60,9 @@ class Scaled(Wrapper):
     def _global_grad_norm(self) -> float:
         return cast(float, self.get_global_norm())  # type: ignore[attr-defined]
 
+    def _half(self) -> torch.dtype | None:
+        return self.low_precision_dtype if self._model == "fp16_groups" and self.verbose else None
+
     def _scaler(self) -> Scaler:
         return cast(Scaler, self.loss_scaler)  # type: ignore[attr-defined]
 
@@ -72,6 +73,8 @@ class Scaled(Wrapper):
 
     def _refuse(self, closure: object) -> None:
         super()._refuse(closure)
+        if self._model == "fp16_groups" and self.verbose:
+            self._name_idle_step(self._trained())
         if self._looks() and self._mark.differs(self._trained()):
             self._say_foreign()
 
@@ -115,9 +118,6 @@ class Scaled(Wrapper):
             or given.get("loss_scale_config")
             or self.external_loss_scale
         )
-
-    def _trained(self) -> Iterator[Tensor]:
-        return chain.from_iterable(getattr(self, self._model))
 
     def _kept(self) -> dict[str, object]:
         return {"external_loss_scale": self.external_loss_scale}

@@ -6,10 +6,12 @@ Schedulers, step hooks and whatever else takes an optimizer take the wrapper: it
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -33,6 +35,7 @@ from twinstep.contract.uncompiled import uncompiled
 
 ParamGroup = dict[str, object]
 State = dict[str, Tensor]
+LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -72,6 +75,7 @@ class Wrapper(torch.optim.Optimizer):
     loads_lists = False
     # Of the trained parameters, by group.
     _model = "fp16_groups"
+    _idle = False
     _inner: torch.optim.Optimizer | None = None
 
     def __init__(
@@ -116,6 +120,34 @@ class Wrapper(torch.optim.Optimizer):
             ValueError: something differs.
         """
 
+    def _half(self) -> torch.dtype | None:
+        """The dtype that masters are for; None for any."""
+        return None
+
+    def _trained(self) -> Iterable[Tensor]:
+        return chain.from_iterable(getattr(self, self._model))
+
+    def _name_unneeded(self) -> None:
+        """Log that masters are of no use; called at the end of construction."""
+        half, params = self._half(), list(self._trained())
+        if half and params and all(param.dtype is not half for param in params):
+            LOG.warning(
+                "no parameter is %s, but some should be, or masters are copies of no use: "
+                "model.to(%s) belongs before this optimizer [%s]",
+                *(half, half, type(self).__name__),
+            )
+
+    def _name_idle_step(self, params: Iterable[Tensor]) -> None:
+        """Log once that none of these has a gradient in a step."""
+        if not self._idle and all(param.grad is None for param in params):
+            self._idle = True
+            LOG.warning(
+                "no parameter has a gradient, but some should: this step decays weights and is "
+                "counted, as in DeepSpeed; call optimizer.backward(loss) before it [%s.step, said "
+                "once]",
+                type(self).__name__,
+            )
+
     def _held(self) -> torch.optim.Optimizer:
         assert self._inner is not None
         return self._inner
@@ -158,6 +190,15 @@ class Wrapper(torch.optim.Optimizer):
     def get_lr(self) -> float:
         """The learning rate of the first group."""
         return cast(float, self.param_groups[0]["lr"])
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # What `GradScaler.step` asks first.
+        raise RuntimeError(
+            "a GradScaler steps this optimizer, but should not: it has masters of its own, and a "
+            "loss scale where one is needed; call optimizer.backward(loss) and optimizer.step() "
+            f"[{type(self).__name__}]"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} around {self._inner!r}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint.state_dict as state_dicts
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -152,8 +153,10 @@ def test_grad_scaler_steps_plain_optimizers_and_no_wrapper(subject: Subject) -> 
         scaler.step(optimizer)
         assert steps_of(optimizer, params[0]) == 1
     else:
-        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        before = params[0].detach().clone()
+        with pytest.raises(RuntimeError, match="GradScaler steps this optimizer, but should not"):
             scaler.step(optimizer)
+        assert torch.equal(params[0], before)
 
 
 @EVERY
@@ -195,3 +198,85 @@ def test_a_compiled_loop_leaves_the_step_as_it_is(subject: Subject) -> None:
     before = model.weight.detach().clone()
     torch.compile(loop, backend="eager")()
     assert not torch.equal(model.weight, before)
+
+
+@WRAPPED
+def test_a_step_without_backward_says_so_once(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is one with zeros, as in DeepSpeed 0.19.8, where weights decay and counters move."""
+    params = subject.parameters(2, 3)
+    loud = {} if subject.name == "BF16Optimizer" else {"verbose": True}
+    optimizer = subject(params, hyper={"weight_decay": 0.5, "lr": 0.5}, **loud)
+    before = params[0].detach().clone()
+    fill(params, 1, missing=[0])
+    advance(optimizer)
+    assert not caplog.messages
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.step()
+    (said,) = caplog.messages
+    assert "no parameter has a gradient, but some should" in said
+    assert not torch.equal(params[0], before)
+
+
+@WRAPPED
+def test_masters_of_a_model_that_needs_none_are_named(
+    subject: Subject, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a model trains all the same, as in DeepSpeed."""
+    param = Parameter(torch.ones(2))
+    loud = {} if subject.name == "BF16Optimizer" else {"verbose": True}
+    optimizer = subject([param], hyper={"lr": 0.5}, **loud)
+    (said,) = caplog.messages
+    assert f"no parameter is {subject.dtype}, but some should be" in said
+    optimizer.backward(param.sum())
+    optimizer.step()
+    assert param.tolist() == [0.5, 0.5]
+    rows = [[Parameter(torch.ones(2))], subject.parameters(2)]
+    subject([{"params": row} for row in rows], **loud)
+    assert len(caplog.messages) == 1
+
+
+@WRAPPED
+@pytest.mark.parametrize("limit", [0.0, -1.0])
+def test_a_negative_limit_does_not_clip(subject: Subject, limit: float) -> None:
+    """As in DeepSpeed 0.19.8; torch's `clip_grad_norm_` would turn gradients around."""
+    found = []
+    for given in (limit, 1e9):
+        params = subject.parameters(2)
+        optimizer = subject(params, inside="SGD", hyper={"lr": 0.5}, clip_grad=given)
+        fill(params, 1)
+        advance(optimizer)
+        found.append((params[0].tolist(), optimizer.get_global_norm()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", ["FusedAdam", "torch"])
+def test_named_state_of_a_fresh_optimizer_is_that_of_torch(side: str, name: str) -> None:
+    """Torch steps it with zeros at a rate of 0, so that counters are 1, but for states made before.
+
+    A saved state that is loaded into it replaces them.
+    """
+    kind = torch.optim.AdamW if name == "torch" else CLASSES[side][name]
+    model = torch.nn.Linear(2, 2)
+    options = {"lr": 0.1, "weight_decay": 0.1}
+    before = model.weight.detach().clone()
+    fresh = kind(model.parameters(), **options)
+    saved = state_dicts.get_optimizer_state_dict(model, fresh)
+    assert torch.equal(model.weight, before)
+    assert int(saved["state"]["weight"]["step"]) == steps_of(fresh, model.weight) == 1
+    if name != "torch":
+        made = kind(model.parameters(), **options)
+        made.initialize_states()
+        state_dicts.get_optimizer_state_dict(model, made)
+        assert steps_of(made, model.weight) == 0
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        fresh.step()
+    saved = state_dicts.get_optimizer_state_dict(model, fresh)
+    other = kind(model.parameters(), **options)
+    state_dicts.get_optimizer_state_dict(model, other)
+    state_dicts.set_optimizer_state_dict(model, other, saved)
+    assert steps_of(other, model.weight) == steps_of(fresh, model.weight) == 3
