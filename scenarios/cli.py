@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from twinstep.parity.records.errors import UsageError
+from twinstep.parity.records.names import unknown
 from twinstep.scenarios import curves, lockstep, memory, pictures, precision, processes, train
 from twinstep.scenarios import trace as traces
 from twinstep.scenarios.calls import SIDES, engine
@@ -43,6 +44,11 @@ REFUSED = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; see `scenarios.main`."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and not words[0].startswith("-") and words[0] not in {*COMMANDS, *TABLE}:
+        said = unknown("command", words[0], {*COMMANDS, *TABLE}, "parity scenario list")
+        print(f"scenarios: {said}", file=sys.stderr)
+        return USAGE
     try:
         chosen = parser().parse_args(argv)
     except SystemExit as left:  # argparse has printed the reason, or the help

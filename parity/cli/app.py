@@ -18,6 +18,7 @@ from twinstep.parity.cli.command_line import (
     check_input,
     check_names,
     check_outputs,
+    check_repros,
     known_laws,
     known_of_ours,
     seed_from,
@@ -153,6 +154,7 @@ def _prepare(law: Names, engine: str | None, json: str | None, junitxml: str | N
     check_names("--law", law, known_laws())
     check_engine(engine)
     check_outputs(json, junitxml)
+    check_repros()
     if engine == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import secrets
 import tokenize
 from collections.abc import Collection, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from twinstep.parity.records.errors import UsageError
 from twinstep.parity.records.names import ENGINES, unknown
+from twinstep.parity.records.standalone import FOLDER
 
 JUDGE = Path(__file__).resolve().parents[1]
 SEQUENCES = "sequences"
@@ -114,6 +116,22 @@ def check_outputs(json_to: str | None, junit_to: str | None) -> None:
     for flag, path in (("--json", json_to), ("--junitxml", junit_to)):
         if path is not None and path != "-":
             _check_writable(flag, Path(path))
+
+
+def check_repros() -> None:
+    """Refuse to judge where no file that shows a failure again could be written.
+
+    Raises:
+        UsageError: the folder of these files cannot be written, or cannot be made.
+    """
+    home = Path(FOLDER)
+    if home.exists() and not home.is_dir():
+        raise UsageError(f"{FOLDER} is a file, but should be the folder of repro files, or free")
+    place = home if home.exists() else Path.cwd()
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{FOLDER} should be a folder that repro files can be written to, but {place} cannot be"
+        )
 
 
 def _check_writable(flag: str, path: Path) -> None:

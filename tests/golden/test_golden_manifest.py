@@ -104,7 +104,14 @@ def test_the_command_says_it_and_ends_with_1(folder: Path, capsys: Capture) -> N
     shutil.copy(TRACES / f"{NAME}.jsonl", folder)
     assert parity("golden", "verify", NAME, *words) == 0
     assert "1 traces replayed, 0 disagreements" in capsys.readouterr().out
-    assert parity("golden", "verify", "nothing_of_the_kind", *words) == 3
+
+
+def test_a_name_that_no_trace_begins_with_is_wrong_usage(capsys: Capture) -> None:
+    assert parity("golden", "verify", "deepspeed_flat_cliped") == 2
+    assert capsys.readouterr().err == (
+        'parity: trace "deepspeed_flat_cliped" is unknown, but should be one of those that parity '
+        "golden list lists; did you mean deepspeed_flat_clipped?\n"
+    )
 
 
 def test_a_digest_leaves_the_version_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -47,6 +48,27 @@ def test_the_first_verdict_is_told_with_its_time(capsys: Capture) -> None:
     first = re.search(r"^first verdict after (\d+) s: mine bf16 value: passed$", err, re.MULTILINE)
     assert first is not None
     assert int(first[1]) <= 20
+
+
+def test_a_file_in_the_place_of_the_repro_folder_is_wrong_usage(capsys: Capture) -> None:
+    Path("parity_repros").touch()
+    assert parity("check", written(GOOD)) == 2
+    assert capsys.readouterr().err == (
+        "parity: parity_repros is a file, but should be the folder of repro files, or free\n"
+    )
+
+
+def test_a_repro_folder_that_cannot_be_written_is_wrong_usage(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("parity_repros").mkdir()
+    # Modes bind nobody who runs tests as root.
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "parity_repros")
+    assert parity("check", written(GOOD)) == 2
+    assert capsys.readouterr().err == (
+        "parity: parity_repros should be a folder that repro files can be written to, but "
+        "parity_repros cannot be\n"
+    )
 
 
 def test_a_wrong_kernel_is_1_with_failure_text_and_repro(capsys: Capture) -> None:

@@ -32,7 +32,11 @@ def test_scenario_run_hands_its_words_on(tmp_path: Path, capsys: Capture) -> Non
     [
         (["scenario", "run"], "required: command"),
         (["scenario", "run", "lockstep", "--steps", "0"], "at least 1"),
-        (["scenario", "run", "marathon"], "invalid choice"),
+        (
+            ["scenario", "run", "overflow_brust"],
+            'scenarios: command "overflow_brust" is unknown, but should be one of those that '
+            "parity scenario list lists; did you mean overflow_burst?",
+        ),
         (["golden", "record", "nobody"], "usage: python -m twinstep.golden.record"),
         (["bench", "gpu-check", "--only", "nothing"], "invalid choice"),
     ],

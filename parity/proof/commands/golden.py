@@ -100,12 +100,27 @@ def verified(names: Sequence[str], side: str, folder: Path | None = None) -> int
     sides["both"] = (*sides["reference"], *sides["fast"])
     if side not in sides:
         raise UsageError(f"--side {side} should be one of {', '.join(sides)}")
+    _check_names(names, folder or TRACES)
     count, said = verify(folder or TRACES, names, sides[side], _progress() or silent)
     print("\n".join(said), end="\n" * bool(said))
     print(f"{count} traces replayed, {len(said)} disagreements")
     if said:
         return EXIT_BROKEN
     return EXIT_KEPT if count else EXIT_TOO_LITTLE
+
+
+def _check_names(names: Sequence[str], folder: Path) -> None:
+    """Refuse a name that no trace begins with; a manifest at fault is for `verify` to report."""
+    from twinstep.golden import manifest
+    from twinstep.parity.records.names import unknown
+
+    try:
+        known = manifest.read(folder)
+    except ValueError:
+        return
+    for name in names if known else ():
+        if not any(one.startswith(name) for one in known):
+            raise unknown("trace", name, known, "parity golden list")
 
 
 def planted_faults() -> int:
