@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
+
+FIELDS = ("value", "exact", "error", "peak", "gain", "zone")
+Nested = TypeVar("Nested")
+Function = Callable[..., Tensor]
+Arguments = Sequence[object]
+Keywords = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +53,48 @@ def known(value: Tensor) -> Carried:
         zone=zone,
         computed=False,
     )
+
+
+Operands = Sequence[Carried]
+Results = Carried | tuple[Carried, ...]
+Rule = Callable[[Function, Arguments, Keywords], Results]
+"""From the operator as a function of plain tensors and its arguments, each tensor of which is a
+`Carried`, to what its results carry; but for their `value`."""
+
+
+def operand(x: object) -> Carried:
+    """What an argument carries: a plain number or tensor has no error."""
+    if isinstance(x, Carried):
+        return x
+    if isinstance(x, Tensor):
+        return known(x)
+    return known(torch.tensor(cast(float, x), dtype=torch.float64))
+
+
+def of_operands(rule: Callable[[Operands], Carried]) -> Rule:
+    """The rule of an operator whose arguments are numbers and tensors alone."""
+
+    def whole(function: Function, args: Arguments, kwargs: Keywords) -> Carried:
+        return rule([operand(x) for x in args if isinstance(x, Carried | Tensor | float | int)])
+
+    return whole
+
+
+def mapped(change: Callable[[object], object], x: Nested) -> Nested:
+    """Arguments of an operator with each of their leaves changed."""
+    if isinstance(x, list | tuple):
+        return cast(Nested, type(x)([mapped(change, each) for each in x]))
+    if isinstance(x, dict):
+        return cast(Nested, {name: mapped(change, each) for name, each in x.items()})
+    return cast(Nested, change(x))
+
+
+def leaves(x: object) -> Iterator[object]:
+    """Whatever is in arguments or results of an operator and is no list."""
+    if isinstance(x, list | tuple):
+        for each in x:
+            yield from leaves(each)
+    elif isinstance(x, dict):
+        yield from leaves(list(x.values()))
+    else:
+        yield x

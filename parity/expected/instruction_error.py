@@ -6,8 +6,8 @@ to allow for it. What the code does not contain is not charged: a kernel with `d
 IEEE division, one with `div.full` may be 2 ULP off in every quotient.
 
 Without compiled code to read, `CPU` stands for C++ and torch on the CPU (IEEE, but torch's square
-root may be 1 ULP off) and `UNKNOWN` for a GPU, whose code is not at hand: the usual fast division
-and the fast square root, which flushes subnormals to zero.
+root may be 1 ULP off) and `UNKNOWN` for a GPU, whose code is not at hand: the usual fast division,
+the fast exponential, and the fast square root, both of which flush subnormals to zero.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from twinstep.replay.launch.record import Launch
@@ -29,9 +32,9 @@ UPPER_WORD = 2.0**-20
 def relative_errors(*families: str) -> dict[str, float]:
     """The largest relative error of each documented instruction of some families, by its name.
 
-    `div` and `rcp` carry out quotients, `sqrt` roots, `rsqrt` both. The other
-    approximate instructions (`ex2`, `lg2`, `sin`, `cos`, `tanh`) are in no formula here: a kernel
-    that forms a power of beta with them is held to the bound of the power itself.
+    `div` and `rcp` carry out quotients, `sqrt` roots, `rsqrt` both. The others (`ex2`, `lg2`,
+    `sin`, `cos`, `tanh`) are charged where a reference has a function that they carry out
+    (`library_error`).
     """
     # Replay needs Triton, which not every machine with kernels for the CPU has.
     from twinstep.replay.isa.documented import CHARGES, DOCUMENTED
@@ -46,6 +49,69 @@ def relative_errors(*families: str) -> dict[str, float]:
     return found
 
 
+LIBRARY = {
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2"), 1.0),
+    **dict.fromkeys(("exp2", "log10", "sin", "cos", "asin", "acos", "atan", "cosh", "erf"), 2.0),
+    **dict.fromkeys(("sigmoid", "tanh"), 2.0),
+    **dict.fromkeys(("sinh", "asinh", "atanh", "atan2"), 3.0),
+    **dict.fromkeys(("tan", "acosh", "erfc", "pow"), 4.0),
+}
+"""ULP that functions of fp32 may be off (CUDA C++ Programming Guide, "Mathematical Functions");
+those of torch on the CPU (SLEEF, 1 ULP) are nearer."""
+BY = {
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh"), ("ex2",)),
+    **dict.fromkeys(("sigmoid", "tanh"), ("ex2", "tanh")),
+    **dict.fromkeys(("erf", "erfc"), ("ex2",)),
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), ("lg2",)),
+    **dict.fromkeys(("asinh", "acosh", "atanh"), ("lg2",)),
+    **{"pow": ("ex2",), "sin": ("sin",), "cos": ("cos",), "tan": ("sin", "cos")},
+}
+"""Families of approximate instructions that may carry out a function."""
+
+
+def library_error(
+    name: str, operand: Tensor, error: InstructionError
+) -> tuple[Tensor | float, Tensor | float]:
+    """The relative and the absolute error of a function at an operand.
+
+    Args:
+        name: of the function, from `LIBRARY`.
+        operand: float64.
+        error: names the approximate instructions that are charged.
+    """
+    relative: Tensor | float = LIBRARY[name] * ULP
+    absolute: Tensor | float = 0.0
+    for instruction in error.approximate:
+        if instruction.partition(".")[0] not in BY.get(name, ()):
+            continue
+        own, fixed = _documented_error(instruction, operand)
+        if name == "tanh":
+            # 2 sigmoid(2x) - 1 has the error of a number near 1.
+            fixed = fixed + own
+        if name == "tan":
+            # The quotient of both, near a pole as well as near a zero.
+            cosine = operand.cos().abs()
+            own, fixed = own + fixed / cosine, fixed / cosine
+        relative, absolute = relative + own, absolute + fixed
+    return relative, absolute
+
+
+def _documented_error(instruction: str, operand: Tensor) -> tuple[Tensor, Tensor]:
+    """Relative and absolute error of an approximate instruction; unlimited where none is stated."""
+    from twinstep.replay.isa.documented import DOCUMENTED
+
+    rows = [row for row in DOCUMENTED if row.charge == instruction and row.stated]
+    relative, absolute = torch.zeros_like(operand), torch.full_like(operand, torch.inf)
+    size, left = operand.abs(), torch.ones_like(operand, dtype=torch.bool)
+    for row in rows:
+        low, high = row.range
+        here = left & (size >= low) & (size <= high)
+        relative = torch.where(here, row.ulp * ULP + row.relative, relative)
+        absolute = torch.where(here, row.absolute, absolute)
+        left = left & ~here
+    return relative, absolute
+
+
 FLUSHING = {
     "add": ("add",),
     "sub": ("add",),
@@ -56,6 +122,7 @@ FLUSHING = {
     "rcp": ("div",),
     "rsqrt": ("div", "sqrt"),
     "sqrt": ("sqrt",),
+    **dict.fromkeys(("ex2", "lg2", "sin", "cos", "tanh"), ("function",)),
 }
 """Operations of a formula that an instruction with `.ftz` carries out."""
 
@@ -67,7 +134,7 @@ class InstructionError:
     Attributes:
         quotient: relative error of a division, above its rounding.
         root: relative error of a square root, above its rounding.
-        flushed: operations (`add`, `mul`, `div`, `sqrt`) that treat subnormals as zero.
+        flushed: operations (`add`, `mul`, `div`, `sqrt`, `function`) that treat subnormals as zero.
         approximate: names of the approximate instructions met.
     """
 
@@ -79,7 +146,12 @@ class InstructionError:
 
 IEEE = InstructionError()
 CPU = InstructionError(root=ULP)
-UNKNOWN = InstructionError(quotient=2 * ULP, root=2 * ULP, flushed=frozenset({"sqrt"}))
+UNKNOWN = InstructionError(
+    quotient=2 * ULP,
+    root=2 * ULP,
+    flushed=frozenset({"sqrt", "function"}),
+    approximate=("ex2.approx.f32",),
+)
 
 
 def instruction_error_of(launches: Iterable[Launch]) -> InstructionError:

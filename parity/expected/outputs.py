@@ -10,7 +10,8 @@ from torch import Tensor
 
 from twinstep.parity.cases.case import Case, evaluate
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.bounds import ROUNDING, Bounded, allowing_for, overflowing
+from twinstep.parity.expected.bounded import Bounded
+from twinstep.parity.expected.bounds import ROUNDING, allowing_for, overflowing
 from twinstep.parity.expected.carried import Carried, known
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
 from twinstep.parity.expected.packed import packed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.cases.case import Case, is_counter
-from twinstep.parity.expected.bounds import Bounded
+from twinstep.parity.expected.bounded import Bounded
 
 ELEMENTS = ("value", "exact", "error", "peak", "gain", "zone")
 Group = list[int]

@@ -178,12 +178,8 @@ def register_operation(operation: Operation) -> Operation:
         UsageError: the name is taken, a law is unknown, a written name is no argument, the
             reference is no function or has another signature, or a dtype combination does not fit.
     """
-    from twinstep.parity.expected.bounds_blocks import add_block_rules
-    from twinstep.parity.expected.bounds_matmul import add_matrix_rules
     from twinstep.parity.laws import LAWS
 
-    add_matrix_rules()
-    add_block_rules()
     where = f"register_operation {operation.name}"
     check_among("laws", operation.laws, tuple(LAWS), where)
     arguments = tuple(argument.name for argument in operation.lists) + operation.keywords

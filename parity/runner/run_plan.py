@@ -12,6 +12,7 @@ from torch import Tensor
 from twinstep.parity.cases.case import Case
 from twinstep.parity.cases.guarded_memory import GuardedMemory, Span
 from twinstep.parity.expected.accepted import Accepted, joined
+from twinstep.parity.expected.bounded import NotBounded
 from twinstep.parity.expected.formula import Formulated, formulated, refusal
 from twinstep.parity.expected.instruction_error import UNKNOWN, InstructionError
 from twinstep.parity.expected.outputs import AcceptedOutputs
@@ -190,6 +191,11 @@ class PlanRunner:
     def _accepted(self, case: Case) -> AcceptedOutputs:
         try:
             return expected(case, self.kernel.arithmetic, self.instruction_error)
+        except NotBounded as error:
+            raise ReferenceFault(
+                f"{case.operation.name} cannot be judged as bounded: in its reference {error}; "
+                'use arithmetic="exact"'
+            ) from error
         except Exception as error:
             name = f"{case.operation.name}[{case.combination}]"
             raise ReferenceFault(

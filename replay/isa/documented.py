@@ -90,9 +90,14 @@ class Documented:
         """The absolute error; 0.0 where not given so."""
         return self.number("absolute")
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The magnitudes of operands (of `div` the divisor) that it is about."""
+        return _RANGES.get(self.over, (0.0, inf))
+
     def holds(self, size: float) -> bool:
         """True if it is about an operand (of `div` the divisor) of this magnitude."""
-        low, high = _RANGES.get(self.over, (0.0, inf))
+        low, high = self.range
         return low <= size <= high
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.command import parity
-from twinstep.parity.expected.bounds import Bounded
-from twinstep.parity.expected.bounds_matmul import add_matrix_rules
+from twinstep.parity.expected.bounded import Bounded
 from twinstep.parity.expected.carried import known
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.operations.table import operation_named
@@ -155,7 +154,6 @@ def in_bf16(a: Tensor, b: Tensor) -> Tensor:
 def test_the_bound_of_a_matrix_product_holds_for_any_order_and_not_for_fewer_bits(
     product: Product, honest: bool
 ) -> None:
-    add_matrix_rules()
     source = torch.Generator().manual_seed(3)
     a, b = (torch.randn(n, k, generator=source) for n, k in ((7, 33), (33, 5)))
     carried = torch.mm(Bounded(known(a)), Bounded(known(b)))

@@ -18,8 +18,7 @@ from twinstep.parity.cases.formats import FORMATS, finite_bits, integers, non_fi
 from twinstep.parity.cases.generate import generate
 from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.expected.accepted import Accepted
-from twinstep.parity.expected.bounds import Bounded
-from twinstep.parity.expected.bounds_blocks import add_block_rules
+from twinstep.parity.expected.bounded import Bounded
 from twinstep.parity.expected.carried import known
 from twinstep.parity.expected.outputs import _accepted
 from twinstep.parity.expected.ulp import ulp_distance
@@ -82,7 +81,6 @@ def test_integers_are_drawn_from_end_to_end(dtype: torch.dtype) -> None:
 
 
 def accepted(change: Callable[[Tensor], Tensor], x: Tensor, error: float) -> Accepted:
-    add_block_rules()
     wide = torch.full_like(x, error, dtype=torch.float64)
     carried = replace(known(x), error=wide, computed=error > 0)
     changed = change(Bounded(carried))
