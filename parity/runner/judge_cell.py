@@ -24,6 +24,7 @@ from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.made import Caller
 from twinstep.parity.runner.causes.evidence import Cause, Evidence
+from twinstep.parity.runner.causes.marks import KEPT_IN_FP32, WRAPS
 from twinstep.parity.runner.error_search import ErrorSearch
 from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.recipes import TURNS, Effort, more_recipes, recipes_of, turn_of
@@ -238,8 +239,9 @@ def _smaller(
         return failure
     plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
     if any(call.end for call in plan.calls):
-        again = "fails on a tensor of more than 2^31 elements, too many for a repro file"
-        return replace(failure, again=again)
+        known = {WRAPS: "from 2^31 elements on", KEPT_IN_FP32: "from 2^24 elements on"}
+        sizes = known.get(failure.cause, "on a tensor of more than 2^31 elements")
+        return replace(failure, again=f"fails {sizes}, too many for a repro file")
     if not all(call.portable for call in plan.calls):
         return failure
     if case.numel > ROOM:

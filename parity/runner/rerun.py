@@ -187,7 +187,7 @@ def right_alone(failure: Failure, case: Case, instruction_error: InstructionErro
     plan = Plan(calls=(Call(case=case),), checks=(Values(),))
     with TemporaryDirectory() as folder:
         written = write_repro(failure, plan, folder, instruction_error)
-        run = run_file(written.repro, SEARCH, execute=run_program)
+        run = run_file(written.repro, SEARCH)
     return run.runs > 0 and not run.broken
 
 

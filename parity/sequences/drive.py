@@ -340,10 +340,10 @@ def _bounded(
             if bool(wrong.any()):
                 sizes = torch.where(wrong, allowed.errors(theirs).clamp_min(1e-300), -1.0)
                 place = int(sizes.argmax())
-                says = [shown(x.reshape(-1)[place]) for x in (theirs, allowed.value)]
+                one, other = (shown(x.reshape(-1)[place]) for x in (theirs, allowed.value))
                 count = f"{int(wrong.sum())} of {wrong.numel()} in {path}" * (wrong.numel() > 1)
                 where = f"{path}[{place}]"
-                found.append(Difference(where, *says, float(sizes[place]), count))
+                found.append(Difference(where, one, other, float(sizes[place]), count))
                 ends[where] = _ends(allowed)
                 continue
             if contract.follows:

@@ -18,7 +18,7 @@ from twinstep.parity.proof.corpus.judged import judged
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.runner.causes.evidence import Evidence
 from twinstep.parity.runner.causes.known import known_cause
-from twinstep.parity.runner.causes.marks import index_cause
+from twinstep.parity.runner.causes.marks import KEPT_IN_FP32, WRAPS, index_cause
 from twinstep.parity.runner.recipes import Effort
 
 QUICK = Effort(examples=12, shrink_seconds=0.01, repros=None)
@@ -102,7 +102,8 @@ def test_a_wild_step_count_is_not_taken_for_a_number_of_runs() -> None:
 
 
 OUTSIDE = (
-    "raises OutOfBounds: read of 4 bytes at address 0x7fc3, byte offset {} of p_ptr ({} bytes)"
+    "raises OutOfBounds: read of 4 bytes at address 0x7fc3, "
+    "byte offset {} of p/params[0] ({} bytes)"
 )
 
 
@@ -110,7 +111,29 @@ def test_an_address_that_a_wrapped_index_gives_is_told_from_any_other() -> None:
     size = 4 * 6_442_451_021
     wrapped = index_cause(OUTSIDE.format(-8_589_934_592, size))
     assert wrapped is not None
-    assert wrapped.says == "an index of 32 bits wraps past 2^31 elements"
+    assert wrapped.says == WRAPS
+    wide = OUTSIDE.replace("4 bytes", "16 bytes")
+    vector = index_cause(wide.format(-4_295_000_064, size))
+    assert vector is not None
+    assert vector.says == "32-bit index overflow: element 2^31 and beyond"
     assert index_cause(OUTSIDE.format(-4, 4 * 100)) is None
     assert index_cause(OUTSIDE.format(size, size)) is None
     assert index_cause("raises ValueError: no") is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [
+        (("middle", "last"), WRAPS),
+        (("last", "drawn"), WRAPS),
+        (("middle", "last", "past 2**24"), KEPT_IN_FP32),
+        (("first", "middle", "last"), ""),
+        (("middle",), ""),
+        ((), ""),
+    ],
+)
+def test_wrong_places_of_a_large_tensor_tell_which_index_is_too_short(
+    ends: tuple[str, ...], says: str
+) -> None:
+    cause = index_cause("", ends)
+    assert ("" if cause is None else cause.says) == says

@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from twinstep.parity.cases.case import Case, Recipe
+from twinstep.parity.cases.generate import generate
+from twinstep.parity.cases.guarded_memory import GuardedMemory
+from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws import LAWS
+from twinstep.parity.laws.call import Outcome
 from twinstep.parity.laws.finding import KINDS, Finding
+from twinstep.parity.laws.plan import Same, Values
+from twinstep.parity.operations.table import operation_named
 from twinstep.parity.records.ledger import Cell, Status
 from twinstep.parity.registry.engines import engine_named
+from twinstep.parity.runner.failure import Failure
 from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.recipes import Effort
@@ -91,6 +99,92 @@ def test_a_bound_of_zero_is_no_divisor() -> None:
     assert wide.distance() == "8388608 ULP = 3 x bound"
 
 
+def outcome_of(arithmetic: str, wrong: dict[str, float]) -> Outcome:
+    """A call of AdamW on two tensors that leaves one element of some results times a number."""
+    operation = operation_named("adamw_step", "test")
+    options = {row.name: row.choices[0] for row in operation.options}
+    recipe = Recipe(layout="list", sizes=(3, 5), options=options, regime="ordinary")
+    case = generate(operation, "fp32", recipe)
+    memory, accepted = (
+        GuardedMemory.of(case, torch.device("cpu")),
+        accepted_outputs(case, arithmetic),
+    )
+    for span, one in Outcome(memory, memory.before, memory.before, accepted).written():
+        if span.value.numel():
+            right = one.value.clone()
+            if span.index == 1 and span.name in wrong:
+                right.view(-1)[2] *= wrong[span.name]
+            span.of(memory.block).copy_(right)
+    return Outcome(memory, memory.before, memory.after(), accepted, evaluated=True)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "bounded"])
+@pytest.mark.parametrize("other", [1000.0, float("nan")])
+def test_the_largest_difference_is_reported_with_how_many_there_are(
+    arithmetic: str, other: float
+) -> None:
+    nearly = 1 + 2.0**-18
+    outcome = outcome_of(arithmetic, {"params": nearly, "exp_avg_sqs": other, "exp_avgs": nearly})
+    found = Values().violation([outcome])
+    assert found is not None
+    assert found.where() == "exp_avg_sqs[1][2]"
+    assert found.differing() == "1 of 8 in params, 1 of 8 in exp_avgs, 1 of 8 in exp_avg_sqs"
+    kept = Values().violation([outcome_of(arithmetic, {})])
+    assert kept is None
+
+
+def test_a_dependence_is_reported_where_it_is_largest() -> None:
+    one = outcome_of("exact", {})
+    two = outcome_of("exact", {"params": 1 + 2.0**-20, "exp_avgs": 4.0})
+    found = Same(says="depends").violation([one, two])
+    assert found is not None
+    assert (found.name, found.differing()) == ("exp_avgs", "1 of 8 in params, 1 of 8 in exp_avgs")
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "place", "says"),
+    [
+        (0.0, 1.0, -1, "0, should be 1"),
+        (1.0, 0.0, -1, "1, should be 0"),
+        (2.0, 1.0, -1, "8388608 ULP"),
+        (0.0, 1.0, 0, "1065353216 ULP"),
+    ],
+)
+def test_a_flag_has_no_ulp(got: float, want: float, place: int, says: str) -> None:
+    one, other = torch.tensor(got), torch.tensor(want)
+    assert Finding(says="", call=0, place=place, got=one, want=other).distance() == says
+
+
+def test_a_mixed_list_names_its_dtypes_after_shrinking_too(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(UNSCALE.format(body=RIGHT, flag=FLAG))
+    (kernel,) = load_file(str(file)).kernels
+    recipe = Recipe(layout="list", sizes=(2, 2, 2))
+    mixed, plain = (generate(kernel.operation, name, recipe) for name in ("mixed", "fp16"))
+    small = mixed.taken([1])
+
+    def text(case: Case, original: Case) -> str:
+        finding = Finding(says="differs", call=0, case=case)
+        return Failure(
+            kernel=kernel, engine="cpu", law="value", case=case, original=original, finding=finding
+        ).text()
+
+    assert "  dtypes   grads float16 bfloat16 float32\n" in text(mixed, mixed)
+    assert "  dtypes   grads bfloat16\n" in text(small, mixed)
+    assert "  dtypes" not in text(plain, plain)
+
+
+def test_what_is_too_large_for_a_file_says_from_which_size_on_it_fails(tmp_path: Path) -> None:
+    body = f"{RIGHT}; g.numel() > 140000 and g.view(-1)[140000:].zero_()"
+    file = tmp_path / "kernel.py"
+    file.write_text(UNSCALE.format(body=body, flag=FLAG))
+    (kernel,) = load_file(str(file)).kernels
+    effort = Effort(examples=4, repros=str(tmp_path), shrink_seconds=60.0)
+    cell = judge_cell(kernel, "fp16", LAWS["boundary_sizes"], engine_named("cpu"), effort)
+    assert "  again    fails from 140001 elements on, too many for a repro file" in cell.failure
+    assert not cell.repro
+
+
 def test_every_end_of_a_call_has_a_kind() -> None:
     for failure, kind in {
         "raises OutOfBounds: read": "out of bounds",
@@ -156,6 +250,36 @@ def test_a_failing_class_is_told_by_its_kind_of_fault_and_by_what_was_built(tmp_
         assert f"breaks `sequences` ({twin.name}): " in cell.failure
         assert "  built    params bfloat16 " in cell.failure
         assert " lr=" in cell.failure
+
+
+BOTH = """
+from twinstep.parity import register_optimizer
+from twinstep.reference.optimizers.fused_adam import FusedAdam
+
+@register_optimizer(dtypes=("fp32",), arithmetic="{arithmetic}")
+class Scaled(FusedAdam):
+    def step(self, *given, **named):
+        result = super().step(*given, **named)
+        for param, state in self.state.items():
+            param.data.mul_(1 + 2.0**-18)
+            state["exp_avg"].mul_(1 + 2.0**-18)
+            state["exp_avg_sq"].mul_(1000.0)
+        return result
+"""
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "bounded"])
+def test_of_a_class_the_largest_difference_is_told_too(tmp_path: Path, arithmetic: str) -> None:
+    file = tmp_path / "classes.py"
+    file.write_text(BOTH.format(arithmetic=arithmetic))
+    (twin,) = load_file(str(file)).twins
+    effort = TwinEffort(sequences=4, shrunk_by=0, repros=None)
+    cell = judge_twin(twin, "fp32", twin_engine(twin), effort)
+    assert cell.status is Status.FAILED
+    assert cell.wrong[0].endswith("].exp_avg_sq[]"), cell.failure
+    (line,) = (line for line in cell.failure.splitlines() if line.startswith("  differ   "))
+    assert "].exp_avg_sq" in line
+    assert "other tensors" in line
 
 
 def test_a_file_saved_again_in_the_same_second_is_read_again(

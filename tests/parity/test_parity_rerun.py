@@ -70,6 +70,21 @@ def test_a_fault_of_the_fifth_call_is_shown_after_the_calls_that_it_needs(tmp_pa
     assert "fails only after 4 other calls" in Path(cell.repro).read_text()
 
 
+@pytest.mark.parametrize(
+    ("when", "says"),
+    [
+        ("True", "the operation is applied more than once to the same data"),
+        ("calls > 4", "depends on earlier calls: the same call alone, in a new process, is right"),
+    ],
+)
+def test_a_cause_of_single_calls_is_named_where_one_call_alone_shows_it(
+    tmp_path: Path, when: str, says: str
+) -> None:
+    cell = judged(tmp_path, ADD.format(fault=f"{when} and a.copy_(a.float() + g.float())"))
+    assert cell.cause == says
+    assert f"  cause    {says}\n" in cell.failure
+
+
 EVERY_FOURTH = """
 from pathlib import Path
 

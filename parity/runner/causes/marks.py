@@ -15,7 +15,7 @@ from twinstep.parity.expected.ulp import same
 from twinstep.parity.operations.operation import Operation, Role
 from twinstep.parity.runner.causes.evidence import Cause, Evidence, Masks, Place
 
-OUTSIDE = re.compile(r"of (\d+) bytes at .* byte offset (-?\d+) of \w+ \((\d+) bytes\)")
+OUTSIDE = re.compile(r"of (\d+) bytes at .* byte offset (-?\d+) of \S+ \((\d+) bytes\)")
 NARROW = (torch.float16, torch.bfloat16)
 # Most runs of one kernel on one state that are recognised where no step count tells their number.
 RUNS = 8
