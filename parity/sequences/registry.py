@@ -51,10 +51,6 @@ DTYPES = ("fp16", "bf16", "fp32", "mixed")
 ENGINES = ("cuda", "replay", "cpu")
 # References of ours by name, and the rules of each.
 REFERENCES: Mapping[str, type] = {
-    "AdamW": AdamW,
-    "Adam": Adam,
-    "SGD": SGD,
-    "Lion": Lion,
     "FusedAdam": FusedAdam,
     "FusedLamb": FusedLamb,
     "FusedLAMB": FusedLAMB,
@@ -66,10 +62,6 @@ REFERENCES: Mapping[str, type] = {
     "StaticLossScale": StaticLossScale,
 }
 RULES: Mapping[type, Rules] = {
-    AdamW: TorchAdamWRules(),
-    Adam: TorchAdamRules(),
-    SGD: TorchSGDRules(),
-    Lion: TorchLionRules(),
     FusedAdam: AdamRules(),
     FusedLamb: LambRules(),
     FusedLAMB: ApexLambRules(),
@@ -80,6 +72,14 @@ RULES: Mapping[type, Rules] = {
     DynamicLossScale: ScalerRules(),
     StaticLossScale: ScalerRules(),
 }
+# References with torch's interface alone, and the rules of each.
+ORDINARY: Mapping[type, Rules] = {
+    AdamW: TorchAdamWRules(),
+    Adam: TorchAdamRules(),
+    SGD: TorchSGDRules(),
+    Lion: TorchLionRules(),
+}
+KNOWN = {**REFERENCES, **{one.__name__: one for one in ORDINARY}}
 # Rules over ranks, by the rules that they add to; those that derive from others come first.
 OVER_RANKS: Mapping[type[Rules], type[Rules]] = {
     ZeroRules: ZeroOverRanks,
@@ -192,7 +192,7 @@ def register_optimizer(
         if not inspect.isclass(cls):
             raise UsageError(f"{cls!r} is no class, but should be an optimizer class [{place}]")
         against = _reference(reference, place)
-        chosen = rules if rules is not None else RULES.get(against, OptimizerRules())
+        chosen = rules if rules is not None else rules_of(against)
         if rules is None and arithmetic == "exact" and against is FusedAdam and _takes_compat(cls):
             chosen = CompatAdamRules()
         _check_methods(cls, against, chosen, place)
@@ -217,6 +217,11 @@ def register_optimizer(
     return decorate
 
 
+def rules_of(reference: type) -> Rules:
+    """The rules of a reference of ours, or those of any torch optimizer."""
+    return {**RULES, **ORDINARY}.get(reference, OptimizerRules())
+
+
 def _takes_compat(cls: type) -> bool:
     """True if its constructor, or one that it hands unknown arguments to, has `compat`."""
     for base in cls.__mro__:
@@ -231,12 +236,12 @@ def _takes_compat(cls: type) -> bool:
 
 def _reference(given: type | str, place: str) -> type:
     if isinstance(given, str):
-        if given not in REFERENCES:
-            known = ", ".join(REFERENCES)
+        if given not in KNOWN:
+            known = ", ".join(KNOWN)
             raise UsageError(
                 f'reference "{given}" is unknown, but should be a class or one of {known} [{place}]'
             )
-        return REFERENCES[given]
+        return KNOWN[given]
     if not inspect.isclass(given):
         raise UsageError(f"reference is {given!r}, but should be a class [{place}]")
     return given

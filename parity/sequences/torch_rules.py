@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import torch
 
-from twinstep.parity.records.errors import UsageError
 from twinstep.parity.sequences.actions import Action, Motif, Rules, action
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.motifs import CLEAR, PARTLY, PLAIN, each_turned
@@ -79,6 +78,8 @@ class TorchRules(OptimizerRules):
         lacking = [name for name in ("params", *self.needed) if name not in takes]
         strange = [name for name in needs if name not in self.arguments()]
         if lacking or strange:
+            from twinstep.parity.records.errors import UsageError
+
             says = f"lacks {', '.join(lacking)}" if lacking else f"needs {', '.join(strange)}"
             known = ", ".join(("params", *self._passed()))
             raise UsageError(

@@ -46,7 +46,7 @@ from twinstep.parity.sequences.drive import Side, on_all_ranks
 from twinstep.parity.sequences.judge import launches_triton
 from twinstep.parity.sequences.observe import Leaf, Observation
 from twinstep.parity.sequences.over_ranks.drive import WorldRun
-from twinstep.parity.sequences.registry import RULES, Twin, twins
+from twinstep.parity.sequences.registry import ORDINARY, RULES, Twin, rules_of, twins
 from twinstep.parity.sequences.world import Act
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -100,7 +100,7 @@ class _Host:
         self.functions |= {row.name: row.function for row in known}
         house = {row.name for row in HOUSE}
         own = any(row.operation.name not in house for row in known)
-        own |= any(type(RULES.get(row.reference)) is not type(row.rules) for row in twins())
+        own |= any(not _known(row) for row in twins())
         source = source_of(self.file)
         found += filter(None, (row.rules.remark(row.subject) for row in twins()))
         stubs = [
@@ -194,6 +194,12 @@ class _Host:
     def interpreted(self, names: tuple[str, ...]) -> list[str]:
         """Remarks on verdicts reached in Triton's interpreter."""
         return remarks([row for row in kernels() if row.name in names])
+
+
+def _known(twin: Twin) -> bool:
+    """True if the judge has its reference and its rules."""
+    ours = twin.reference in RULES or twin.reference in ORDINARY
+    return ours and type(rules_of(twin.reference)) is type(twin.rules)
 
 
 def _stub(kernel: Kernel) -> Elsewhere:
