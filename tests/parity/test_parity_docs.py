@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "guide"
 BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 PAGES = {
-    "adding-an-optimizer.md": ["my_adam.py", "my_scaler.py", "my_lion.py"],
+    "adding-an-optimizer.md": ["my_lion_of_torch.py", "my_adam.py", "my_scaler.py", "my_lion.py"],
     "adding-an-operation.md": ["my_operation.py"],
 }
 Capture = pytest.CaptureFixture[str]
