@@ -26,7 +26,7 @@ from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.call_cache import CallCache
 from twinstep.parity.runner.calls.invoke import SECONDS
 from twinstep.parity.runner.calls.local import LocalCaller
-from twinstep.parity.runner.calls.made import Caller
+from twinstep.parity.runner.calls.made import Caller, Made
 from twinstep.parity.runner.shared import expected
 
 # What a kernel may raise to refuse a call: nothing from inside replay, Triton or a device.

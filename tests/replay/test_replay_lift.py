@@ -156,7 +156,7 @@ def test_honest_arithmetic_has_the_specified_formula(name: str) -> None:
     assert not broken(name, "bf16")
 
 
-def test_a_formula_hidden_below_bf16_is_seen_to_one_ulp_of_a_scalar_where_bits_are_claimed() -> None:
+def test_a_formula_below_bf16_is_seen_to_one_ulp_of_a_scalar_where_bits_are_claimed() -> None:
     assert broken("eps_one_ulp_too_large", "bf16-pure")
     assert not broken("eps_one_ulp_too_large", "bf16-pure", arithmetic="bounded")
 
