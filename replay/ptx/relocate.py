@@ -10,7 +10,8 @@ import re
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-_FILE = re.compile(r'^(\s*\.file\s+\d+\s+)"([^"]*)"(?:\s+"([^"]*)")?', re.M)
+_LINE = re.compile(r"^\s*\.loc\s+(\d+)\s+(?!.*inlined_at)", re.M)
+_FILE = re.compile(r'^(\s*\.file\s+(\d+)\s+)"([^"]*)"(?:\s+"([^"]*)")?', re.M)
 
 
 def relocate(ptx: str, source: str) -> str:
@@ -21,28 +22,31 @@ def relocate(ptx: str, source: str) -> str:
         source: Absolute path of the file that holds the kernel.
 
     Returns:
-        The text itself if it names `source` or no file of that name. Otherwise the folder in
-        which its path differs from `source` is exchanged, in every file that exists there.
+        The text itself if its first line of code is of `source`, or it has none. Otherwise the file
+        of that line is exchanged; and where both have one name, the folder in which their paths
+        differ, too, in every file that exists there.
     """
-    named = [_path(match) for match in _FILE.finditer(ptx)]
-    here = PurePosixPath(source)
-    alike = [path for path in named if path.name == here.name]
-    if here in named or not alike:
+    named = {match[2]: _path(match) for match in _FILE.finditer(ptx)}
+    # Functions that are not inlined stand before the kernel, and may be another file's.
+    here, first = PurePosixPath(source), _LINE.search(ptx, max(ptx.find(".entry"), 0))
+    stale = named.get(first[1]) if first else None
+    if stale is None or stale == here or not source:
         return ptx
-    stale = max(alike, key=lambda path: _common(path, here))
     shared = _common(stale, here)
     old, new = _without(stale, shared), _without(here, shared)
 
     def exchange(match: re.Match[str]) -> str:
         path = _path(match)
-        moved = new / path.relative_to(old) if path.is_relative_to(old) else path
+        if path == stale:
+            return f'{match[1]}"{here}"'
+        moved = new / path.relative_to(old) if shared and path.is_relative_to(old) else path
         return f'{match[1]}"{moved}"' if Path(moved).exists() else match[0]
 
     return _FILE.sub(exchange, ptx)
 
 
 def _path(match: re.Match[str]) -> PurePosixPath:
-    return PurePosixPath(match[2]) / (match[3] or "")
+    return PurePosixPath(match[3]) / (match[4] or "")
 
 
 def _common(a: PurePosixPath, b: PurePosixPath) -> int:

@@ -36,9 +36,9 @@ def test_a_fault_names_the_copy_that_was_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    for folder in ("first", "second"):
-        path = tmp_path / folder / "kernel.py"
-        path.parent.mkdir()
+    for place in ("first/kernel.py", "second/kernel.py", "second/other.py"):
+        path = tmp_path / place
+        path.parent.mkdir(exist_ok=True)
         path.write_text(KERNEL.format(name="copied"))
         twinstep.replay.activate()
         try:
@@ -57,15 +57,17 @@ def test_files_beside_the_kernel_move_with_it_and_others_stay(tmp_path: Path) ->
     ptx = (
         '\t.file\t1 "/old/fast/adam.py"\n.file 2 "/old/fast" "_arith.py"\n'
         '.file 3 "/lib/triton/standard.py"\n.file 4 "/old/fast/gone.py"\n'
+        ".entry k\n.loc 2 9 1, function_name $L, inlined_at 1 5 1\n.loc 1 5 0 // adam.py\n"
     )
-    assert relocate(ptx, str(here / "adam.py")) == (
+    assert relocate(ptx, str(here / "adam.py")).partition(".entry")[0] == (
         f'\t.file\t1 "{here}/adam.py"\n.file 2 "{here}/_arith.py"\n'
         '.file 3 "/lib/triton/standard.py"\n.file 4 "/old/fast/gone.py"\n'
     )
 
 
 def test_nothing_changes_where_the_paths_are_right_or_unknown() -> None:
-    ptx = '.file 1 "/a/kernel.py"\n.file 2 "/b/kernel.py"\n'
+    files = '.file 1 "/a/kernel.py"\n.file 2 "/b/kernel.py"\n'
+    ptx = files + ".loc 1 3 0\n.entry k\n.loc 2 5 0\n"
     assert relocate(ptx, "/b/kernel.py") == ptx
-    assert relocate(ptx, "/b/other.py") == ptx
+    assert relocate(files, "/b/other.py") == files
     assert relocate(ptx, "") == ptx
