@@ -144,12 +144,16 @@ class History:
             self.handed[key] = handed_on(self.kernel, load.instruction, store.instruction)
         return self.handed[key]
 
-    def by_chance(self, one: MemoryOp, other: MemoryOp) -> bool:
-        """True if one of two volatile accesses reads what it then stores, whoever came first."""
-        if {one.kind, other.kind} != {"read", "write"}:
+    def by_chance(self, one: MemoryOp, other: MemoryOp, blocks: bool) -> bool:
+        """True if one of two strong accesses reads what it then stores, whoever came first.
+
+        Within a block only volatile loads and stores are looked at, between `blocks` atomics, too.
+        """
+        if [one.kind, other.kind].count("read") != 1:
             return False
         load = (one if one.kind == "read" else other).instruction
-        if not all("volatile" in site.instruction.parts for site in (one, other)):
+        volatile = all("volatile" in site.instruction.parts for site in (one, other))
+        if not (blocks or volatile):
             return False
         if id(load) not in self.chance:
             self.chance[id(load)] = stored_by_chance(self.kernel, load)

@@ -12,8 +12,11 @@ threads' accesses are ordered
 
 Unordered accesses of one word, at least one of them a plain write that changes its value, are a
 race. Atomics, and loads and stores that are volatile or relaxed, do not race with one another, but
-for those of scope `.cta` between blocks, and for volatile ones within a block where a thread stores
-what it happened to read: volatile is no barrier, and threads of a warp need not run in step. A read
+for those of scope `.cta` between blocks, and for a load whose thread stores what it happened to
+read: between blocks of what any strong access writes, within a block of what a volatile store does.
+Volatile is no barrier, threads of a warp need not run in step, and a total that other blocks still
+add to is no total. That is not so where a loop reads again until another thread has stored, where
+the kernel exchanges, and where the value decides alone whether to store (see `flow`). A read
 whose value enters a shuffle of the whole warp comes before what the warp stores behind it. Two
 things that compilers do with replicated threads are not reported within a block: a store of the
 value that is already there, and a read of global memory that another thread writes, by a thread
@@ -252,7 +255,7 @@ class BatchChecks:
             other = self.memory.sites[int(one[4])]
             blocks = one[0] // threads != two[0] // threads
             free = strong(site, blocks) and strong(other, blocks)
-            if free and (blocks or not self.memory.by_chance(site, other)):
+            if free and not self.memory.by_chance(site, other, bool(blocks)):
                 continue
             if self._ordered(one, two):
                 continue

@@ -136,14 +136,17 @@ def straight(kernel: Kernel, at: int) -> int:
 def stored_by_chance(kernel: Kernel, load: Instruction) -> bool:
     """True if what a load reads may be stored, and no loop repeats it until another thread stored.
 
-    In a kernel that waits in such a loop, or by exchanging, the order that this makes within a
-    block is not known; there it is never by chance.
+    In a kernel that waits in such a loop, or by exchanging, the order that this makes is not known;
+    there it is never by chance. Nor is it where the value decides alone whether something is stored
+    or added: a maximum may be looked at before it is raised, a flag before it is set.
     """
     code, loops = kernel.code, _loops(kernel)
     exchanges = any({"cas", "exch"} & {*i.parts} for i in code)
     if exchanges or any(_awaits(code, i, loops) for i in code):
         return False
-    return any(family(i) in ("st", "atom", "red") for i in _reached(code, load))
+    tainted = _tainted(code, load)
+    stores = (i for i in code if family(i) in ("st", "atom", "red"))
+    return any(name in tainted for i in stores for o in i.operands for name in registers_in(o))
 
 
 def _awaits(code: list[Instruction], load: Instruction, loops: list[range]) -> bool:
@@ -168,13 +171,19 @@ def _loops(kernel: Kernel) -> list[range]:
 
 def _reached(code: list[Instruction], load: Instruction) -> list[Instruction]:
     """Instructions that read what a load reads, or what derives from it, in registers."""
+    tainted = _tainted(code, load)
+    return [i for i in code if not tainted.isdisjoint(used(i))]
+
+
+def _tainted(code: list[Instruction], load: Instruction) -> set[str]:
+    """Registers that hold what a load reads, or what derives from it."""
     tainted, before = set(defined(load)), -1
     while before != len(tainted):
         before = len(tainted)
         for instruction in code:
             if not tainted.isdisjoint(used(instruction)):
                 tainted.update(defined(instruction))
-    return [i for i in code if not tainted.isdisjoint(used(i))]
+    return tainted
 
 
 def _keeps(instruction: Instruction) -> bool:

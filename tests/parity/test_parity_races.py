@@ -29,6 +29,8 @@ TWINS = {
     "tickets_reset_while_others_still_ask": "triton_tiles_by_tickets",
     "partial_sums_added_by_float_atomics": "triton_two_sums_by_float_atomics",
     "partial_sums_added_by_swaps": "triton_two_sums_by_swaps",
+    "root_of_a_total_that_others_add_to": "triton_root_by_the_last_program",
+    "root_of_a_total_read_by_an_atomic": "triton_root_by_the_last_program",
     "partial_sums_of_a_stream_not_awaited": "triton_norm_on_two_streams",
     "gradients_read_on_a_stream_that_does_not_wait": "triton_norm_on_two_streams",
     "new_stream_left_current": "triton_norm_on_two_streams",
@@ -73,7 +75,7 @@ def test_a_race_is_named_with_lines_and_tensor_and_its_twin_has_none(entry: Entr
         rf"of \d+ bytes of (\S+) without order after a \w+ at {line} by", cell.failure
     )
     assert found is not None
-    assert found[1] in ("step/steps[0]", "flag", "partial", "sums", "lock")
+    assert found[1] in ("step/steps[0]", "flag", "partial", "sums", "lock", "total", "norm")
     assert len(re.findall(line, cell.failure)) == 2
 
 

@@ -1,4 +1,4 @@
-"""Volatile accesses within a block: no race by themselves, and no barrier either."""
+"""Volatile accesses: no race by themselves, and no barrier either; nor do they find a total."""
 
 from __future__ import annotations
 
@@ -72,3 +72,63 @@ def test_what_is_compared_and_not_stored_may_be_old() -> None:
     mov.u32 %r4, 7; setp.ne.u32 %p1, %r6, 0; @%p1 bra DONE; st.volatile.shared.u32 [%r1], 3; DONE:
     """
     assert judge(body, right=True) == [7] * 64
+
+
+TOTAL = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 total, .param .u64 out)
+{
+.reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
+ld.param.u64 %rd0, [total]; ld.param.u64 %rd1, [out]; mov.u32 %r0, %ctaid.x;
+"""
+ADDS = "atom.ORDER.gpu.global.add.u32 %r1, [%rd0], 1;"
+READS = "ld.HOW.global.u32 %r2, [%rd0];"
+STORES = "st.global.u32 [%rd1], %r2;"
+# The block that draws the last of eight tickets, behind a fence, goes on.
+LAST = """membar.gl; atom.relaxed.gpu.global.add.u32 %r3, [%rd0+4], 1; membar.gl;
+setp.ne.u32 %p1, %r3, 7; @%p1 ret;"""
+
+
+def total(body: str, **settings: object) -> list[int]:
+    """Run a body of eight blocks of one thread each, with the check of races; what it stores."""
+    words, out = torch.zeros(2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32)
+    with options(check_races=True, **settings):  # type: ignore[arg-type]
+        run_ptx(TOTAL + body + "ret; }", "k", (8,), (1,), [words, out])
+    return out.tolist()
+
+
+@pytest.mark.parametrize("order", ["relaxed", "acq_rel"])
+@pytest.mark.parametrize("how", ["volatile", "relaxed.gpu"])
+def test_a_total_that_other_blocks_still_add_to_is_no_total(order: str, how: str) -> None:
+    """Blocks in step store equal values; on a GPU each stores what it happens to find."""
+    body = f"{ADDS} {READS} {STORES}".replace("ORDER", order).replace("HOW", how)
+    for store in (STORES, "st.relaxed.gpu.global.u32 [%rd1], %r2;"):
+        with pytest.raises(Race, match="read of 4 bytes of argument 0 without order after a atom"):
+            total(body.replace(STORES, store))
+
+
+def test_blocks_one_by_one_show_a_total_that_is_acquired_too_early() -> None:
+    """In step the load acquires what all blocks have added; one by one, the next adds later."""
+    for read in (READS.replace("HOW", "acquire.gpu"), "atom.global.add.u32 %r2, [%rd0], 0;"):
+        body = f"{ADDS} {read} {STORES}".replace("ORDER", "acq_rel")
+        with pytest.raises(Race, match="without order after a"):
+            total(body, together=1)
+
+
+def test_the_last_block_finds_the_total() -> None:
+    for how in ("volatile", "relaxed.gpu", "acquire.gpu"):
+        body = f"{ADDS} {LAST} {READS} {STORES}".replace("ORDER", "relaxed").replace("HOW", how)
+        assert total(body)[0] == total(body, together=1)[0] == 8
+
+
+def test_a_look_before_an_atomic_is_no_race() -> None:
+    """A maximum that is raised already need not be raised again."""
+    look = "ld.volatile.global.u32 %r2, [%rd0]; setp.gt.u32 %p1, %r0, %r2;"
+    body = f"{look} @%p1 red.relaxed.gpu.global.max.u32 [%rd0], %r0;"
+    assert total(body) == total(body, together=1)
+
+
+def test_a_loop_that_waits_for_all_blocks_is_no_race() -> None:
+    wait = f"{ADDS} AGAIN: {READS} setp.lt.u32 %p1, %r2, 8; @%p1 bra AGAIN; {STORES}"
+    assert total(wait.replace("ORDER", "relaxed").replace("HOW", "volatile"))[0] == 8

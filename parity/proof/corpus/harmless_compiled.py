@@ -98,6 +98,12 @@ def triton_last_program_behind_fences(call: GlobalNormCall) -> None:
     racing_kernels.global_norm(call, "relaxed", fences=2)
 
 
+@harmless(SHELF, "global_norm", engines=ENGINES, dtypes=("fp16",))
+def triton_root_by_the_last_program(call: GlobalNormCall) -> None:
+    """All programs add to one total, and the last to arrive stores its root."""
+    racing_kernels.global_norm_in_one_launch(call, "last")
+
+
 @harmless(SHELF, "global_norm", engines=ENGINES)
 def triton_sums_under_a_lock(call: GlobalNormCall) -> None:
     """Programs add lane by lane under a lock; a barrier comes before it is given back."""

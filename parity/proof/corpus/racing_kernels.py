@@ -317,3 +317,36 @@ def global_norm_by_float_atomics(call: GlobalNormCall, most: int, swaps: bool = 
     call.norm.copy_(total.double().sum().sqrt())
     if not bool(torch.isfinite(total).all()):
         call.found_inf.fill_(1.0)
+
+
+@triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["g"])
+def total_kernel(g, total, arrived, norm, numel, BLOCK: tl.constexpr, READS: tl.constexpr):
+    """Squares are added to one total, of which a program stores the root in the same launch.
+
+    READS: `last`, the program that arrives last; all others store what they happen to read, by a
+    `volatile` load or by an atomic that adds nothing.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(g + at, mask=at < numel, other=0.0).to(tl.float64)
+    tl.atomic_add(total, tl.sum(x * x, axis=0))
+    if READS == "last":
+        if tl.atomic_add(arrived, 1) == tl.num_programs(0) - 1:
+            tl.store(norm, tl.sqrt(tl.load(total, volatile=True)))
+    elif READS == "volatile":
+        tl.store(norm, tl.sqrt(tl.load(total, volatile=True)))
+    else:
+        tl.store(norm, tl.sqrt(tl.atomic_add(total, 0.0)))
+
+
+def global_norm_in_one_launch(call: GlobalNormCall, reads: str) -> None:
+    """One launch for each tensor that has elements; each stores the root of all sums so far."""
+    total = torch.zeros(1, dtype=torch.float64, device=call.norm.device)
+    norm = torch.zeros_like(total)
+    for g in call.grads:
+        programs = -(-g.numel() // BLOCK)
+        if programs:
+            arrived = torch.zeros(1, dtype=torch.int32, device=g.device)
+            total_kernel[(programs,)](g, total, arrived, norm, g.numel(), BLOCK=BLOCK, READS=reads)
+    call.norm.copy_(norm[0])
+    if not bool(torch.isfinite(total).all()):
+        call.found_inf.fill_(1.0)

@@ -76,6 +76,18 @@ def partial_sums_added_by_swaps(call: GlobalNormCall) -> None:
 
 
 @racing("global_norm", component="norms", dtypes=("fp16",))
+def root_of_a_total_that_others_add_to(call: GlobalNormCall) -> None:
+    """Every program adds to one total, reads it `volatile`, and stores the norm."""
+    kernels.global_norm_in_one_launch(call, "volatile")
+
+
+@locked("global_norm", component="norms", dtypes=("fp16",))
+def root_of_a_total_read_by_an_atomic(call: GlobalNormCall) -> None:
+    """The same with an atomic that adds nothing for the read."""
+    kernels.global_norm_in_one_launch(call, "atomic")
+
+
+@racing("global_norm", component="norms", dtypes=("fp16",))
 def partial_sums_of_a_stream_not_awaited(call: GlobalNormCall) -> None:
     """The root is taken on a stream that does not wait for those of the partial sums."""
     norm_on_two_streams(call, missing="the old one")

@@ -98,7 +98,7 @@ def _on_replay(
         allow(**memory.named()),
         options(
             check_races=check_races,
-            shake_sums=check_races,
+            shake_sums=check_races and not schedule,
             only_ends=large_tensors.ENDS if ends else None,
             and_middle=ends is not None,
             and_parts=ends.places.parts() if ends else (),
