@@ -15,7 +15,7 @@ from twinstep.parity.cases.guarded_memory import GuardedMemory
 from twinstep.parity.prove.exact_sums import SUMS_ARE_EXACT, places
 from twinstep.parity.prove.host_numbers import HostReads
 from twinstep.parity.prove.torch_names import TorchNames
-from twinstep.parity.registry.engines import Engine, as_on
+from twinstep.parity.registry.engines import Engine, as_on, followed
 from twinstep.replay.dtypes import Array
 from twinstep.replay.names.naming import granules_of, naming, set_names
 from twinstep.replay.names.normal import new_table
@@ -107,8 +107,11 @@ class Tracer:
             plain = TorchNames(session)
             expected = self._expected(session, replace(case, controls=controls), lists, plain)
             mode = TorchNames(session)
-            with self._running(memory), mode, HostReads(mode):
+            with self._running(memory), mode, HostReads(mode), followed() as fates:
                 memory.call(as_on(self.engine, self.function))
+            # A launcher that goes on without its kernel is no proof of the kernel.
+            for _, error in () if fates is None else fates.raised:
+                raise error
             outputs = list(self._outputs(plain, mode, memory, expected))
         decided = [(number, *rest) for number, rest in session.decided.items()]
         sums = {SUMS_ARE_EXACT: None} if session.sums.used else {}

@@ -66,6 +66,7 @@ class Cell:
         like: the law whose failure on the same dtypes has the same cause.
         repro: path of the stand-alone file.
         output: what the kernel printed.
+        ran: the engine it ran on, where no launch completed on that of its key; else empty.
     """
 
     key: Key
@@ -89,6 +90,7 @@ class Cell:
     like: str = ""
     repro: str = ""
     output: str = ""
+    ran: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in (Status.PASSED, Status.FAILED) and not self.reason:
@@ -96,10 +98,16 @@ class Cell:
         if self.status is Status.PASSED and self.calls == 0:
             raise ValueError(f"{self.key} passed without a single call [ledger]")
 
+    @property
+    def engine(self) -> str:
+        """The engine that its calls ran on."""
+        return self.ran or self.key.engine
+
     def record(self) -> dict[str, object]:
         """The cell as plain data."""
         row = asdict(self)
-        return {"schema": SCHEMA, **row.pop("key"), **row, "status": self.status.value}
+        key = row.pop("key") | {"engine": self.engine}
+        return {"schema": SCHEMA, **key, **row, "status": self.status.value}
 
 
 @dataclass

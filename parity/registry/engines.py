@@ -10,12 +10,14 @@ import builtins
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch._library.custom_ops import OPDEFS
@@ -23,6 +25,9 @@ from torch._library.custom_ops import OPDEFS
 from twinstep.parity.records.errors import NoDeviceError, UsageError
 from twinstep.parity.records.names import ENGINES, unknown
 from twinstep.parity.registry.kernels import Elsewhere, Kernel
+
+if TYPE_CHECKING:
+    from twinstep.replay.launch.record import Fates
 
 
 @dataclass(frozen=True)
@@ -271,6 +276,14 @@ def running(engine: Engine) -> Iterator[None]:
             yield
     finally:
         twinstep.replay.deactivate()
+
+
+@contextlib.contextmanager
+def followed() -> Iterator[Fates | None]:
+    """The ends of the launches on replay made inside the context; None if it is not in use."""
+    record = sys.modules.get("twinstep.replay.launch.record")
+    with contextlib.nullcontext() if record is None else record.fates() as found:
+        yield found
 
 
 def as_on(engine: Engine, function: Callable[..., object]) -> Callable[..., object]:

@@ -89,7 +89,7 @@ def _add_case(suite: ElementTree.Element, cell: Cell) -> None:
         suite,
         "testcase",
         classname=f"parity.{key.operation}.{key.kernel}",
-        name=f"{key.law}[{key.dtype}, {key.engine}]",
+        name=f"{key.law}[{key.dtype}, {cell.engine}]",
         time=f"{cell.seconds:.3f}",
     )
     if cell.worst:

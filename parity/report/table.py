@@ -123,6 +123,9 @@ def _print_rows(
             console.print(Text(name), soft_wrap=True)
             name = ""
         _print_line(console, name, line[: len(headings)], name_width, widths)
+        if idle := _not_launched(rows[row]):
+            said = f"no launch completed on {', '.join(idle)}: the CPU did the work"
+            print_hanging(console, "  note  ", said.split(), "yellow")
         for status, broken in _exceptions(rows[row]):
             word, style = mark(status)
             print_hanging(console, f"  {word}  ", _listed(broken), style)
@@ -135,12 +138,23 @@ def _columns(row: Row, cells: Sequence[Cell], statuses: Sequence[Status]) -> lis
     counts = Counter(cell.status for cell in cells)
     ratios = [ratio for cell in cells for ratio in cell.worst.values()]
     sequences = sum(cell.sequences for cell in cells)
+    idle = _not_launched(cells)
+    ran = ["cpu"] * bool(idle) + [row[2]] * (len(idle) < len(dtypes))
     return [
-        row[2],
+        ", ".join(ran),
         named if len(named) <= DTYPES_WIDTH else f"{len(dtypes)} dtypes",
         *(str(counts[status] or "") for status in statuses),
         f"{max(ratios):.2f}" if ratios else str(sequences or ""),
     ]
+
+
+def _not_launched(cells: Sequence[Cell]) -> list[str]:
+    """Dtypes on which no launch completed on the engine that the row was meant for."""
+    ran: dict[str, set[str]] = {}
+    for cell in cells:
+        if cell.ran or cell.status in (Status.PASSED, Status.FAILED):
+            ran.setdefault(cell.key.dtype, set()).add(cell.ran)
+    return [dtype for dtype, engines in ran.items() if engines == {"cpu"}]
 
 
 def _print_line(

@@ -6,7 +6,7 @@ covering; what a call on one of these left behind serves every law that asks for
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from twinstep.parity.cases.case import Case, Recipe
@@ -26,11 +26,17 @@ class CallCache:
     Attributes:
         made: calls that the kernel was given, the last `REMEMBERED`, in order.
         explained: signatures of the failures that the row has shown so far.
+        calls: how many the kernel was given.
+        caught: in how many of them a launch raised and its caller went on, by what it raised.
+        launches: how many launches ran to their end in them.
         changed: cases whose calls changed the state of their process, and a sentence on how.
     """
 
     made: deque[Call] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     explained: list[Signature] = field(default_factory=list)
+    calls: int = 0
+    caught: Counter[str] = field(default_factory=Counter)
+    launches: int = 0
     changed: list[tuple[Case, str]] = field(default_factory=list)
     _cases: dict[int, tuple[Recipe, Case]] = field(default_factory=dict)
     _outcomes: dict[int, tuple[Outcome, InstructionError]] = field(default_factory=dict)

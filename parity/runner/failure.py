@@ -55,7 +55,7 @@ class Failure:
 
     Attributes:
         kernel: that broke it.
-        engine: it ran on.
+        engine: that it was meant for.
         law: its name.
         case: the smallest case found.
         original: the case it was found in.
@@ -66,6 +66,7 @@ class Failure:
         differ: how many elements are wrong in the case it was found in.
         again: how the repro file fails, where that needs a word, or why there is none.
         repro: path of the stand-alone file, or empty.
+        ran: the engine that it ran on, if another one.
     """
 
     kernel: Kernel
@@ -80,11 +81,12 @@ class Failure:
     differ: str = ""
     again: str = ""
     repro: str = ""
+    ran: str = ""
 
     def headline(self) -> str:
         """Kernel, law and place in one line."""
         head = f"{self.kernel.operation.name}[{self.kernel.name}, {self.case.combination}, "
-        head += f"{self.engine}] breaks `{self.law}`: "
+        head += f"{self.ran or self.engine}] breaks `{self.law}`: "
         place = self.finding.where()
         return head + (f"{place} " if place and self.finding.place >= 0 else "") + self._says()
 

@@ -113,7 +113,23 @@ def judge_cell(
         shared=runner.repeated,
         sees=coverage.numbers() | ({"refused calls": runner.refused} if runner.refused else {}),
     )
+    if _idle(runner):
+        cell = _not_launched(cell, law)
     return cell if failure is None else replace(cell, **failure.record())
+
+
+def _idle(runner: PlanRunner) -> bool:
+    """True if nothing but the CPU has worked so far in the calls of a row meant for replay."""
+    cache, returned = runner.cache, runner.calls or runner.cache.caught
+    return bool(runner.engine.name == "replay" and returned and not cache.launches)
+
+
+def _not_launched(cell: Cell, law: Law) -> Cell:
+    """A cell of which no launch completed, nor one of its row before: the CPU did the work."""
+    if cell.status is Status.PASSED and "cpu" not in law.engines:
+        reason = f"{law.name} is judged on {' or '.join(law.engines)} only; no launch completed"
+        return Cell(key=cell.key, status=Status.SKIPPED, calls=cell.calls, reason=reason, ran="cpu")
+    return replace(cell, ran="cpu")
 
 
 def fault(error: Exception) -> str:
@@ -181,6 +197,7 @@ def _explained(runner: PlanRunner, law: Law, broken: _Broken, effort: Effort) ->
     failure = Failure(
         kernel=runner.kernel,
         engine=runner.engine.name,
+        ran="cpu" * _idle(runner),
         law=law.name,
         case=broken.case,
         original=broken.case,

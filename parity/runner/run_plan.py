@@ -126,6 +126,8 @@ class PlanRunner:
         call = plan.calls[number]
         reuse = None if call.reuse is None else outcomes[call.reuse].memory
         made = self._caller.make(call, reuse)
+        self.cache.calls += 1
+        self.cache.launches += made.launches
         self.cache.changed += [(call.case, says) for says in made.changed]
         if call.lifted:
             refusal(made.failure)
@@ -138,6 +140,11 @@ class PlanRunner:
         if failure and not refused:
             where = ", in autocast and with other switches turned" if call.turned else ""
             says = f"the kernel {failure}{where}"
+            if made.caught:
+                self.cache.caught[made.caught] += 1
+                often = f"in {self.cache.caught[made.caught]} of {self.cache.calls} calls"
+                cause = failure.partition(": ")[2]
+                says = f"{made.caught} {often}, and the kernel went on: {cause}{where}"
             if may:
                 says += f"; it may refuse here, but had written {_written(memory, after)} before"
             return Finding(says=says, call=number, failure=failure, fatal=made.fatal)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from twinstep.parity.records.errors import CannotRun, KernelDied
+from twinstep.parity.registry.engines import followed
 from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.contracts import Contract, Place
 from twinstep.parity.sequences.observe import (
@@ -72,6 +73,10 @@ class Driven(Protocol):
     def built(self) -> bool:
         """True once there is a world."""
 
+    @property
+    def launches(self) -> int:
+        """How many launches have run to their end on replay."""
+
     def carry_out(self, act: Act) -> None:
         """Carry out one action."""
 
@@ -98,6 +103,7 @@ class Side:
         outcome: of the last action.
         error: the last one.
         rank: that it is on; None for one that is alone.
+        launches: how many have run to their end on replay.
     """
 
     cls: type
@@ -108,11 +114,15 @@ class Side:
     outcome: dict[str, object] = field(default_factory=dict)
     error: Exception | None = None
     rank: OnRank | None = None
+    launches: int = 0
 
     @property
     def says(self) -> str:
         """The last error, with its message."""
-        return f"{type(self.error).__name__}: {self.error}" if self.error is not None else ""
+        if self.error is None:
+            return ""
+        notes = "".join(f"; {note}" for note in getattr(self.error, "__notes__", ()))
+        return f"{type(self.error).__name__}: {self.error}{notes}"
 
     @property
     def built(self) -> bool:
@@ -120,10 +130,19 @@ class Side:
         return self.world is not None
 
     def carry_out(self, act: Act) -> None:
-        """Carry out one action; an exception is an outcome like any other."""
+        """Carry out one action; an exception is an outcome like any other.
+
+        So is one that ended a launch, whoever caught it.
+        """
         self.outcome = {}
-        with _unheard():
+        with _unheard(), followed() as fates:
             self._carry_out(act)
+        if fates is not None:
+            self.launches += fates.completed
+            last = self.error if "raised" in self.outcome else None
+            for kernel, error in [row for row in fates.raised if row[1] is not last][:1]:
+                error.add_note(f"launch of `{kernel}` raised it, and the class went on")
+                self.outcome, self.error = {"raised": type(error).__name__}, error
 
     def _carry_out(self, act: Act) -> None:
         try:
@@ -197,7 +216,12 @@ def refusal(twin: Twin, dtype: str, acts: Sequence[Act]) -> str:
 
 
 def run(
-    twin: Twin, dtype: str, device: str, acts: Sequence[Act], sides: Sides | None = None
+    twin: Twin,
+    dtype: str,
+    device: str,
+    acts: Sequence[Act],
+    sides: Sides | None = None,
+    driven: list[Driven] | None = None,
 ) -> Mismatch | None:
     """Carry out the actions on both sides; the first difference, if any.
 
@@ -207,6 +231,7 @@ def run(
         device: of the class under judgement; its reference is on the CPU.
         acts: what is done.
         sides: makes the side under judgement; None drives the class in this process.
+        driven: gets that side.
 
     Raises:
         CannotRun: over ranks the reference comes to a stop.
@@ -215,6 +240,8 @@ def run(
         return _run_over_ranks(twin, dtype, device, acts, sides)
     want = Side(twin.reference, twin.rules, dtype, "cpu")
     got = sides(twin, dtype, device) if sides else Side(twin.subject, twin.rules, dtype, device)
+    if driven is not None:
+        driven.append(got)
     resets: Resets = {}
     for at, act in enumerate(acts):
         contracts: list[Contract] = []

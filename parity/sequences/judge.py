@@ -18,7 +18,7 @@ from twinstep.parity.records.standalone import FOLDER
 from twinstep.parity.registry.engines import Engine, engine_among, running, uses_triton
 from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.drawing import reaching, sequence
-from twinstep.parity.sequences.drive import Mismatch, Sides, refusal, run
+from twinstep.parity.sequences.drive import Driven, Mismatch, Sides, refusal, run
 from twinstep.parity.sequences.registry import Twin
 from twinstep.parity.sequences.report import failure_text, headline, kind_of
 from twinstep.parity.sequences.repro import shown_again, write_repro
@@ -116,16 +116,23 @@ def judge_twin(
         return Cell(key=key, status=Status.SKIPPED, reason=engine.missing)
     started = time.perf_counter()
     calls, count, over, refused = 0, 0, 0, "no sequence was drawn"
+    launches = 0
+
+    def ran() -> str:
+        return "cpu" * (engine.name == "replay" and count > over and not launches)
+
     with running(engine), one_thread():
         for where, number in _turns(twin, effort):
             acts = sequence(where.rules, effort.seed, dtype, number)
             ranks = " over ranks" * (where is not twin)
             place = f"seed {effort.seed}, sequence {number}{ranks}"
+            driven: list[Driven] = []
             try:
-                mismatch = run(where, dtype, str(engine.device), acts, sides)
+                mismatch = run(where, dtype, str(engine.device), acts, sides, driven)
             except CannotRun as cause:
                 reason = f"{cause} [{place}]" if ranks else str(cause)
                 return Cell(key=key, status=Status.CANNOT_JUDGE, calls=calls, reason=reason)
+            launches += sum(side.launches for side in driven)
             calls += len(acts) if mismatch is None else mismatch.at + 1
             count, over = count + 1, over + (where is not twin)
             if mismatch is not None:
@@ -140,6 +147,7 @@ def judge_twin(
                     over_ranks=over,
                     seconds=time.perf_counter() - started,
                     fatal=mismatch.fatal,
+                    ran=ran(),
                     **explained,
                 )
             if where is twin:
@@ -155,6 +163,7 @@ def judge_twin(
         seconds=time.perf_counter() - started,
         failure=f"{twin.name}[{dtype}]: no sequence builds the reference: {refused}"
         * bool(refused),
+        ran=ran(),
     )
 
 

@@ -20,7 +20,7 @@ from typing import cast
 import torch
 
 from twinstep.replay.errors import CannotReplay, ReplayError
-from twinstep.replay.launch.record import Launch
+from twinstep.replay.launch.record import Launch, launching
 from twinstep.replay.launch.run import run_ptx
 from twinstep.replay.triton.torch_cuda import refuse_host
 
@@ -74,7 +74,9 @@ def cuda_kernel(
         ReplayError: if it refuses the source.
         UnknownInstruction: at the first launch, for an instruction that replay does not know.
     """
-    return CudaKernel(name, compile_ptx(source, name=f"{name}.cu", target=target, options=options))
+    with launching(name):
+        text = compile_ptx(source, name=f"{name}.cu", target=target, options=options)
+    return CudaKernel(name, text)
 
 
 def missing() -> str:

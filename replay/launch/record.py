@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 
+from twinstep.replay.errors import ReplayError
+
 
 @dataclass
 class Traffic:
@@ -99,6 +101,61 @@ def publish(launch: Launch) -> None:
     """Add a record to every log of this thread."""
     for log in _LOGS.get():
         log.append(launch)
+    for found in _FATES:
+        found.completed += 1
+
+
+@dataclass(eq=False)
+class Fates:
+    """The ends of the launches made in some time, in all threads.
+
+    Attributes:
+        completed: How many ran to their end.
+        raised: The kernel and the error of each that did not, whoever has caught it since.
+    """
+
+    completed: int = 0
+    raised: list[tuple[str, Exception]] = field(default_factory=list)
+
+
+_FATES: list[Fates] = []
+
+
+@contextmanager
+def fates() -> Iterator[Fates]:
+    """Follow all launches inside the context: a launcher may catch what one raises, and go on."""
+    found = Fates()
+    _FATES.append(found)
+    try:
+        yield found
+    finally:
+        _FATES.remove(found)
+
+
+@contextmanager
+def launching(kernel: str) -> Iterator[None]:
+    """Note the fault that ends what is inside: the compilation of a kernel, or its launch."""
+    try:
+        yield
+    except Exception as error:
+        for found in _FATES if _is_fault(error) else ():
+            if all(error is not known for _, known in found.raised):
+                found.raised.append((kernel, error))
+        raise
+
+
+def _is_fault(error: Exception) -> bool:
+    """True for all that replay raises, and for code that does not compile.
+
+    Not for a configuration that asks for more than a GPU has, or that a `tl.static_assert` or
+    ptxas refuses: Triton's own autotuner passes these over, and a launcher may do so, too. Nor for
+    arguments that Triton does not take: a launcher may ask which version of it is there.
+    """
+    kind = type(error)
+    compiler = kind.__module__.startswith("triton.compiler")
+    refused = kind.__name__ == "CompileTimeAssertionFailure"
+    broken = "PassManager::run failed" in str(error)
+    return isinstance(error, ReplayError) or (compiler and not refused) or broken
 
 
 _CLASSES = {

@@ -28,7 +28,7 @@ from twinstep.replay.launch.options import (
     Options,
     reachable,
 )
-from twinstep.replay.launch.record import Launch, publish
+from twinstep.replay.launch.record import Launch, launching, publish
 from twinstep.replay.launch.tables import listed
 from twinstep.replay.machine.execute import Execution
 from twinstep.replay.machine.lanes import Batch, Place
@@ -369,19 +369,20 @@ def run_ptx(
     Returns:
         The launch record; tensors are written in place.
     """
-    program, digest = program_of(ptx_text, kernel_name)
-    tensors: list[Labelled] = []
-    values: list[int | float | bytes] = []
-    for index, arg in enumerate(args):
-        if isinstance(arg, torch.Tensor):
-            tensors.append((f"argument {index}", arg))
-            values.append(arg.data_ptr())
-        else:
-            values.append(NamedFloat.of(arg) if isinstance(arg, HostNumber) else arg)
-    params, named = pack(program, values)
-    request = Request(program, digest, place(grid), place(block), params, tensors, shared)
-    request.named = named
-    return run(request)
+    with launching(kernel_name):
+        program, digest = program_of(ptx_text, kernel_name)
+        tensors: list[Labelled] = []
+        values: list[int | float | bytes] = []
+        for index, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor):
+                tensors.append((f"argument {index}", arg))
+                values.append(arg.data_ptr())
+            else:
+                values.append(NamedFloat.of(arg) if isinstance(arg, HostNumber) else arg)
+        params, named = pack(program, values)
+        request = Request(program, digest, place(grid), place(block), params, tensors, shared)
+        request.named = named
+        return run(request)
 
 
 def place(extent: Sequence[int]) -> Place:

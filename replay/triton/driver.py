@@ -6,6 +6,7 @@ index of its own, so that kernels compiled for replay and for a real GPU never m
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -16,10 +17,12 @@ from time import perf_counter
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
 
 from twinstep.replay.checks.streams import STREAM
 from twinstep.replay.errors import ReplayError, UnsupportedTriton
 from twinstep.replay.launch.options import TUNING, register_buffer_provider
+from twinstep.replay.launch.record import launching
 from twinstep.replay.launch.run import require_subnormals, run_ptx
 from twinstep.replay.triton.cubin import resources
 from twinstep.replay.triton.device import DEVICE, INDEX
@@ -181,6 +184,16 @@ class _Activations(threading.local):
         self.open: list[ExitStack] = []
 
 
+_TRITONS_RUN = JITFunction.run
+
+
+@functools.wraps(_TRITONS_RUN)
+def _run(kernel: JITFunction[Callable[..., object]], *args: object, **kwargs: object) -> object:
+    """Triton's own, which compiles a kernel and launches it, with its faults on record."""
+    with launching(kernel.fn.__name__):
+        return _TRITONS_RUN(kernel, *args, **kwargs)
+
+
 _LOCK = threading.Lock()
 _OWN = _Activations()
 _COUNT = 0
@@ -230,6 +243,8 @@ def activate(*, cuda: bool = False) -> None:
             _PREVIOUS.callback(triton.runtime.driver.set_active, triton.runtime.driver._active)
             _PREVIOUS.enter_context(fusion_by_default())
             triton.runtime.driver.set_active(_DRIVER)
+            _PREVIOUS.callback(setattr, JITFunction, "run", _TRITONS_RUN)
+            JITFunction.run = _run
         _COUNT += 1
     _OWN.open.append(undo)
 

@@ -15,7 +15,7 @@ from triton.runtime.cache import get_cache_manager
 
 from twinstep.replay.errors import CannotReplay, ReplayError, UnsupportedArgument
 from twinstep.replay.launch.options import Labelled
-from twinstep.replay.launch.record import recording
+from twinstep.replay.launch.record import launching, recording
 from twinstep.replay.launch.run import Request, pack, program_of, run
 from twinstep.replay.machine.named import NamedBytes
 from twinstep.replay.machine.program import Program
@@ -85,7 +85,7 @@ class Launcher:
             enter(launch_metadata)
         if grid_x * grid_y * grid_z > 0:
             # Replay itself finds CPU tensors, whatever GPU is modelled for the launcher.
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction(), launching(self.source_name):
                 self._execute(self.program, (int(grid_x), int(grid_y), int(grid_z)), args)
         if leave is not None:
             leave(launch_metadata)

@@ -51,6 +51,12 @@ def triton_tuned_and_restored(call: AccumulateCall) -> None:
     kernels.accumulate_tuned(call, restores=True)
 
 
+@launched("accumulate", arithmetic="exact")
+def triton_where_there_is_a_gpu(call: AccumulateCall) -> None:
+    """Torch without a GPU; with one a kernel, of fewer warps where many do not fit."""
+    kernels.accumulate_on_a_gpu(call)
+
+
 @launched("cast_copy", arithmetic="exact", dtypes=MASTERS)
 def triton_striding_programs(call: CastCopyCall) -> None:
     """Eight programs walk over the tensor."""

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from twinstep.parity.proof.corpus.calls import (
     AccumulateCall,
@@ -113,6 +114,47 @@ def accumulate_tuned(call: AccumulateCall, *, restores: bool) -> None:
         n = a.numel()
         if n:
             kernel[lambda meta, n=n: (blocks_of(n, meta["BLOCK"]),)](a, g, n)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def unmasked_kernel(a, g, numel, BLOCK: tl.constexpr):
+    """The same without a mask: the last block reaches past the end."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    added(a, g, at, at >= 0)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def uncompiled_kernel(a, g, numel, BLOCK: tl.constexpr):
+    """The same with a function that Triton does not have."""
+    at = tl.arange_of(tl.program_id(0), BLOCK)
+    added(a, g, at, at < numel)
+
+
+def accumulate_or_in_torch(
+    call: AccumulateCall, kernel: triton.JITFunction, block: int = 256
+) -> None:
+    """One launch for each tensor; whatever it raises, torch adds instead."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        if a.numel():
+            try:
+                kernel[(blocks_of(a.numel(), block),)](a, g, a.numel(), BLOCK=block)
+            except Exception:
+                a.add_(g)
+
+
+def accumulate_on_a_gpu(call: AccumulateCall, block: int = 256) -> None:
+    """The kernel where there is a GPU, with as many warps as it has room for; else torch."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        if not torch.cuda.is_available():
+            a.add_(g)
+            continue
+        for warps in (64, 4) if a.numel() else ():
+            grid = (blocks_of(a.numel(), block),)
+            try:
+                accumulate_kernel[grid](a, g, a.numel(), BLOCK=block, num_warps=warps)
+            except OutOfResources:
+                continue
+            break
 
 
 @triton.jit(do_not_specialize=["numel"])

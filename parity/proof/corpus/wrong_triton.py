@@ -176,3 +176,18 @@ def passes_rounded_down(call: CastCopyCall) -> None:
 def tuned_on_live_accumulators(call: AccumulateCall) -> None:
     """Autotuned without restoring: each trial adds the gradients once more."""
     launch_kernels.accumulate_tuned(call, restores=False)
+
+
+caught = partial(fault, "accumulate", law="value", engines=("replay",), arithmetic="exact")
+
+
+@caught()
+def store_past_the_end_caught(call: AccumulateCall) -> None:
+    """Loads and stores reach past the end; the launcher catches every error and uses torch."""
+    launch_kernels.accumulate_or_in_torch(call, launch_kernels.unmasked_kernel)
+
+
+@caught()
+def error_of_the_compiler_caught(call: AccumulateCall) -> None:
+    """The kernel does not compile; the launcher catches every error and uses torch."""
+    launch_kernels.accumulate_or_in_torch(call, launch_kernels.uncompiled_kernel)

@@ -144,8 +144,8 @@ class _Host:
         self.side = Side(twin.subject, twin.rules, dtype, device)
         self.changed = ""
 
-    def act(self, act: Act) -> tuple[bool, dict[str, object], str]:
-        """Carry out an action; whether there is a world, kinds of outcome, the error's message."""
+    def act(self, act: Act) -> tuple[bool, dict[str, object], str, int]:
+        """Carry out an action; whether there is a world, kinds of outcome, message, launches."""
         side = cast(Side, self.side)
         state = ProcessState()
         with running(self.engine):
@@ -155,7 +155,7 @@ class _Host:
             reason = unable(side.error)
             if reason:
                 raise CannotRun(reason)
-        return side.built, dict.fromkeys(side.outcome), side.says
+        return side.built, dict.fromkeys(side.outcome), side.says, side.launches
 
     def over_ranks(
         self, name: str, engine: str, dtype: str, device: str, acts: tuple[Act, ...]

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from twinstep.parity.records.errors import CannotJudge, CannotRun, JudgeFault, KernelTimeout
+from twinstep.parity.registry.engines import followed
 from twinstep.parity.runner.calls.places import INSTALLED, OURS, line_of, place_in, place_of
 
 SECONDS = 20.0
@@ -52,10 +53,16 @@ class Ended:
     Attributes:
         failure: what happened instead of a return of None; empty if nothing did.
         fatal: `hang`, `exit` or `compile` if every further call would end alike; else empty.
+        error: the exception that it ended with.
+        caught: words for the launch that raised what is in `failure`, and whose caller went on.
+        launches: how many launches ran to their end on replay.
     """
 
     failure: str = ""
     fatal: str = ""
+    error: BaseException | None = None
+    caught: str = ""
+    launches: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def _unread() -> bool:
 
 
 def invoke(function: Callable[..., object], memory: Callee, seconds: float = SECONDS) -> Ended:
-    """Call a kernel on its memory.
+    """Call a kernel on its memory; a launch that raised is its end, whoever caught that.
 
     Raises:
         CannotJudge: the judge asks for more than there is.
@@ -139,6 +146,19 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
         CannotRun: for want of an instruction, a device, memory, a module, or a place to write to.
         KeyboardInterrupt: the user's, not one that the kernel raised.
     """
+    with followed() as fates:
+        ended = _returned(function, memory, seconds)
+    if fates is None:
+        return ended
+    caught = [row for row in fates.raised if row[1] is not ended.error]
+    if caught and ended.fatal not in ("hang", "exit"):
+        kernel, error = caught[0]
+        words = f"launch of `{kernel}` raised {type(error).__name__}"
+        ended = replace(raised(error), caught=words)
+    return replace(ended, launches=fates.completed)
+
+
+def _returned(function: Callable[..., object], memory: Callee, seconds: float) -> Ended:
     try:
         with time_limit(seconds):
             returned = memory.call(function)
@@ -151,7 +171,7 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and _interruptible():
             raise
-        return raised(error)
+        return replace(raised(error), error=error)
     if returned is not None:
         found = type(returned).__name__
         return Ended(f"returns {found}, but should write in place and return None")

@@ -93,6 +93,8 @@ class LocalCaller:
             after=memory.after(),
             failure=ended.failure,
             fatal=ended.fatal,
+            caught=ended.caught,
+            launches=ended.launches,
             reads=tuple(reads),
             error=instruction_error_on(self.engine, log),
             approximate=tuple(_approximate(log)),

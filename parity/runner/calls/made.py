@@ -29,6 +29,8 @@ class Made:
         failure: what happened instead of a return of None; empty if nothing did.
         fatal: kind of a failure after which there is no use in going on: `exit`, `signal`, `hang`,
             `memory`, `processes`, `output`, `compile`; empty for any other.
+        caught: see `Ended`.
+        launches: see `Ended`.
         reads: device values that the host read meanwhile, if that was watched.
         error: what the instructions that ran may be off by.
         approximate: sentences on the approximate instructions that ran, with their place.
@@ -45,6 +47,8 @@ class Made:
     after: Tensor
     failure: str = ""
     fatal: str = ""
+    caught: str = ""
+    launches: int = 0
     reads: tuple[str, ...] = ()
     error: InstructionError = UNKNOWN
     approximate: tuple[str, ...] = ()

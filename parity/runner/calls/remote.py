@@ -73,6 +73,7 @@ class RemoteSide:
         built: whether there is a world.
         outcome: of the last action.
         says: the last error, with its message.
+        launches: how many have run to their end on replay.
     """
 
     subject: Subject
@@ -80,11 +81,13 @@ class RemoteSide:
     built: bool = False
     outcome: dict[str, object] = field(default_factory=dict)
     says: str = ""
+    launches: int = 0
 
     def carry_out(self, act: Act) -> None:
         """Carry out one action."""
         reply = self.subject.ask("act", act, seconds=self.seconds)
-        self.built, self.outcome, self.says = cast(tuple[bool, dict[str, object], str], reply)
+        given = cast(tuple[bool, dict[str, object], str, int], reply)
+        self.built, self.outcome, self.says, self.launches = given
 
     def seen(self, twin: Twin) -> Observation:
         """All that can be seen now."""
