@@ -64,7 +64,8 @@ def loss_of(model: nn.Module, step: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
     rows = torch.randn(3, 5, generator=generator).to(dtype)
     factor = EVENTS[step] if step % 2 == dist.get_rank() else 1.0
-    return (model(rows).float() * factor).sum()
+    made: Tensor = model(rows)
+    return (made.float() * factor).sum()
 
 
 def seen(model: nn.Module, skipped: object) -> list[object]:

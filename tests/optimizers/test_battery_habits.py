@@ -259,12 +259,12 @@ def test_named_state_of_a_fresh_optimizer_is_that_of_torch(side: str, name: str)
 
     A saved state that is loaded into it replaces them.
     """
-    kind = torch.optim.AdamW if name == "torch" else CLASSES[side][name]
+    kind: Any = torch.optim.AdamW if name == "torch" else CLASSES[side][name]
     model = torch.nn.Linear(2, 2)
-    options = {"lr": 0.1, "weight_decay": 0.1}
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1}
     before = model.weight.detach().clone()
     fresh = kind(model.parameters(), **options)
-    saved = state_dicts.get_optimizer_state_dict(model, fresh)
+    saved: Any = state_dicts.get_optimizer_state_dict(model, fresh)
     assert torch.equal(model.weight, before)
     assert int(saved["state"]["weight"]["step"]) == steps_of(fresh, model.weight) == 1
     if name != "torch":

@@ -113,7 +113,7 @@ def test_several_micro_batches_for_each_rank_are_within_the_bound_of_a_sum_in_an
     asked = plan(optimizer, dtype, 4, rule="static")
     with train.one_thread():
         alone = gradients(asked, Ranks())
-        addends = World(4).run(lambda rank: gradients_of_one(asked, rank.number))
+        addends = World(4).run(lambda rank: gradients_of_one(asked, rank))
         found = World(2).run(lambda rank: gradients(asked, ranks_of(rank)))
     bound = 2 * 3 * unit / (1 - 3 * unit)
     assert any(not torch.equal(a, b) for a, b in zip(alone, found[0], strict=True)) or unit < 1e-6
@@ -123,9 +123,10 @@ def test_several_micro_batches_for_each_rank_are_within_the_bound_of_a_sum_in_an
             assert bool(((one - other).abs() <= bound * size).all())
 
 
-def gradients_of_one(asked: Plan, index: int) -> list[Tensor]:
+def gradients_of_one(asked: Plan, rank: Rank) -> list[Tensor]:
     """Gradients of one micro-batch among all."""
-    trainer = ClassTrainer(asked, "reference", calls.CPU, Ranks(index, asked.accumulate))
+    alone = Ranks(rank.number, asked.accumulate, rank.group())  # whole masters
+    trainer = ClassTrainer(asked, "reference", calls.CPU, alone)
     (windows,) = trainer.micro_batches()
     trainer.wrapper.backward(trainer.loss(trainer.weights, windows) / asked.accumulate)
     return [t.detach().double() for t in accumulated(trainer.optimizer, trainer.weights)]
