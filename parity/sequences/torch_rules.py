@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from twinstep.parity.sequences.actions import Action, Motif, Rules, action
+from twinstep.parity.sequences.actions import Action, Motif, Rules, Step, action
 from twinstep.parity.sequences.fills import Dice
 from twinstep.parity.sequences.motifs import CLEAR, PARTLY, PLAIN, each_turned
 from twinstep.parity.sequences.parts import SEEDS, Group
@@ -28,9 +28,10 @@ ACTIONS = (
 )
 # Finite gradients: what infinity and NaN do to weights depends on the order of operations.
 REGIMES = ("ordinary", "ordinary", "ordinary", "tiny", "zeros", "opposite", "rows")
-RATES = (3.7e-3, 0.25, 0.041, 2.3e-5, 1e-3, 0.0)
+# Not 0: known classes refuse it, though torch's do not.
+RATES = (3.7e-3, 0.25, 0.041, 2.3e-5, 1e-3)
 DECAYS = (0.013, 0.31, 0.0, 0.01)
-TINY = ("train", {"missing": 0, "regime": "tiny"})
+TINY: Step = ("train", {"missing": 0, "regime": "tiny"})
 
 
 class TorchRules(OptimizerRules):
@@ -221,7 +222,7 @@ class TorchAdamWRules(TorchRules):
         "eps": (1e-8, 3e-6, 1.3e-3, 1e-10),
         "weight_decay": DECAYS,
     }
-    needed = ("lr", "betas", "eps", "weight_decay")
+    needed: Sequence[str] = ("lr", "betas", "eps", "weight_decay")
 
 
 class TorchAdamRules(TorchAdamWRules):

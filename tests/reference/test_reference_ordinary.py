@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from torch.nn import Parameter
 from twinstep.reference.optimizers.ordinary import SGD, Adam, AdamW, Lion, Ordinary
 
 SHAPES = ((3,), (2, 5), (), (0,), (67,))
-GIVEN: list[tuple[type[Ordinary], type[torch.optim.Optimizer], dict[str, object]]] = [
+GIVEN: list[tuple[type[Ordinary], type[torch.optim.Optimizer], dict[str, Any]]] = [
     (AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.3}),
     (AdamW, torch.optim.AdamW, {"lr": 0.3, "betas": (0.5, 0.7), "eps": 1e-3, "weight_decay": 0.0}),
     (Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.3, "betas": (0.0, 0.9)}),
@@ -31,7 +33,7 @@ def parameters(dtype: torch.dtype) -> list[Parameter]:
 def test_the_bits_are_torchs(
     cls: type[Ordinary],
     torchs: type[torch.optim.Optimizer],
-    given: dict[str, object],
+    given: dict[str, Any],
     dtype: torch.dtype,
 ) -> None:
     ours, theirs = parameters(dtype), parameters(dtype)
@@ -43,7 +45,7 @@ def test_the_bits_are_torchs(
             one.grad = None if (turn + index) % 4 == 3 else grad
             other.grad = None if one.grad is None else grad.clone()
         for optimizer in sides:
-            optimizer.step()  # type: ignore[call-overload]
+            optimizer.step()
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one, other) or one.isnan().any()
 
@@ -69,7 +71,7 @@ def test_a_closure_has_gradients_and_its_loss_comes_back() -> None:
 
     def closure() -> float:
         loss: Tensor = (param * param).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         return float(loss.detach())
 
     assert optimizer.step(closure) == 2.0

@@ -102,7 +102,8 @@ class ForeachAdam(torch.optim.Optimizer):
 
     def _update(self, params: list[Tensor], t: int, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
-        grads: Sequence[Tensor] = [p.grad for p in params if p.grad is not None]
+        grads: list[Tensor] | tuple[Tensor, ...]
+        grads = [p.grad for p in params if p.grad is not None]
         if group["weight_decay"]:
             grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
         means = [self.state[p]["exp_avg"] for p in params]
