@@ -10,8 +10,9 @@ from twinstep.parity.operations.table import operations
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.report.words import print_hanging
+from twinstep.parity.sequences.actions import Rules
 from twinstep.parity.sequences.house_optimizers import register_our_optimizers
-from twinstep.parity.sequences.registry import Twin, twins
+from twinstep.parity.sequences.registry import ORDINARY, twins
 
 
 def print_list(actions: bool = False) -> None:
@@ -29,13 +30,22 @@ def print_list(actions: bool = False) -> None:
         for kernel in by_operation.get(operation.name, []):
             claims = f"({kernel.arithmetic}, {', '.join(kernel.engines) or 'any engine'})"
             print_hanging(screen, "  kernel   ", [kernel.name, claims])
+    for reference, rules in ORDINARY.items():
+        print_hanging(
+            screen, f"{reference.__name__}: ", ["any", "class", "with", "torch's", "interface"]
+        )
+        print_hanging(screen, "  defined  ", [reference.__module__])
+        print_hanging(screen, "  built    ", _constructor(reference).split())
+        print_hanging(screen, "  dtypes   ", rules.dtypes)
+        if actions:
+            _print_actions(screen, rules)
     for twin in twins():
         print_hanging(screen, f"{twin.reference.__name__}: ", ["a", "whole", "class"], "bold")
         print_hanging(screen, "  defined  ", [twin.reference.__module__])
         print_hanging(screen, "  built    ", _constructor(twin.reference).split())
         print_hanging(screen, "  dtypes   ", twin.dtypes)
         if actions:
-            _print_actions(screen, twin)
+            _print_actions(screen, twin.rules)
         else:
             print_hanging(screen, "  actions  ", sorted(twin.rules.actions()))
         if (ranked := twin.over_ranks()) is not None:
@@ -54,9 +64,9 @@ def _constructor(cls: type) -> str:
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
-def _print_actions(screen: Console, twin: Twin) -> None:
+def _print_actions(screen: Console, rules: Rules) -> None:
     """Each action with its arguments and the first sentence of its docstring."""
-    for name, declared in sorted(twin.rules.actions().items()):
-        said = (inspect.getdoc(getattr(type(twin.rules), name)) or "").partition("\n\n")[0]
+    for name, declared in sorted(rules.actions().items()):
+        said = (inspect.getdoc(getattr(type(rules), name)) or "").partition("\n\n")[0]
         head = f"{name}({', '.join(declared.choices)})"
         print_hanging(screen, "    ", [head + ":", *said.split()])
