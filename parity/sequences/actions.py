@@ -143,7 +143,7 @@ class Rules:
         return self
 
     def remark(self, cls: type) -> str:
-        """What of a class is not judged, in one sentence, or ""."""
+        """Parts of a class that are not judged, in one sentence, or ""."""
         return ""
 
     def scripts(self) -> list[Motif]:

@@ -17,7 +17,7 @@ from twinstep.parity.proof.corpus.wrong_by_situation import unhooked
 from twinstep.reference.optimizers.bf16 import BF16Optimizer
 from twinstep.reference.optimizers.fp16 import FP16Optimizer
 from twinstep.reference.optimizers.fp16_unfused import FP16UnfusedOptimizer
-from twinstep.reference.optimizers.fused_adam import FusedAdam
+from twinstep.reference.optimizers.fused_adam import FusedAdam, ParamGroup
 from twinstep.reference.optimizers.scalers import DynamicLossScale, StaticLossScale
 
 WRONG_BY_STATE: list[Optimizer] = []
@@ -326,3 +326,16 @@ class TakesMastersOfEveryFile(BF16Optimizer):
         if len(rest) < 3 and state_dict_list:
             keywords.setdefault("load_from_fp32_weights", True)
         super().load_state_dict(state_dict_list, *rest, **keywords)  # type: ignore[arg-type]
+
+
+@put(WRONG_BY_STATE)
+class RefusalWritesTheDict(FusedAdam):
+    """Leaves the constructor's values in the dict of a group that it refuses."""
+
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        try:
+            super().add_param_group(param_group)
+        except ValueError:
+            for name, value in self.defaults.items():
+                param_group.setdefault(name, value)
+            raise

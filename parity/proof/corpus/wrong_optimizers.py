@@ -195,19 +195,6 @@ class RefusalLeavesAGroup(FusedAdam):
 
 
 @put(WRONG_OPTIMIZERS)
-class RefusalWritesTheDict(FusedAdam):
-    """Leaves the constructor's values in the dict of a group that it refuses."""
-
-    def add_param_group(self, param_group: ParamGroup) -> None:
-        try:
-            super().add_param_group(param_group)
-        except ValueError:
-            for name, value in self.defaults.items():
-                param_group.setdefault(name, value)
-            raise
-
-
-@put(WRONG_OPTIMIZERS)
 class MomentsAliased(FusedAdam):
     """Keeps one buffer for the first moments of parameters of one shape."""
 
