@@ -116,7 +116,7 @@ class Finding:
         return f"{steps} ULP{self._of_bound()}"
 
     def differing(self) -> str:
-        """How many elements are wrong, in words; empty where there is but one."""
+        """Number of wrong elements, in words; empty where there is but one element."""
         if sum(of for _, of in self.differ.values()) <= 1:
             return ""
         counts = [(name, wrong, of) for name, (wrong, of) in self.differ.items() if wrong]

@@ -256,8 +256,8 @@ def _smaller(
         return failure
     plan, first = law.plan(case, arithmetic), law.plan(broken.case, arithmetic)
     if any(call.end for call in plan.calls):
-        known = {WRAPS: "from 2^31 elements on", KEPT_IN_FP32: "from 2^24 elements on"}
-        sizes = known.get(failure.cause, "on a tensor of more than 2^31 elements")
+        kinds = {WRAPS: "from 2^31 elements on", KEPT_IN_FP32: "from 2^24 elements on"}
+        sizes = kinds.get(failure.cause, "on a tensor of more than 2^31 elements")
         return replace(failure, again=f"fails {sizes}, too many for a repro file")
     if not all(call.portable for call in plan.calls):
         return failure

@@ -328,7 +328,7 @@ def _telling(found: Sequence[Difference]) -> Difference:
     """Outcomes and state tell more than the weights that follow from them."""
     order = ("outcome", "optimizer", "grads", "params")
     rank = {name: place for place, name in enumerate(order)}
-    return furthest(found, lambda row: rank.get(re.split(r"[.[]", row.path)[0], len(order)))
+    return furthest(found, lambda row: (rank.get(re.split(r"[.[]", row.path)[0], len(order)),))
 
 
 def _explained(difference: Difference, got: Driven, want: Driven) -> Difference:
@@ -380,7 +380,7 @@ def _bounded(
             got.write(contract.places[path], ours)
     if not found:
         return None
-    worst = furthest(found, lambda row: 0)
+    worst = furthest(found, lambda row: ())
     return worst, ends[worst.path]
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -293,7 +293,9 @@ def distances(got: Tensor, want: Tensor) -> Tensor:
     return torch.where(got.isnan() != want.isnan(), torch.inf, steps)
 
 
-def furthest(found: Sequence[Difference], place: Callable[[Difference], Any]) -> Difference:
+def furthest(
+    found: Sequence[Difference], place: Callable[[Difference], tuple[int, ...]]
+) -> Difference:
     """The first difference by its place; of elements in that place the one that is furthest off."""
     first = min(found, key=place)
     if not first.size:

@@ -25,6 +25,7 @@ from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.load_file import load_file
 from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.judge import TwinEffort, judge_twin, twin_engine
+from twinstep.parity.sequences.observe import Observation, Walk, differences, furthest
 
 UNSCALE = """
 import torch
@@ -280,6 +281,27 @@ def test_of_a_class_the_largest_difference_is_told_too(tmp_path: Path, arithmeti
     (line,) = (line for line in cell.failure.splitlines() if line.startswith("  differ   "))
     assert "].exp_avg_sq" in line
     assert "other tensors" in line
+
+
+def test_of_elements_the_one_that_is_furthest_off_is_told_with_how_many_differ() -> None:
+    one = {"m": torch.tensor([1.0, 2.0, 3.0]), "v": torch.tensor([1.0, 2.0, 9.0]), "n": 1}
+    other = {"m": torch.tensor([1.0, 2.0, 3.0000002]), "v": torch.tensor([1.1, 4.0, 9.0]), "n": 1}
+    found = furthest(differences(leaves_of(one), leaves_of(other)), lambda row: ())
+    assert found.path == "x.v[1]"
+    assert found.differ == "2 of 3 in x.v, and elements of 1 other tensor"
+
+
+def test_dicts_that_differ_by_a_key_name_it() -> None:
+    one, other = {"lr": 1, "eps": 2, 3: {"q": 1}}, {"lr": 1, "decay": 2}
+    found = differences(leaves_of(one), leaves_of(other))[0]
+    assert (found.path, found.want) == ("x", "dict of 2: decay, lr")
+    assert found.got == "dict of 3: eps, lr; lacks decay; eps, [3] too much"
+
+
+def leaves_of(value: object) -> Observation:
+    walk = Walk(home=torch.device("cpu"))
+    walk.root("x", value)
+    return walk.leaves
 
 
 def test_a_file_saved_again_in_the_same_second_is_read_again(

@@ -35,7 +35,7 @@ from twinstep.parity.sequences.drawing import EVERY, sequence
 from twinstep.parity.sequences.drive import Side, run
 from twinstep.parity.sequences.fills import REGIMES, filled
 from twinstep.parity.sequences.judge import SEQUENCES, TwinEffort, judge_twin, twin_engine
-from twinstep.parity.sequences.observe import Observation, Walk, differences, furthest
+from twinstep.parity.sequences.observe import Walk, differences
 from twinstep.parity.sequences.registry import REFERENCES, RULES, borrowed_twins, undriven
 from twinstep.parity.sequences.world import read
 from twinstep.reference.optimizers.fused_adam import FusedAdam
@@ -246,27 +246,6 @@ def test_everything_that_differs_is_seen(one: object, other: object) -> None:
 
     assert differences(leaves(one).leaves, leaves(other).leaves)
     assert not differences(leaves(one).leaves, leaves(one).leaves)
-
-
-def test_of_elements_the_one_that_is_furthest_off_is_told_with_how_many_differ() -> None:
-    one = {"m": torch.tensor([1.0, 2.0, 3.0]), "v": torch.tensor([1.0, 2.0, 9.0]), "n": CPU}
-    other = {"m": torch.tensor([1.0, 2.0, 3.0000002]), "v": torch.tensor([1.1, 4.0, 9.0]), "n": CPU}
-    found = furthest(differences(leaves_of(one), leaves_of(other)), lambda row: 0)
-    assert found.path == "x.v[1]"
-    assert found.differ == "2 of 3 in x.v, and elements of 1 other tensor"
-
-
-def test_dicts_that_differ_by_a_key_name_it() -> None:
-    one, other = {"lr": 1, "eps": 2, 3: {"q": 1}}, {"lr": 1, "decay": 2}
-    found = differences(leaves_of(one), leaves_of(other))[0]
-    assert (found.path, found.want) == ("x", "dict of 2: decay, lr")
-    assert found.got == "dict of 3: eps, lr; lacks decay; eps, [3] too much"
-
-
-def leaves_of(value: object) -> Observation:
-    walk = Walk(home=CPU)
-    walk.root("x", value)
-    return walk.leaves
 
 
 def test_the_payload_of_a_nan_is_not_compared() -> None:
