@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from twinstep.contract.hyper import Number
 
@@ -37,8 +38,12 @@ def one_minus(x: Tensor) -> Tensor:
     Args:
         x: a float64 scalar, shape ().
 
-    In fp32, 1 - 0.999 would keep only 14 correct bits: the subtraction cancels ten of them.
+    In fp32, 1 - 0.999 would keep only 14 correct bits: the subtraction cancels ten of them. Tensors
+    of other types may take over the whole function, as they may `bias_correction_of`.
     """
+    if has_torch_function_unary(x):
+        result: Tensor = handle_torch_function(one_minus, (x,), x)
+        return result
     return fp32(1.0 - fp64(x))
 
 
@@ -73,6 +78,9 @@ def bias_correction_of(beta: Tensor, t: int) -> Tensor:
         beta: a float64 scalar, shape ().
         t: number of this step, counted from 1.
     """
+    if has_torch_function_unary(beta):
+        result: Tensor = handle_torch_function(bias_correction_of, (beta,), beta, t)
+        return result
     return one_minus(power(beta, t))
 
 

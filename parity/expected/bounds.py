@@ -204,9 +204,11 @@ def square_root(operands: Operands) -> Carried:
     error = torch.maximum(highest - exact, exact - lowest)
     error = error + (ROUNDING + _INSTRUCTION_ERROR.get().root) * exact
     if "sqrt" in _INSTRUCTION_ERROR.get().flushed:
-        flushed = (a.exact - a.error < TINY) & (a.exact > 0)
+        flushed = (a.exact - a.error < TINY * a.gain.clamp_min(1.0)) & (a.exact > 0)
         error = torch.where(flushed, torch.maximum(error, exact), error)
-    return replace(a, exact=exact, error=error, peak=exact, gain=torch.ones_like(exact))
+    # The root may be taken before a division by what the gain is from, and the quotient's divisor
+    # be multiplied by that number's root.
+    return replace(a, exact=exact, error=error, peak=exact, gain=a.gain.sqrt())
 
 
 def negate(operands: Operands) -> Carried:

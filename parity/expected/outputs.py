@@ -13,6 +13,7 @@ from twinstep.parity.expected.accepted import Accepted
 from twinstep.parity.expected.bounded import Bounded
 from twinstep.parity.expected.bounds import ROUNDING, allowing_for, overflowing
 from twinstep.parity.expected.carried import Carried, known
+from twinstep.parity.expected.deviations import accepting
 from twinstep.parity.expected.instruction_error import IEEE, UNKNOWN, InstructionError
 from twinstep.parity.expected.packed import packed
 from twinstep.parity.expected.periodic import of_one_period
@@ -124,7 +125,7 @@ def _evaluated(
     every = case.lists if few is None else few.lists()
     lists = {name: [_wrapped(x) for x in xs] for name, xs in every.items()}
     controls = {
-        control.name: case.controls[control.name]
+        control.name: accepting(control.name, case.controls[control.name], case.operation.accepts)
         if control.output
         or control.name == "found_inf"
         or control.dtype != torch.float32

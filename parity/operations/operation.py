@@ -179,6 +179,8 @@ class Operation:
         dims: numbers of dimensions that tensors have; empty ones have one.
         together: values of controls and options that some cases give all at once: customary
             settings, and those that meet in one branch.
+        accepts: deviations of a kernel, by name, whose error its bounds hold besides
+            (`parity/expected/deviations.py`); empty but for a kernel that accepts some.
     """
 
     name: str
@@ -196,6 +198,7 @@ class Operation:
     whole_tensors: bool = False
     dims: tuple[int, ...] = (1, 3, 2, 0, 4)
     together: tuple[Mapping[str, OptionValue | float], ...] = ()
+    accepts: tuple[str, ...] = ()
 
     def list_named(self, name: str) -> ListArgument:
         """The list argument of that name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from twinstep.parity.operations import buffers, lamb_steps, scales, steps
 from twinstep.parity.operations.operation import Operation
@@ -37,8 +38,8 @@ def operations() -> tuple[Operation, ...]:
     return tuple(_known.values())
 
 
-def operation_named(name: str, where: str) -> Operation:
-    """The operation of that name.
+def operation_named(name: str, where: str, accepts: tuple[str, ...] = ()) -> Operation:
+    """The operation of that name, for a kernel that accepts these deviations.
 
     Raises:
         UsageError: there is none; the sentence lists those there are.
@@ -47,7 +48,7 @@ def operation_named(name: str, where: str) -> Operation:
         raise UsageError(
             f'operation "{name}" is unknown, but should be one of {", ".join(_known)} [{where}]'
         )
-    return _known[name]
+    return replace(_known[name], accepts=accepts) if accepts else _known[name]
 
 
 def add_operation(operation: Operation) -> None:

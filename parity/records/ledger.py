@@ -56,6 +56,7 @@ class Cell:
         worst: largest error over bound by written argument; empty for exact kernels.
         note: what is worth knowing and breaks no law; empty if there is nothing.
         arithmetic: what the kernel claims.
+        accepts: deviations that its bounds allow for, and the reason of each.
         shared: how many of the calls other laws of the same row had made already.
         sees: what the cases show: regimes, size classes, values of controls and options, flags.
         failure: the failure text.
@@ -80,6 +81,7 @@ class Cell:
     worst: dict[str, float] = field(default_factory=dict)
     note: str = ""
     arithmetic: str = ""
+    accepts: dict[str, str] = field(default_factory=dict)
     shared: int = 0
     sees: dict[str, object] = field(default_factory=dict)
     failure: str = ""

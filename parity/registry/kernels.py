@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinstep.parity.expected.deviations import known_deviations
 from twinstep.parity.operations.operation import LAYOUTS, Operation
 from twinstep.parity.operations.signature import check_combinations, check_shapes, check_signature
 from twinstep.parity.operations.table import add_operation, borrowed_operations, operation_named
@@ -62,6 +63,7 @@ class Kernel:
         place: file and line of the function.
         source: the file that registers it, where that is known; it may have the function from
             another.
+        accept: deviations that its bounds allow for, and the reason of each.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Kernel:
     place: str
     claims: tuple[str, ...] = ()
     source: str = ""
+    accept: tuple[tuple[str, str], ...] = ()
 
     @property
     def file(self) -> Path:
@@ -97,6 +100,7 @@ def register(
     layouts: Sequence[str] | None = None,
     engines: Sequence[str] = (),
     claims: Sequence[str] = (),
+    accept: Mapping[str, str] | None = None,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as a kernel of an operation; the function stays unchanged.
 
@@ -113,15 +117,18 @@ def register(
         claims: "strided" (matrices that are not contiguous are handled, or refused with a clear
             error),
             "capturable" (reads no device value on the host; may be captured as a CUDA graph).
+        accept: deviations by name that the bound of a bounded kernel then holds besides, each with
+            the reason for it, which the table shows; `parity/expected/deviations.py` has the names.
 
     Raises:
-        UsageError: unknown operation, dtype, layout, engine, arithmetic or claim, a taken name, or
-            a signature that is not the operation's.
+        UsageError: unknown operation, dtype, layout, engine, arithmetic, claim or deviation, a
+            deviation without a reason, a taken name, or a signature that is not the operation's.
     """
 
     def decorate(function: Function) -> Function:
         place = _place(function)
-        contract = operation_named(operation, place)
+        accepted = tuple((accept or {}).items())
+        contract = operation_named(operation, place, tuple(name for name, _ in accepted))
         kernel = Kernel(
             name=name or str(getattr(function, "__name__", operation)),
             operation=contract,
@@ -133,6 +140,7 @@ def register(
             claims=tuple(claims),
             place=place,
             source=sys._getframe(1).f_code.co_filename,
+            accept=accepted,
         )
         add_kernel(kernel)
         return function
@@ -167,8 +175,21 @@ def add_kernel(kernel: Kernel) -> None:
     for argument, values in (("dtypes", kernel.dtypes), ("layouts", kernel.layouts)):
         if not values and (argument == "dtypes" or kernel.operation.lists):
             raise UsageError(f"{argument} is empty, but should name at least one [{where}]")
+    _check_accept(kernel)
     check_signature(kernel.function, kernel.operation, where)
     _kernels[kernel.name] = kernel
+
+
+def _check_accept(kernel: Kernel) -> None:
+    """Refuse a deviation that is unknown, has no reason, or is accepted of an exact kernel."""
+    where, names = kernel.place, [name for name, _ in kernel.accept]
+    known = known_deviations(kernel.operation.name)
+    check_among("accept", names, known or ("nothing: this operation has none",), where)
+    for name, reason in kernel.accept:
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f"accept has {name}: {reason!r}, but should say why [{where}]")
+    if names and kernel.arithmetic == "exact":
+        raise UsageError(f"accept has {names[0]}, but an exact kernel has no deviation [{where}]")
 
 
 def register_operation(operation: Operation) -> Operation:

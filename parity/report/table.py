@@ -129,6 +129,9 @@ def _print_rows(
         for status, broken in _exceptions(rows[row]):
             word, style = mark(status)
             print_hanging(console, f"  {word}  ", _listed(broken), style)
+        accepts = {name: why for cell in rows[row] for name, why in cell.accepts.items()}
+        for name, why in accepts.items():
+            print_hanging(console, f"  accepts {name}: ", why.split(), "yellow")
     console.print()
 
 

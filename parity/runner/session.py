@@ -207,7 +207,7 @@ class Session:
             cell = judge_cell(
                 kernel, task.dtype, LAWS[task.law], task.engine, effort, self._cache, caller
             )
-        return replace(cell, arithmetic=kernel.arithmetic)
+        return replace(cell, arithmetic=kernel.arithmetic, accepts=dict(kernel.accept))
 
     def _twin(self, task: TwinTask) -> Cell:
         own = self.subject is None and task.twin.subject.__module__.startswith("twinstep.")

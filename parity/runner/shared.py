@@ -99,7 +99,8 @@ def _size(found: AcceptedOutputs) -> int:
 
 
 def _digest(case: Case, arithmetic: str, error: InstructionError) -> bytes:
-    plain = (case.operation.name, case.combination, case.recipe.period, arithmetic, error)
+    operation = case.operation.name, case.operation.accepts
+    plain = (operation, case.combination, case.recipe.period, arithmetic, error)
     digest = hashlib.sha256(repr((plain, sorted(case.options.items()))).encode())
     controls = [(name, [tensor]) for name, tensor in case.controls.items()]
     for name, tensors in (*case.lists.items(), *controls):

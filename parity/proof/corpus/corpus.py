@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinstep.parity.proof.corpus import (
+    harmless_adamw,
     harmless_compiled,
     harmless_launches,
     harmless_library,
@@ -54,7 +55,13 @@ WRONG = (
     wrong_triton,
     wrong_upstream,
 )
-HARMLESS = (harmless_torch, harmless_library, harmless_compiled, harmless_launches)
+HARMLESS = (
+    harmless_torch,
+    harmless_adamw,
+    harmless_library,
+    harmless_compiled,
+    harmless_launches,
+)
 
 
 def corpus() -> tuple[Entry, ...]:

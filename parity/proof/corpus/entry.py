@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from twinstep.parity.proof.corpus.calls import Kernel
 
@@ -58,9 +59,11 @@ class Variant(Subject):
     Attributes:
         engines: where it can run.
         arithmetic: `exact` where it keeps every rounding, else `bounded`.
+        accept: deviations that it has by name, and why.
         unavailable: empty, or why it cannot run on this machine.
     """
 
     engines: tuple[str, ...] = ("cpu",)
     arithmetic: str = "bounded"
+    accept: Mapping[str, str] = field(default_factory=dict)
     unavailable: str = ""

@@ -28,6 +28,7 @@ def row_of(subject: Entry | Variant) -> Kernel:
             dtypes=subject.dtypes,
             engines=subject.engines,
             claims=subject.claims if isinstance(subject, Entry) else (),
+            accept=subject.accept if isinstance(subject, Variant) else None,
         )(subject.kernel)
     return collected[0]
 

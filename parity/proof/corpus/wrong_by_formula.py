@@ -13,10 +13,11 @@ from functools import partial
 import torch
 
 from twinstep.parity.proof.corpus.adam import Scalars
+from twinstep.parity.proof.corpus.adamw_kernel import triton_arranged
 from twinstep.parity.proof.corpus.arithmetic import fp32, power, scalar
 from twinstep.parity.proof.corpus.calls import AdamCall
 from twinstep.parity.proof.corpus.entry import Entry
-from twinstep.parity.proof.corpus.shelf import wrong
+from twinstep.parity.proof.corpus.shelf import named, wrong
 from twinstep.parity.proof.corpus.triton_kernels import AdamwLaunch, adamw
 
 SHELF: list[Entry] = []
@@ -78,3 +79,18 @@ def _trifle(s: Scalars, call: AdamCall, t: int) -> Scalars:
 def power_of_beta_a_trifle_too_large(call: AdamCall) -> None:
     """The first bias correction uses beta1^t times 1 + 2^-26."""
     adamw(call, AdamwLaunch(change=_trifle))
+
+
+# The twins of harmless_adamw.py: as easily written, and another formula or fewer digits.
+ARRANGED = {
+    "complement": "1 - beta is formed in the kernel, in fp32, and nothing says so.",
+    "difference": "Moments (m - g) * b1 + g, where g cancels all but 1 - b1 of it.",
+    "weighted": "Moments m + c1 * (g - m), where m cancels if beta is 0.",
+    "no_rate": "P shrinks by 1 - wd, formed in the kernel.",
+    "grown": "P grows by 1 + lr * wd, formed in the kernel.",
+    "new": "P times 1 - lr * wd behind the step: the new weights decay.",
+}
+for how, says in ARRANGED.items():
+    wrong(
+        SHELF, "adamw_step", component="Adam", engines=("cuda", "replay"), dtypes=("bf16", "fp32")
+    )(named(f"triton_adamw_{how}_rejected", says, partial(triton_arranged, how=how)))

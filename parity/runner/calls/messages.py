@@ -28,7 +28,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Tensor):
             return _reduced(value.detach().cpu().contiguous())
         if isinstance(value, Operation):
-            return operation_named, (value.name, "another process")
+            return operation_named, (value.name, "another process", value.accepts)
         if isinstance(value, type) and value.__module__ == MODULE:
             return _stand_in, (value.__name__,)
         return cast(Rebuild, NotImplemented)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from twinstep.parity.expected.deviations import DEVIATIONS
 from twinstep.parity.operations.operation import Operation
 from twinstep.parity.runner.causes.evidence import Cause, Evidence, Masks, Reference
 from twinstep.reference.adam import AdamScalars, adam_scalars
@@ -19,8 +20,17 @@ Numbers = tuple[int, Tensor, Tensor]
 Scalars = Callable[[AdamScalars, Numbers], AdamScalars]
 Denominator = Callable[[Tensor, AdamScalars], Tensor]
 DECAYS = ("L2", "decoupled", "without lr", "by lr twice", "of the new weights")
-LOST = "1 - beta is formed in fp32, where it loses digits"
-LOST_POWER = "beta^t is formed in fp32, where 1 - beta^t loses digits"
+
+
+def _acceptable(says: str, *names: str) -> str:
+    """Deviations that may be accepted: what is done, how serious it is, and how to accept it."""
+    weights = "; ".join(DEVIATIONS[name].weight for name in names)
+    accept = ", ".join(f'"{name}": "why"' for name in names)
+    return f"{says} ({weights}). To allow for it: @register(..., accept={{{accept}}})"
+
+
+LOST, LOST_POWER = (_acceptable(row.says, name) for name, row in DEVIATIONS.items())
+LOST_BOTH = _acceptable("1 - beta and beta^t are formed in fp32", *DEVIATIONS)
 
 
 def formula_causes(operation: Operation) -> list[Cause]:
@@ -36,7 +46,7 @@ def _adam_causes(decay: str) -> list[Cause]:
     scalars: dict[str, Scalars] = {
         LOST: _lost,
         LOST_POWER: _lost_power,
-        "1 - beta and beta^t are formed in fp32": lambda s, n: _lost(_lost_power(s, n), n),
+        LOST_BOTH: lambda s, n: _lost(_lost_power(s, n), n),
         "no bias correction of the first moment": lambda s, n: replace(s, k1=torch.ones_like(s.k1)),
         "no bias correction of the second moment": lambda s, n: replace(
             s, k2=torch.ones_like(s.k2)
