@@ -74,8 +74,6 @@ def arranged(
     elif HOW == "reciprocal":
         hat, variance = first * (1.0 / k1), second * (1.0 / k2)
         new = old * (1 - lr * wd) - lr * hat * (1.0 / (tl.sqrt(variance) + eps))
-    elif HOW == "together":
-        new = old - lr * ((first / k1) / (tl.sqrt(second / k2) + eps) + wd * old)
     elif HOW == "last":
         new = old - step_size * first / (tl.sqrt(second / k2) + eps)
         new = new - lr * wd * old

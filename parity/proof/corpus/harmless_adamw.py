@@ -103,20 +103,6 @@ def as_the_paper(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None
     w.addcdiv_(m, v.sqrt().add_(h.eps * root), value=-h.lr * root / h.k1)
 
 
-def corrected_moments(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None:
-    """Both moments corrected out of place, decay and direction added up."""
-    m.copy_(h.beta1 * m + (1 - h.beta1) * g)
-    v.copy_(h.beta2 * v + (1 - h.beta2) * g**2)
-    w.sub_(h.lr * ((m / h.k1) / (torch.sqrt(v / h.k2) + h.eps) + h.decay * w))
-
-
-def reciprocals(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None:
-    """Every division is a product with a reciprocal, the last one of a tensor."""
-    moments(g, m, v, h)
-    inverse = ((v * (1 / h.k2)).sqrt() + h.eps).reciprocal()
-    w.mul_(1 - h.lr * h.decay).sub_(m * (h.lr * (1 / h.k1)) * inverse)
-
-
 def lerped(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None:
     """Both moments by lerp."""
     m.lerp_(g, 1 - h.beta1)
@@ -125,22 +111,7 @@ def lerped(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None:
     w.add_(m / (v.sqrt().div_(h.k2**0.5).add_(h.eps)), alpha=-h.lr / h.k1)
 
 
-def in_one_expression(w: Tensor, g: Tensor, m: Tensor, v: Tensor, h: Numbers) -> None:
-    """The new weights as a convex sum and a quotient."""
-    moments(g, m, v, h)
-    denominator = v.sqrt().mul_(h.k2**-0.5).add_(h.eps).mul_(h.k1)
-    w.copy_((1 - h.lr * h.decay) * w - h.lr * m / denominator)
-
-
-STYLES: tuple[Step, ...] = (
-    as_torch,
-    decay_last,
-    as_the_paper,
-    corrected_moments,
-    reciprocals,
-    lerped,
-    in_one_expression,
-)
+STYLES: tuple[Step, ...] = (as_torch, decay_last, as_the_paper, lerped)
 for style in STYLES:
     harmless(SHELF, "adamw_step", dtypes=DTYPES)(
         named(f"adamw_{style.__name__}", style.__doc__ or "", partial(stepped, step=style))
@@ -151,7 +122,6 @@ ARRANGED = {
     "host": "The host forms 1 - lr * wd, lr / k1 and sqrt(k2).",
     "paper": "Lr * wd * p written out; the step size and eps take sqrt(k2).",
     "reciprocal": "Products with reciprocals that the kernel forms.",
-    "together": "Decay and direction added up.",
     "last": "The decay of the old weights is taken behind the step.",
     "lerp": "Moments m + c1 * (g - m), from the nearer end.",
 }
