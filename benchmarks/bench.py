@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE, UsageError
+from twinstep.parity.records.errors import (
+    EXIT_BROKEN,
+    EXIT_KEPT,
+    EXIT_TOO_LITTLE,
+    EXIT_USAGE,
+    UsageError,
+)
 from twinstep.parity.report.progress import during
 
 if TYPE_CHECKING:
@@ -33,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from twinstep.benchmarks.gpu_check import main as gpu_check
 
         return gpu_check(words[1:])
-    options = parser().parse_args(words)
+    try:
+        options = parser().parse_args(words)
+    except SystemExit as left:  # argparse has printed the reason, or the help
+        return left.code if isinstance(left.code, int) else EXIT_USAGE
     done: int = options.command(options)
     return done
 
@@ -180,7 +189,7 @@ def gate_command(options: argparse.Namespace) -> int:
     print_verdict(Console(width=None if os.isatty(1) else WIDTH), verdict, plan, options.annotate)
     if options.json is not None:
         written(options.json, as_document(verdict, plan))
-    if not verdict.looks and not verdict.counts.get("candidate"):
+    if not verdict.compared:
         return EXIT_TOO_LITTLE
     return EXIT_BROKEN if verdict.failures else EXIT_KEPT
 

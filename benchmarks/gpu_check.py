@@ -30,6 +30,7 @@ from typing import cast
 
 from twinstep.benchmarks import part
 from twinstep.benchmarks.part import ROOT, TAIL, Broken, Figures, Job, Part, Skipped
+from twinstep.parity.records.errors import EXIT_USAGE
 
 TOTAL_SECONDS = 470.0
 PREDICTED = ROOT / "benchmarks" / "results" / "gpu-check.json"
@@ -75,7 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [row.name for row in ROWS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", default=names)
     parser.add_argument("--part", nargs=2, metavar=("PART", "FILE"), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as left:  # argparse has printed the reason, or the help
+        return left.code if isinstance(left.code, int) else EXIT_USAGE
     if options.part:
         name, file = options.part
         return run_here(next(row for row in ROWS if row.name == name), Path(file))

@@ -6,14 +6,12 @@ They read their own words; what they do and their exit codes are theirs.
 """
 
 # Annotations are evaluated here: typer is imported only when Ctrl-C is watched for.
-import atexit
-import os
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
+from twinstep.parity.cli.ending import supervise
 from twinstep.parity.cli.interrupt import watch
 
 __all__ = ["main"]
@@ -23,35 +21,14 @@ THEIR_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_o
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and end the process; without words given, those of the command line."""
-    code = [1]
     if argv is None:
-        # First of all, so that it is the last that the process does.
-        atexit.register(_end, os.getpid(), code)
+        # Before anything has started a thread, which a fork would lose.
+        supervise()
         watch()
     from twinstep.parity.cli.app import main as run_command
 
     add_commands()
-    try:
-        run_command(argv)
-    except SystemExit as ended:
-        code[:] = [ended.code if isinstance(ended.code, int) else int(ended.code is not None)]
-        raise
-
-
-def _end(process: int, code: list[int]) -> None:
-    """End the process that main ran in, with the exit code that its command had.
-
-    The interpreter would go on to walk through all that torch has, for half a second. Objects that
-    are frozen to spare it that (`gc.freeze`) are leaks to Triton 3.9, which prints them.
-    """
-    if os.getpid() != process:
-        return
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # a pipe that nobody reads any more, or a closed file
-            code[0] = code[0] or 1
-    os._exit(code[0])
+    run_command(argv)
 
 
 @cache

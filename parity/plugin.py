@@ -53,10 +53,35 @@ def parity_check(pytestconfig: pytest.Config) -> Checker:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collect a file that registers kernels, if `--parity` asks for it."""
-    asked = parent.config.getoption("parity") and file_path.suffix == ".py"
-    if not asked or "parity" not in file_path.read_text():
+    return KernelFile.from_parent(parent, path=file_path) if _asked(file_path, parent) else None
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Collector | None:
+    """Leave a file to the judge that pytest takes for tests because the command line names it.
+
+    The judge imports it in another process, whose end pytest survives.
+    """
+    patterns = parent.config.getini("python_files")
+    tests = any(module_path.match(pattern) for pattern in patterns)
+    if tests or not _asked(module_path, parent):
         return None
-    return KernelFile.from_parent(parent, path=file_path)
+    return NoTests.from_parent(parent, path=module_path)
+
+
+def _asked(path: Path, parent: pytest.Collector) -> bool:
+    """True for a file that may register kernels, if `--parity` asks for it."""
+    python = path.suffix == ".py"
+    return bool(parent.config.getoption("parity") and python and "parity" in path.read_text())
+
+
+class NoTests(pytest.File):
+    """A file without tests of pytest's own."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Nothing."""
+        return iter(())
 
 
 class KernelFile(pytest.File):

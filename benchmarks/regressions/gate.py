@@ -59,6 +59,12 @@ class Verdict:
         return [*self.growths, *self.slower]
 
     @property
+    def compared(self) -> bool:
+        """True if anything was counted or timed on both sides."""
+        timed = any(not row.problem for row in self.looks.values())
+        return timed or any(one["facts"] for one in self.counts.get("candidate", {}).values())
+
+    @property
     def control(self) -> str:
         """The measured rate of false alarms, as a sentence."""
         rate = rate_at_most(self.false_alarms, self.controls)

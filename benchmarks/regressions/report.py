@@ -40,9 +40,11 @@ def print_verdict(screen: Console, verdict: Verdict, plan: Plan, annotate: bool)
         for line in workflow_commands(verdict):
             print(line)
         summarise(verdict)
-    done = f"{counted:,} counts and {len(verdict.looks)} times compared"
+    timed = sum(not row.problem for row in verdict.looks.values())
+    done = f"{counted:,} counts and {timed} times compared"
     failed = len(verdict.failures)
-    word = "nothing grew" if not failed else f"{failed} {'cost' if failed == 1 else 'costs'} grew"
+    word = "nothing grew" if verdict.compared else "nothing can be compared"
+    word = f"{failed} {'cost' if failed == 1 else 'costs'} grew" if failed else word
     screen.print(f"{word}, {done}", style="bold", highlight=False)
 
 

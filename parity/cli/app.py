@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -23,8 +24,15 @@ from twinstep.parity.cli.command_line import (
     known_of_ours,
     seed_from,
 )
+from twinstep.parity.cli.ending import end
 from twinstep.parity.cli.interrupt import before_the_end
-from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_USAGE, UsageError
+from twinstep.parity.records.errors import (
+    EXIT_KEPT,
+    EXIT_SIGNAL,
+    EXIT_TOO_LITTLE,
+    EXIT_USAGE,
+    UsageError,
+)
 from twinstep.parity.records.versions import version_of
 
 EXIT_CODES = """\b
@@ -277,26 +285,42 @@ def ledger_declare() -> None:
     raise typer.Exit(declare())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command; wrong usage is one sentence on standard error and exit code 2."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process."""
+    end(code_of(argv))
+
+
+def code_of(argv: Sequence[str] | None) -> int:
+    """Run the command; its exit code.
+
+    0 is that of a command which has come to its end. Wrong usage is one sentence on standard error.
+    """
     try:
         code = app(args=None if argv is None else list(argv), standalone_mode=False)
     except UsageError as error:
         print(f"parity: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         print("parity: interrupted", file=sys.stderr)
-        sys.exit(EXIT_SIGNAL + signal.SIGINT)
-    except Exception as error:
-        sys.exit(_usage_of_click(error))
-    sys.exit(code if isinstance(code, int) else 0)
+        return EXIT_SIGNAL + signal.SIGINT
+    except BaseException as error:
+        return _code_of_error(error)
+    return code if isinstance(code, int) else EXIT_KEPT
 
 
-def _usage_of_click(error: Exception) -> int:
-    """Print a usage error of the argument parser as one sentence; anything else is a defect."""
+def _code_of_error(error: BaseException) -> int:
+    """Print a usage error of the argument parser as one sentence; anything else with its place.
+
+    No command of ours raises SystemExit: it is of a reference, or another file that was imported.
+    """
     message = getattr(error, "format_message", None)
     if message is None:
-        raise error
+        if isinstance(error, Exception):
+            traceback.print_exception(error)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        says = f"{error!r} [{last.filename}:{last.lineno}]"
+        print(f"parity: the command ended before its verdict: {says}", file=sys.stderr)
+        return EXIT_TOO_LITTLE
     text = str(message())
     # Without any words the message is the help.
     print(text if text.startswith("Usage:") else f"parity: {text}", file=sys.stderr)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from twinstep.parity.cli.ending import tell
 from twinstep.parity.records.errors import EXIT_SIGNAL
 from twinstep.parity.runner.calls.processes import kill_descendants
 
@@ -61,5 +62,6 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _exit(code: int) -> None:
+    tell(code)
     kill_descendants(os.getpid())
     os._exit(code)

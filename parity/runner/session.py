@@ -11,6 +11,7 @@ from twinstep.parity.registry.engines import Engine, engine_for, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.call_cache import CallCache
+from twinstep.parity.runner.calls.places import place_of
 from twinstep.parity.runner.calls.remote import RemoteCaller, RemoteSides
 from twinstep.parity.runner.calls.subject import Subject
 from twinstep.parity.runner.judge_cell import fault, judge_cell
@@ -183,6 +184,10 @@ class Session:
             return Cell(key=key, status=Status.CANNOT_JUDGE, reason=given_up)
         try:
             cell = self._twin(task) if isinstance(task, TwinTask) else self._kernel(task)
+        except SystemExit as error:
+            says = f"SystemExit({error.code!r}){place_of(error)}"
+            reason = f"what it is judged against ends the process that judges: {says}"
+            cell = Cell(key=key, status=Status.CANNOT_JUDGE, reason=reason)
         except Exception as error:
             cell = Cell(key=key, status=Status.CANNOT_JUDGE, reason=fault(error))
         if cell.fatal:

@@ -11,6 +11,7 @@ from twinstep.golden.runs import OWN
 from twinstep.golden.sequences import Situation
 from twinstep.golden.trace import TRACES, Header, Trace
 from twinstep.parity.proof.golden.replay import replayed
+from twinstep.parity.records.errors import EXIT_USAGE
 
 VERSION = "0.1.0"
 SUBJECTS = {"lamb": "fused_lamb.FusedLamb", "flat_lamb": "fp16.FP16Optimizer"}
@@ -37,5 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="parity golden record twinstep")
     parser.add_argument("folder", nargs="?", type=Path, default=TRACES)
     parser.add_argument("--reason", help="of traces that come out otherwise than before")
-    given = parser.parse_args(arguments)
+    try:
+        given = parser.parse_args(arguments)
+    except SystemExit as left:  # argparse has printed the reason, or the help
+        return left.code if isinstance(left.code, int) else EXIT_USAGE
     return finish([record(run) for run in OWN], "twinstep", given.folder, given.reason)
