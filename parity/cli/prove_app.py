@@ -8,6 +8,7 @@ import typer
 
 from twinstep.parity.cli.app import DtypeFlag, JobsFlag, KernelFlag, OpFlag, VerboseFlag
 from twinstep.parity.cli.command_line import check_input, check_outputs
+from twinstep.parity.cli.interrupt import before_the_end
 from twinstep.parity.records.errors import UsageError
 
 prover = typer.Typer()
@@ -52,16 +53,20 @@ def prove_(
     check_outputs(json, None)
     if configurations and json is not None:
         raise UsageError("--configurations writes no JSON, but --json names a file for it")
-    from twinstep.parity.cli.judge_command import selection
-    from twinstep.parity.prove.command import prove
+    from twinstep.parity.report.progress import during
 
-    chosen = selection(op, kernel, dtype, None, None)
-    if configurations:
-        from twinstep.parity.prove.configurations_command import configurations_in
+    with during("importing torch") as line:
+        before_the_end(line.stop)
+        from twinstep.parity.cli.judge_command import selection
+        from twinstep.parity.prove.command import prove
 
-        raise typer.Exit(configurations_in(file, chosen, seconds))
-    if sizes:
-        from twinstep.parity.prove.sizes_command import sizes_in
+        chosen = selection(op, kernel, dtype, None, None)
+        if configurations:
+            from twinstep.parity.prove.configurations_command import configurations_in
 
-        raise typer.Exit(sizes_in(file, chosen, seconds, json))
-    raise typer.Exit(prove(file, chosen, json, seconds, verbose, jobs))
+            raise typer.Exit(configurations_in(file, chosen, seconds, line))
+        if sizes:
+            from twinstep.parity.prove.sizes_command import sizes_in
+
+            raise typer.Exit(sizes_in(file, chosen, seconds, json, line))
+        raise typer.Exit(prove(file, chosen, json, seconds, verbose, jobs, line))

@@ -12,17 +12,19 @@ from rich.console import Console
 from twinstep.parity.prove.rows import Limits, cores, proved_rows, rows_of
 from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.proof import (
+    ENDED,
+    PROVED,
     REFUTED,
     WORST,
     Proof,
     conditions,
     counted,
     held_for,
-    word_of,
 )
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.progress import Progress
 from twinstep.parity.runner.load_file import load_file
 
 
@@ -32,21 +34,33 @@ def prove(
     json: str | None,
     seconds: float,
     verbose: bool,
-    jobs: int | None = None,
+    jobs: int | None,
+    line: Progress,
 ) -> int:
     """Prove kernels and print the table; the exit code."""
     started = time.perf_counter()
+    console = Console(stderr=json == "-", highlight=False, soft_wrap=True)
+    found: list[Proof] = []
+    line.phase(f"loading {file or 'our kernels'}")
     if file is not None:
         known: Sequence[Kernel] = [k for k in load_file(file).kernels if isinstance(k, Kernel)]
     else:
         register_house()
         known = kernels()
-    console = Console(stderr=json == "-", highlight=False, soft_wrap=True)
-    found: list[Proof] = []
-    count = min(jobs or cores(), len(rows_of(known, chosen)))
+    left = rows_of(known, chosen)
+    count, total = min(jobs or cores(), len(left)), len(left)
+
+    def doing() -> str:
+        done = f"{total - len(left)} of {total} rows, {time.perf_counter() - started:.0f} s so far"
+        return f"proving {' '.join(left[0])}: {done}" if left else ""
+
+    line.follow(doing)
     for own in proved_rows(file, known, chosen, Limits(situation=seconds), count):
         found += own
-        print_row(console, own, verbose)
+        left.remove((own[0].kernel, own[0].dtype))
+        with line.aside():
+            print_row(console, own, verbose)
+    line.stop()
     elements = sum(proof.verdict.elements for proof in found)
     console.print(
         f"{counted(found) or 'nothing to prove'} ({elements:,} elements compared, "
@@ -54,9 +68,10 @@ def prove(
     )
     if json is not None:
         write([proof.record() for proof in found], json)
-    if word_of(found) == REFUTED:
+    words = {proof.verdict.word for proof in found}
+    if REFUTED in words:
         return EXIT_BROKEN
-    return EXIT_KEPT if found else EXIT_TOO_LITTLE
+    return EXIT_KEPT if PROVED in words and ENDED not in words else EXIT_TOO_LITTLE
 
 
 def write(records: Sequence[Mapping[str, object]], file: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 from rich.console import Console
 
@@ -18,6 +19,7 @@ from twinstep.parity.records.proof import REFUTED
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.progress import Progress
 from twinstep.parity.runner.load_file import load_file
 from twinstep.replay.errors import CannotReplay
 
@@ -32,14 +34,20 @@ def chosen_from(file: str | None, chosen: Selection) -> list[Kernel]:
     return list(chosen.kernels(known))
 
 
-def configurations_in(file: str | None, chosen: Selection, seconds: float) -> int:
+def configurations_in(file: str | None, chosen: Selection, seconds: float, line: Progress) -> int:
     """Compare the configurations of a file's kernels, or of ours; the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    return compare_configurations(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
+    line.phase(f"loading {file or 'our kernels'}")
+    given, dtypes = chosen_from(file, chosen), chosen.dtypes or ()
+    return compare_configurations(console, given, dtypes, seconds, line)
 
 
 def compare_configurations(
-    console: Console, given: Sequence[Kernel], dtypes: Sequence[str], seconds: float
+    console: Console,
+    given: Sequence[Kernel],
+    dtypes: Sequence[str],
+    seconds: float,
+    line: Progress | None = None,
 ) -> int:
     """Compare the configurations of kernels, operation by operation; the exit code.
 
@@ -50,12 +58,15 @@ def compare_configurations(
         by_operation.setdefault(kernel.operation.name, []).append(kernel)
     code, compared = EXIT_KEPT, False
     for name, own in by_operation.items():
+        if line is not None:
+            line.phase(f"comparing configurations for {name}")
         for situation, sets in _compared(own, dtypes, seconds):
             words = situation.words or "scalars"
-            console.print(f"{name} {situation.dtype}, {words}: {sets.words}", markup=False)
+            with nullcontext() if line is None else line.aside():
+                console.print(f"{name} {situation.dtype}, {words}: {sets.words}", markup=False)
+                if len(sets.members) > 1:
+                    _show(console, sets)
             compared = compared or not sets.missing
-            if len(sets.members) > 1:
-                _show(console, sets)
             if any(verdict.word == REFUTED for verdict in sets.apart):
                 code = EXIT_BROKEN
     return code if compared else EXIT_TOO_LITTLE

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -24,11 +24,15 @@ import twinstep.fast.kernels
 from twinstep.parity.prove.prove import Prover
 from twinstep.parity.prove.situations import Situation, situations
 from twinstep.parity.prove.trace import Tracer
-from twinstep.parity.records.proof import OUT_OF_TIME, UNSUPPORTED, Proof, Verdict
+from twinstep.parity.records.proof import ENDED, OUT_OF_TIME, UNSUPPORTED, Proof, Verdict
 from twinstep.parity.registry.engines import engine_for, running
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.runner.calls.limits import SECOND
+from twinstep.parity.runner.calls.pace import Pace
+from twinstep.parity.runner.calls.places import place_of
+from twinstep.parity.runner.calls.processes import kill_descendants
 from twinstep.parity.runner.fork_server import fresh_processes
 from twinstep.parity.runner.load_file import load_file
 
@@ -48,7 +52,8 @@ class Limits:
         row: after which no further situation of a row is begun.
         total: of a process and of those before it that ended early, after which no further row is
             begun.
-        hang: by the clock, after which the process of a row is ended.
+        hang: of a row with all that it starts, after which its process is ended.
+        waits: in which a row and all that it starts wait, after which its process is ended.
         briefly: one situation for each row, at the smallest sizes and the first options.
     """
 
@@ -56,10 +61,11 @@ class Limits:
     row: float = float("inf")
     total: float = float("inf")
     hang: float = 3600.0
+    waits: float = 120.0
     briefly: bool = False
 
 
-FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=60.0)
+FILE = Limits(situation=10.0, row=10.0, total=120.0, hang=60.0, waits=40.0)
 """Of `parity check`: seconds for each kernel and dtype."""
 HOUSE = Limits(situation=10.0, row=10.0, total=30.0, hang=120.0, briefly=True)
 """Of `parity run`: the situation of each row that costs least, beside the laws."""
@@ -89,7 +95,10 @@ def prove_situation(situation: Situation, seconds: float, *, briefly: bool = Fal
     with running(engine) if engine.name == "replay" else nullcontext():
         tracer = Tracer(kernel.function, engine)
         cases = [situation.case()] if briefly else list(situation.cases())
-        return Prover(tracer, cases, seconds, kernel.arithmetic).prove()
+        try:
+            return Prover(tracer, cases, seconds, kernel.arithmetic).prove()
+        except SystemExit as error:
+            return Verdict(ENDED, f"the call ends its process: {error!r}{place_of(error)}")
 
 
 def prove_row(
@@ -186,13 +195,8 @@ def _row(name: RowName, verdicts: dict[object, Verdict]) -> list[Proof]:
         words = "the time of all proofs was over; parity prove has no such limit"
         verdict = Verdict(OUT_OF_TIME, words)
         return [_unsituated(kernel.name, kernel.operation.name, dtype, verdict)]
-    # Its default action ends the process, whatever the kernel is doing.
-    signal.setitimer(signal.ITIMER_REAL, limits.hang)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return prove_row(kernel, dtype, limits, verdicts, among)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return prove_row(kernel, dtype, limits, verdicts, among)
 
 
 def _unsituated(kernel: str, operation: str, dtype: str, verdict: Verdict) -> Proof:
@@ -226,27 +230,64 @@ def proved_rows(
         # Neighbours of one function and dtype (`triton.*`, `fast.*`) share their situations.
         groups = groupby(left, lambda name: (functions[name[0]], name[1]))
         tasks = [[name] for name in left] if alone else [list(own) for _, own in groups]
-        count, began = max(1, min(jobs, len(tasks))), time.monotonic()
+        count = max(1, min(jobs, len(tasks)))
         with ProcessPoolExecutor(
             count, mp_context=fresh_processes(), initializer=_start, initargs=(file, limits)
         ) as pool:
             futures = [pool.submit(_rows, names) for names in tasks]
+            watch = _Watch(pool, limits)
             try:
                 for future in futures:
-                    for own in future.result():
+                    for own in watch.result(future):
                         yield own
                         left.pop(0)
                     tasks.pop(0)
             except BrokenProcessPool:
                 if count == 1 and len(tasks[0]) == 1:
                     name, dtype = left.pop(0)
-                    words = f"the call ends its process, or takes more than {limits.hang:.0f} s"
-                    verdict = Verdict(UNSUPPORTED, words)
+                    verdict = Verdict(ENDED, "the call ends its process")
+                    if watch.said:
+                        verdict = Verdict(OUT_OF_TIME, f"no end after {watch.said}")
                     yield [_unsituated(name, operations[name], dtype, verdict)]
         # Processes that are ended, one for each dtype, would each have the whole time.
-        limits = replace(limits, total=limits.total - (time.monotonic() - began))
+        limits = replace(limits, total=limits.total - watch.charged)
         # With several it is not known whose row it was.
         jobs, alone = 1, True
+
+
+class _Watch:
+    """Ends a process of a pool whose row takes too much: work or waiting, whatever the clock says.
+
+    Attributes:
+        said: what it took; empty as long as none has.
+        charged: seconds of work and of waiting of all processes.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, limits: Limits) -> None:
+        self.said, self.charged = "", 0.0
+        self._pool, self._limits = pool, limits
+        self._paces: dict[int, Pace] = {}
+
+    def result(self, future: Future[list[list[Proof]]]) -> list[list[Proof]]:
+        """The result of the next rows."""
+        self._paces = {}
+        while not wait([future], SECOND).done:
+            for process in list(self._pool._processes or ()):
+                pace = self._paces.setdefault(process, Pace(process))
+                before = pace.ran + pace.waited
+                pace.look()
+                self.charged += pace.ran + pace.waited - before
+            # One that has no row left waits too.
+            all_wait = all(p.waited >= self._limits.waits for p in self._paces.values())
+            for process, pace in self._paces.items():
+                waits = self._limits.waits if all_wait else float("inf")
+                said = pace.too_much(self._limits.hang, waits)
+                if said:
+                    self.said = said
+                    kill_descendants(process)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+        return future.result()
 
 
 def _cost(kernel: Kernel) -> int:

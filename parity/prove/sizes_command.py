@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from rich.console import Console
@@ -18,15 +19,20 @@ from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITT
 from twinstep.parity.records.proof import NOT_PROVED, PROVED, REFUTED, UNSUPPORTED
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.progress import Progress
 
 RUN = 1 << 16
 """Most elements with which a fault is confirmed by a run."""
 
 
-def sizes_in(file: str | None, chosen: Selection, seconds: float, json: str | None = None) -> int:
+def sizes_in(
+    file: str | None, chosen: Selection, seconds: float, json: str | None, line: Progress
+) -> int:
     """Prove the addresses of a file's kernels, or of ours, for every size; the exit code."""
     console = Console(stderr=json == "-", highlight=False, soft_wrap=True)
-    found = every_size(console, chosen_from(file, chosen), chosen.dtypes or (), seconds)
+    line.phase(f"loading {file or 'our kernels'}")
+    found = every_size(console, chosen_from(file, chosen), chosen.dtypes or (), seconds, line)
+    line.stop()
     if json is not None:
         write(found, json)
     if any(row["word"] == REFUTED for row in found):
@@ -35,7 +41,11 @@ def sizes_in(file: str | None, chosen: Selection, seconds: float, json: str | No
 
 
 def every_size(
-    console: Console, given: Sequence[Kernel], dtypes: Sequence[str], seconds: float
+    console: Console,
+    given: Sequence[Kernel],
+    dtypes: Sequence[str],
+    seconds: float,
+    line: Progress | None = None,
 ) -> list[dict[str, str]]:
     """Print a line for each flat kernel and dtype; the same as data."""
     found: list[dict[str, str]] = []
@@ -45,12 +55,15 @@ def every_size(
             if situation.layout != "flat" or situation.dtype in seen:
                 continue
             seen.add(situation.dtype)
+            if line is not None:
+                line.phase(f"proving {kernel.name} {situation.dtype} for every size")
             word, detail = size_verdict(replace(situation, sizes=(SMALL,), aligned=True), seconds)
             names = {"kernel": kernel.name, "dtype": situation.dtype}
             found.append({**names, "word": word, "detail": detail})
-            console.print(f"{kernel.name:28} {situation.dtype:14} {word}", markup=False)
-            for line in detail.splitlines():
-                console.print(f"    {line}", markup=False)
+            with nullcontext() if line is None else line.aside():
+                console.print(f"{kernel.name:28} {situation.dtype:14} {word}", markup=False)
+                for row in detail.splitlines():
+                    console.print(f"    {row}", markup=False)
     counts = Counter(row["word"] for row in found)
     words = ", ".join(f"{count} {word}" for word, count in counts.items())
     console.print(words or "no flat kernel was chosen", markup=False)

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 PROVED, REFUTED, NOT_PROVED = "proved", "refuted", "not proved"
-UNSUPPORTED, OUT_OF_TIME = "unsupported", "out of time"
+UNSUPPORTED, OUT_OF_TIME, ENDED = "unsupported", "out of time", "ended"
 WORDS: Mapping[str, str] = {
     PROVED: "every written element has the reference's expression on every path",
     REFUTED: "a run with the values of the witness gives other results: the one failure",
     NOT_PROVED: "expressions differ, or a branch was not followed; the kernel may be right",
     UNSUPPORTED: "a name reached what is not followed",
     OUT_OF_TIME: "the paths were not all followed in the time given",
+    ENDED: "the call ended its process",
 }
 """What each word says."""
-WORST = (REFUTED, NOT_PROVED, UNSUPPORTED, OUT_OF_TIME, PROVED)
+WORST = (REFUTED, ENDED, NOT_PROVED, UNSUPPORTED, OUT_OF_TIME, PROVED)
 """The words in the order in which one decides for many."""
 LISTED = 8
 """Most values of a counter that are printed one by one."""

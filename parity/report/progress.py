@@ -69,6 +69,15 @@ class Progress:
         if self._live:
             self._live.stop()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Show nothing inside, where something else prints."""
+        if self._live:
+            self._live.stop()
+        yield
+        if self._live and not self._stopped.is_set():
+            self._live.start()
+
     def phase(self, what: str) -> None:
         """Show this, and how long it has taken."""
         self._what, self._began, self._text = what, time.monotonic(), self._phase

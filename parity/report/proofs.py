@@ -9,6 +9,7 @@ from rich.console import Console
 
 from twinstep.parity.records.names import number
 from twinstep.parity.records.proof import (
+    ENDED,
     OUT_OF_TIME,
     PROVED,
     REFUTED,
@@ -100,7 +101,7 @@ def reason(proof: Proof) -> str:
     lines = proof.verdict.detail.splitlines() or [""]
     if proof.verdict.word == REFUTED:
         return f"[{proof.dtype}] {proof.words}: {lines[0]}".replace("  ", " ")
-    if proof.verdict.word in (UNSUPPORTED, OUT_OF_TIME):
+    if proof.verdict.word in (UNSUPPORTED, OUT_OF_TIME, ENDED):
         return ELEMENT.sub("memory", INSTRUCTION.sub(r"`\1`", lines[0]))
     return ELEMENT.sub("an output", lines[0]) + "".join(f"; {line}" for line in lines[1:3])
 

@@ -10,21 +10,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.helpers.command import parity
 from tests.helpers.proved_kernels import by_torch, row
 from twinstep.parity.prove import rows
 from twinstep.parity.prove.rows import Limits, beside, prove_row, proved_rows
-from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT
+from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.ledger import Cell, Key, Ledger, Status
 from twinstep.parity.records.proof import (
+    ENDED,
     OUT_OF_TIME,
     PROVED,
     REFUTED,
-    UNSUPPORTED,
     WORDS,
     Proof,
     Verdict,
 )
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report import progress
 from twinstep.parity.report.exports import as_json, as_junit
 from twinstep.parity.report.table import print_table
 from twinstep.parity.runner.load_file import load_file
@@ -129,16 +131,31 @@ def file(tmp_path: Path) -> str:
 def test_a_kernel_that_ends_its_process_costs_its_own_row_alone(file: str) -> None:
     known = load_file(file).kernels
     found = [p for own in proved_rows(file, known, Selection(), rows.FILE, 2) for p in own]
-    assert {p.kernel: p.verdict.word for p in found} == {"mine": PROVED, "ends": UNSUPPORTED}, found
+    assert {p.kernel: p.verdict.word for p in found} == {"mine": PROVED, "ends": ENDED}, found
 
 
 def test_processes_that_hang_share_the_time_of_one(tmp_path: Path) -> None:
     path = tmp_path / "hangs.py"
     path.write_text(HANGS)
-    limits = Limits(situation=1.0, row=1.0, total=2.0, hang=2.0)
+    limits = Limits(situation=1.0, row=1.0, total=2.0, hang=60.0, waits=2.0)
     known = load_file(str(path)).kernels
     found = [p for own in proved_rows(str(path), known, Selection(), limits, 1) for p in own]
-    assert [p.verdict.word for p in found] == [UNSUPPORTED, OUT_OF_TIME, OUT_OF_TIME], found
+    assert [p.verdict.word for p in found] == [OUT_OF_TIME] * 3, found
+    assert found[0].verdict.detail == "no end after 2 s of waiting"
+    assert all("time of all proofs" in p.verdict.detail for p in found[1:])
+
+
+def test_the_proof_says_within_seconds_what_it_does(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert progress.FIRST <= 5.0
+    assert progress.EVERY <= 10.0
+    monkeypatch.setattr(progress, "FIRST", 0.01)
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    assert parity("prove", file) == EXIT_TOO_LITTLE
+    said = capsys.readouterr()
+    assert "proving mine scalar: 0 of 2 rows" in said.err
+    assert "1 proved, 1 ended" in said.out
 
 
 def test_a_choice_of_laws_leaves_proofs_out(file: str) -> None:

@@ -34,7 +34,7 @@ from twinstep.parity.registry.engines import (
     uses_triton,
 )
 from twinstep.parity.registry.kernels import Elsewhere, Kernel, kernels
-from twinstep.parity.runner.calls.invoke import unable
+from twinstep.parity.runner.calls.invoke import COUNTS_WAITING, unable
 from twinstep.parity.runner.calls.local import LocalCaller
 from twinstep.parity.runner.calls.made import Made
 from twinstep.parity.runner.calls.messages import packed, unpacked
@@ -223,7 +223,7 @@ def serve(
         functions: kernels by name, where this process was forked with them.
     """
     _settle(output)
-    host = _Host(dict(functions), file)
+    own, host = os.getpid(), _Host(dict(functions), file)
     handlers: dict[str, Callable[..., object]] = {
         "load": host.load,
         "call": host.call,
@@ -251,6 +251,9 @@ def serve(
             reply = "usage", str(error)
         except Exception:
             reply = "fault", traceback.format_exc()
+        if os.getpid() != own:
+            # A fork by the kernel that has come back: one process answers.
+            os._exit(1)
         with contextlib.suppress(OSError):
             judge.send_bytes(packed(_plain(reply)))
         # An observation holds memory, and an action may look whether it is free.
@@ -282,4 +285,5 @@ def _settle(output: Connection) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(1)
+    COUNTS_WAITING[0] = False
     gc.freeze()

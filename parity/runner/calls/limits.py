@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstep.parity.records.errors import KernelDied
-from twinstep.parity.runner.calls.invoke import Spent
+from twinstep.parity.runner.calls.invoke import PATIENCE
+from twinstep.parity.runner.calls.pace import Pace
 from twinstep.parity.runner.calls.places import is_library
 from twinstep.parity.runner.calls.processes import descendants
 
 TICK = 0.05
+# Between two looks at all processes of the machine.
+SECOND = 1.0
 # The process's own limit comes first; this is for one that swallows it or never reaches Python.
 GRACE = 3.0
 MEMORY_SHARE = 0.6
@@ -59,15 +62,16 @@ class Watch:
 
     Attributes:
         process: its number.
-        seconds: of work that it may take.
+        seconds: of work that it may take, `PATIENCE` times as many with what it has started, and
+            as many of waiting.
     """
 
     process: int
     seconds: float
 
     def __post_init__(self) -> None:
-        self._began = Spent.by(self.process)
-        self._looked = self._began.clock
+        self._looked = self._counted = time.monotonic()
+        self._pace: Pace | None = None
         self._room = MEMORY_SHARE * available()
 
     def look(self, output: Output, printing: bool) -> None:
@@ -86,15 +90,25 @@ class Watch:
         if printing or now - self._looked < TICK:
             return
         self._looked = now
-        spent = Spent.by(self.process).since(self._began).too_much(self.seconds + GRACE)
-        if spent:
-            raise KernelDied("hang", f"hangs: no return after {spent}")
         size = resident(self.process)
         if size > self._room:
             raise KernelDied("memory", f"takes {size / 2**30:.1f} GiB of memory")
-        running = len(descendants(self.process))
-        if running > PROCESSES:
-            raise KernelDied("processes", f"starts processes without end: {running} are running")
+        if now - self._counted >= SECOND:
+            self._counted = now
+            self._count()
+
+    def _count(self) -> None:
+        """Look at the process, and at all that it has started."""
+        below = descendants(self.process)
+        if len(below) > PROCESSES:
+            raise KernelDied("processes", f"starts processes without end: {len(below)} are running")
+        # Most calls end before there is anything to measure.
+        self._pace = self._pace or Pace(self.process)
+        self._pace.look(below)
+        patience = PATIENCE * self.seconds
+        spent = self._pace.too_much(patience + GRACE, patience)
+        if spent:
+            raise KernelDied("hang", f"hangs: no return after {spent}")
 
 
 def resident(process: int) -> int:
