@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 
 from twinstep.parity.operations.triton_names import taken_names
 from twinstep.parity.records.errors import UsageError
@@ -71,15 +74,8 @@ def import_file(path: str) -> list[str]:
         raise UsageError(f"{path} does not exist, but should be a Python file [parity check]")
     if file.suffix != ".py":
         raise UsageError(f"{path} is not a Python file; its name should end with .py")
-    loader = _Source(MODULE, str(file.resolve()))
-    spec = importlib.util.spec_from_loader(MODULE, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE] = module
     try:
-        # A file may import its neighbours, as when it is run by itself.
-        sys.path.insert(0, str(file.resolve().parent))
-        loader.exec_module(module)
+        module = _imported(file.resolve())
     except UsageError:
         raise
     except SyntaxError as error:
@@ -87,8 +83,6 @@ def import_file(path: str) -> list[str]:
         raise UsageError(f"{path} has a syntax error: {error.msg} [{place}]") from None
     except (Exception, SystemExit) as error:
         raise UsageError(f"{path} cannot be imported: {_cause(error, file)}") from None
-    finally:
-        sys.path.remove(str(file.resolve().parent))
     require_live_subnormals(f"importing {path}")
     if len(registered()) == before:
         raise UsageError(
@@ -96,6 +90,50 @@ def import_file(path: str) -> list[str]:
             "of twinstep.parity"
         )
     return taken_names(vars(module))
+
+
+def _imported(file: Path) -> ModuleType:
+    """The module of a file, which may import its neighbours as when it is run by itself."""
+    package, root = _package(file)
+    name = f"{package}.{file.stem}" if package else MODULE
+    with _first_on_path(root):
+        if package:
+            # It may import the file itself.
+            importlib.import_module(package)
+            if name in sys.modules:
+                return sys.modules[name]
+        loader = _Source(name, str(file))
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        loader.exec_module(module)
+        return module
+
+
+def _package(file: Path) -> tuple[str, Path]:
+    """The package of a file that imports relative to it, or nothing; the folder to import from."""
+    nodes = ast.walk(ast.parse(file.read_bytes(), str(file)))
+    folder = file.parent
+    if not any(isinstance(node, ast.ImportFrom) and node.level for node in nodes):
+        return "", folder
+    names: list[str] = []
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names), folder
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """Import from a folder first inside, and last afterwards: a kernel may import when called."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def registered() -> tuple[Kernel | Twin, ...]:
