@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from twinstep.parity.expected.bounds import HALF_ULP, Bounded
+from twinstep.parity.expected.bounded import Bounded
+from twinstep.parity.expected.bounds import HALF_ULP
 from twinstep.parity.expected.carried import known
 from twinstep.reference.arithmetic import bias_correction_of, fp32, fp64, one_minus, power
 
