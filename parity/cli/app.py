@@ -314,6 +314,8 @@ def _code_of_error(error: BaseException) -> int:
     No command of ours raises SystemExit: it is of a reference, or another file that was imported.
     """
     message = getattr(error, "format_message", None)
+    if isinstance(error.__context__, BrokenPipeError):  # rich has closed its output then
+        return EXIT_SIGNAL + signal.SIGPIPE
     if message is None:
         if isinstance(error, Exception):
             traceback.print_exception(error)
