@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def new_moments(param: Tensor, dtype: torch.dtype = torch.float32) -> State:
 
 @contextmanager
 def adding_group(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], *, shards: bool = False
+    optimizer: torch.optim.Optimizer, group: dict[str, object], *, shards: bool = False
 ) -> Iterator[None]:
     """Add a group inside; one that is refused is not there, and the caller's dict is as it was.
 
