@@ -118,5 +118,5 @@ def triton_arranged(call: AdamCall, how: str, *, tuned: bool = False) -> None:
             grid = lambda meta, n=numel: (triton.cdiv(n, meta["BLOCK"]),)  # noqa: E731
             restored[grid](*tensors, copy, numel, *numbers, *formed, **options)
         else:
-            grid = (triton.cdiv(numel, 256),)
-            arranged[grid](*tensors, copy, numel, *numbers, *formed, **options, BLOCK=256)
+            blocks = triton.cdiv(numel, 256)
+            arranged[(blocks,)](*tensors, copy, numel, *numbers, *formed, **options, BLOCK=256)

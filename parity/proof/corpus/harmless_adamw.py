@@ -51,7 +51,7 @@ def stepped(call: AdamCall, step: Step, form: Form | None = None) -> None:
 
 
 def numbers(call: AdamCall, count: Tensor) -> Numbers:
-    """What a launcher reads from its group before the step of a tensor."""
+    """Hyper-parameters that a launcher reads from its group, for the step after `count - 1`."""
     beta1, beta2, t = float(call.beta1), float(call.beta2), int(count)
     return Numbers(
         lr=float(call.lr),
