@@ -272,17 +272,38 @@ class GuardedMemory:
         for name in self.case.leaves:
             lists[name] = [tensor.detach().requires_grad_() for tensor in lists[name]]
         positional = [lists[argument.name] for argument in self.case.operation.lists]
-        given = Given(lists)
+        given, versions = Given(lists), self._versions()
         recording = torch.no_grad() if self.case.leaves else contextlib.nullcontext()
         try:
             with recording:
                 return kernel(*positional, **controls, **self.case.options)
         finally:
-            self.changed = tuple(given.changes())
+            self.changed = (*given.changes(), *self._put_back(versions))
             for span in self.spans:
                 there = self.elsewhere.get((span.name, span.index))
                 if there is not None:
                     span.bytes_of(self.block).copy_(span.bytes_of(there))
+
+    def _versions(self) -> dict[tuple[str, int], int]:
+        """Versions of the held tensors that the operation only reads."""
+        writes = self.case.operation.writes
+        return {at: row._version for at, row in self.held.items() if at[0] not in writes}
+
+    def _put_back(self, versions: Mapping[tuple[str, int], int]) -> Iterator[str]:
+        """A sentence for the first of them that was written to, and holds what it held before.
+
+        That takes two operations in place. A single one has left everything as it was: torch
+        counts what its fused Adam reads as written.
+        """
+        rows = {(span.name, span.index): span for span in self.spans}
+        for at, now in self._versions().items():
+            span = rows[at]
+            if now < versions[at] + 2 or not span.value.numel():
+                continue
+            if torch.equal(span.bytes_of(self.block).cpu(), span.bytes_of(self.before)):
+                name = span.name if span.control else f"{span.name}[{span.index}]"
+                yield f"writes to {name}, which it may only read, and puts back what was there"
+                return
 
     def hold(self) -> None:
         """Let all arguments be the same tensors from now on, as a training loop's are.

@@ -112,3 +112,11 @@ def infinite_half_a_step_early(call: CastCopyCall) -> None:
         )
 
     cast_copy(call, early)
+
+
+@value("accumulate", component="memory", law="process_state", arithmetic="exact", alone=True)
+def gradients_negated_and_back(call: AccumulateCall) -> None:
+    """Gradients change their sign in place, are subtracted, and get it back."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        a.sub_(g.neg_())
+        g.neg_()
