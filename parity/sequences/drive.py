@@ -75,7 +75,7 @@ class Driven(Protocol):
 
     @property
     def launches(self) -> int:
-        """How many launches have run to their end on replay."""
+        """Number of launches that ran to their end on replay."""
 
     def carry_out(self, act: Act) -> None:
         """Carry out one action."""
