@@ -61,10 +61,13 @@ class _Utils:
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
-    ) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, words of local memory, most threads: nothing is loaded."""
+    ) -> tuple[None, int, int, int, int]:
+        """Module, function, registers, words of local memory, most threads.
+
+        None is the module: Triton 3.9 unloads one with whatever driver it finds at that time.
+        """
         registers, local = resources(kernel, name)
-        return 1, 1, registers, local // 4, 1024
+        return None, 1, registers, local // 4, 1024
 
     def unload_module(self, module: int) -> None:
         """There is nothing to unload."""

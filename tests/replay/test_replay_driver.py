@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 import twinstep.replay
+from tools.source import ROOT
 from twinstep.replay.isa.forms import pure_families
 from twinstep.replay.ptx.flow import BRANCHES
 from twinstep.replay.translate import emit_memory, emit_threads
@@ -192,3 +194,19 @@ def test_registers_and_spills_are_those_of_the_binary(
 def test_a_binary_that_is_none_has_no_registers() -> None:
     assert resources(b"", "k") == (0, 0)
     assert resources(b"\x7fELF\x01" + 99 * b"\0", "k") == (0, 0)
+
+
+def test_a_compiled_kernel_outlives_replay_without_a_word() -> None:
+    """Where it is collected, no driver may be there: this process has none of a GPU."""
+    program = (
+        "import gc, torch, triton, tests.replay.test_replay_driver as own, twinstep.replay as r\n"
+        "r.activate()\n"
+        "own.double[(1,)](torch.ones(4), 4, BLOCK=4)\n"
+        "r.deactivate()\n"
+        "own.double.device_caches.clear()\n"
+        "gc.collect()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not done.stderr

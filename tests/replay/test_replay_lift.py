@@ -24,27 +24,30 @@ from twinstep.replay.shadow64.lift import Lift, lifting
 
 @triton.jit
 def piece_kernel(x, y, s, n, WHAT: tl.constexpr, BLOCK: tl.constexpr):
-    """Small formulas, one for each way a value can go."""
+    """Small formulas, one for each way a value can go.
+
+    Triton 3.9 makes `/ 3.0` a product with the reciprocal, a scalar, which is rounded.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = at < n
     a = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     scale = tl.load(s).to(tl.float32)
     if WHAT == "copy":
-        tl.store(y + at, (a / 3.0 * scale).to(y.dtype.element_ty), mask=here)
+        tl.store(y + at, (tl.div_rn(a, 3.0) * scale).to(y.dtype.element_ty), mask=here)
     elif WHAT == "sum":
         tl.atomic_add(y, tl.sum(a * a, axis=0))
     elif WHAT == "trick":
-        word = (a / 3.0).to(tl.int32, bitcast=True) + 1
+        word = tl.div_rn(a, 3.0).to(tl.int32, bitcast=True) + 1
         tl.store(y + at, word.to(tl.float32, bitcast=True), mask=here)
     elif WHAT == "loop":
         for _ in range(3):
-            a = a / 3.0 + 0.1
+            a = tl.div_rn(a, 3.0) + 0.1
         tl.store(y + at, a, mask=here)
     elif WHAT == "pick":
-        a = a / 3.0
+        a = tl.div_rn(a, 3.0)
         tl.store(y + at, tl.where(a > 0.0, tl.maximum(a, 0.01), -a), mask=here)
     else:
-        low = (a / 3.0).to(tl.bfloat16).to(tl.float32)
+        low = tl.div_rn(a, 3.0).to(tl.bfloat16).to(tl.float32)
         tl.store(y + at, (low + 1.0).to(tl.float16).to(tl.float32), mask=here)
 
 
