@@ -27,6 +27,7 @@ class Coverage:
         self.cases = 0
         self.regimes: Counter[str] = Counter()
         self.sizes: Counter[str] = Counter()
+        self.matrices: Counter[str] = Counter()
         self.flags: Counter[str] = Counter()
         self.values: dict[str, Counter[str]] = {}
         self.pairs: set[tuple[str, str]] = set()
@@ -43,11 +44,16 @@ class Coverage:
         self.regimes.update({regime for regime, _ in case.seen})
         lead = max(case.lists.values(), key=len, default=())
         self.sizes.update(size_class(tensor.numel()) for tensor in lead)
+        every = (
+            [t.shape for t in row if t.dim() == 2 and t.numel()] for row in case.lists.values()
+        )
+        shapes = max(every, key=len, default=[])
+        self.matrices.update(" x ".join(map(extent, shape)) for shape in shapes)
         recipe = case.recipe
         flags = {
             f"layout {recipe.layout}": bool(case.lists),
             f"dims {recipe.dims}": bool(case.lists),
-            "requires grad": recipe.requires_grad,
+            "weights require grad": any(case.lists[name] for name in case.leaves),
             "one step": recipe.one_step,
             "absent lists": recipe.absent,
             "off alignment": any(any(skews) for skews in case.skews.values()),
@@ -75,7 +81,7 @@ class Coverage:
             values = sum(map(len, self._declared.values()))
             finite = [row for row in self.triples if row[0] in FINITE and row[1] != "none"]
             found |= {"regimes": dict(self.regimes), "sizes": dict(self.sizes)}
-            found |= {"flags": dict(self.flags)}
+            found |= {"flags": dict(self.flags), "matrices": dict(self.matrices)}
             found |= {"regime x size": [len(here), pairs]}
             found |= {"regime x size x setting": [len(finite), pairs * values]}
         found["settings"] = {name: dict(counts) for name, counts in self.values.items()}
@@ -88,6 +94,11 @@ class Coverage:
     def _decided(self) -> set[str]:
         """Controls that an overflow has nothing to meet in: its own flag, and what is not read."""
         return {"found_inf", *(row.name for row in self.operation.controls if row.output)}
+
+
+def extent(size: int) -> str:
+    """The class of a number of rows or columns: 1, or that of a tensor of as many elements."""
+    return "1" if size == 1 else size_class(size)
 
 
 def overflows(case: Case) -> bool:

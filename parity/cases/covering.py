@@ -54,6 +54,8 @@ CLASSES: Mapping[str, tuple[int, ...]] = {
     "block": (255, 256, 257, 509, 511, 512, 513, 1021, 1023, 1024, 1025),
     "large": (2047, 2049, 4095, 4096, 4097, 4099),
 }
+# Elements of matrices beside the others of a list: rows or columns are few, or more than any block.
+MATRICES = (3 * 1021, 2 * 2053, 5 * 4096, 7 * 131, 4 * 1024, 3 * 513)
 SHAPES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "list": {
         "assorted": ("tiny", "vector", "block", "large"),
@@ -263,11 +265,12 @@ def _recipe(operation: Operation, choices: Factors, row: Row, regime: str, words
     if not operation.lists:
         return Recipe(layout="list", sizes=(), controls=controls, options=options)
     layout, _, kind = str(values["shape"]).partition(":")
-    sizes = _sizes(layout, kind, random.Random(words))
-    dims = cast(int, values["dims"])
+    dice, dims = random.Random(words), cast(int, values["dims"])
+    sizes = _sizes(layout, kind, dice)
+    beside = {0: (1, 1), 2: (dice.choice(MATRICES),) * 2} if layout == "list" else {}
     return Recipe(
         layout=layout,
-        sizes=(*sizes, 1, 1) if dims == 0 and layout == "list" else sizes,
+        sizes=(*sizes, *beside.get(dims, ())),
         regime=regime,
         seed=seed_of(words),
         controls=controls,
@@ -340,12 +343,13 @@ def enlarged(
     """
     size = int(sizes.at(random.Random(recipe.seed).random()))
     flat = recipe.layout == "flat"
+    drawn = (size,) if flat else (5, *beside, size, 33)
     return replace(
         recipe,
-        sizes=(size,) if flat else (5, *beside, size, 33),
+        sizes=drawn,
         dims=recipe.dims if flat or 2 not in operation.dims else 2,
-        # Matrices of even seeds are tall (`generate`).
-        seed=recipe.seed & ~1 | turn % 2,
+        # A matrix is tall where seed and place are even together (`generate`).
+        seed=recipe.seed & ~1 | (turn + drawn.index(size)) % 2,
         regime="ordinary" if operation.takes_norms else "mixture",
         controls={row.name: row.values[0] for row in operation.controls},
         period=PERIOD,

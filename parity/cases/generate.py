@@ -132,7 +132,7 @@ def _list(
         part = slice(start, start + size)
         start += size
         if not dtype.is_floating_point:
-            tensors.append(_shaped(integers(rng, size, dtype), recipe))
+            tensors.append(_shaped(integers(rng, size, dtype), recipe, index))
             continue
         form = FORMATS[dtype]
         rounded = round_to_bits(reals[part], form.name)
@@ -142,7 +142,7 @@ def _list(
             bits = binade_bits(bits, form, exponent)
         if argument.role is Role.PARAM and _starts_at_zero(operation, recipe, index):
             bits[:] = 0
-        tensors.append(_shaped(to_tensor(bits, form), recipe))
+        tensors.append(_shaped(to_tensor(bits, form), recipe, index))
     if argument.role is Role.GRAD and recipe.seed % 4 == 1:
         tensors = [idle_in_part(tensor, rng) for tensor in tensors]
     regimes = ("ordinary",) if operation.lists_of(Role.PARAM) else BRINK
@@ -220,7 +220,7 @@ def _companions(
     rng: np.random.Generator,
 ) -> list[Tensor]:
     """The tensors of a list whose shapes follow from the leading list."""
-    empty = [_shaped(torch.empty(size), recipe) for size in recipe.sizes]
+    empty = [_shaped(torch.empty(size), recipe, at) for at, size in enumerate(recipe.sizes)]
     lead = [tuple(_hollow(operation, one, recipe, at).shape) for at, one in enumerate(empty)]
     found = []
     for at, shape in operation.companions(argument.name, lead):
@@ -285,16 +285,20 @@ def _flat(
     return to_tensor(round_to_bits(reals, form.name), form)
 
 
-def _shaped(tensor: Tensor, recipe: Recipe) -> Tensor:
-    """The tensor in the recipe's dimensions: small divisors, or 1, and one long: first or last."""
+def _shaped(tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
+    """The tensor in the recipe's dimensions: small divisors, or 1, and one long.
+
+    The long one is first or last, in turn from tensor to tensor and from seed to seed.
+    """
     if recipe.dims == 0 or not tensor.numel():
         return tensor.reshape(()) if tensor.numel() == 1 else tensor
     shape, rest = list[int](), tensor.numel()
     for _ in range(recipe.dims - 1):
-        width = next((w for w in (7, 4, 3, 2) if rest % w == 0), 1)
+        width = next((w for w in (7, 5, 4, 3, 2) if rest % w == 0), 1)
         shape.append(width)
         rest //= width
-    return tensor.reshape(*shape, rest) if recipe.seed % 2 else tensor.reshape(rest, *shape)
+    wide = (recipe.seed + index) % 2
+    return tensor.reshape(*shape, rest) if wide else tensor.reshape(rest, *shape)
 
 
 def _hollow(operation: Operation, tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
@@ -324,11 +328,12 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
     # The norm of a large mixture is infinite, and every result of such a tensor NaN.
     small = generate(operation, combination, short, pure=operation.takes_norms)
 
-    def grown(tensor: Tensor, size: int) -> Tensor:
+    def grown(tensor: Tensor, index: int) -> Tensor:
         if is_counter(tensor):
             return tensor
+        size = recipe.sizes[index]
         times = -(-size // max(1, tensor.numel()))
-        return _shaped(tensor.repeat(times)[:size], recipe)
+        return _shaped(tensor.repeat(times)[:size], recipe, index)
 
     lists = {}
     for argument in operation.lists:
@@ -340,8 +345,7 @@ def _repeated(operation: Operation, combination: str, recipe: Recipe) -> Case:
             dtypes = operation.combinations[combination][argument.name]
             lists[argument.name] = _companions(operation, recipe, argument, dtypes, rng)
         else:
-            rows = zip(tensors, recipe.sizes, strict=False)
-            lists[argument.name] = [grown(tensor, size) for tensor, size in rows]
+            lists[argument.name] = [grown(tensor, at) for at, tensor in enumerate(tensors)]
         if argument.role is Role.PARAM and operation.takes_norms:
             # Norms of a part would otherwise have one ratio wherever it ends.
             for tensor in lists[argument.name]:

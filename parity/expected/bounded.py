@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -189,7 +189,7 @@ def _by_rule(
     pending = family.keeps and any(x.pending for x in operands)
     rows = [found] if isinstance(found, Carried) else list(found)
     results = []
-    for carried, tensor in zip(rows, leaves(plain), strict=True):
+    for carried, tensor in zip(rows, cast("Iterable[Tensor]", leaves(plain)), strict=True):
         results.append(_result(family, carried, tensor, pending=pending))
         for x in operands if family is MOVES else ():
             if _shares(x.carried.value, tensor):

@@ -43,7 +43,9 @@ Ends = tuple[Tensor, Tensor]
 
 
 def _ends(c: Carried) -> Ends:
-    return c.exact - c.error, c.exact + c.error
+    """The ends of an interval: without any where another order may overflow, to either side."""
+    low, high = c.exact - c.error, c.exact + c.error
+    return torch.where(c.zone, -torch.inf, low), torch.where(c.zone, torch.inf, high)
 
 
 def _reach(exact: Tensor, values: tuple[Tensor, ...]) -> Tensor:
@@ -98,7 +100,7 @@ def wrapped(
         exact = function(c.exact, *args[1:], **kwargs)
         low, high = _ends(c)
         if turns == "wave":
-            error = c.error.clamp_max(2.0)
+            error = torch.where(c.zone, 2.0, c.error.clamp_max(2.0))
         elif turns == "even":
             least = torch.where((low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs()))
             most = torch.maximum(low.abs(), high.abs())

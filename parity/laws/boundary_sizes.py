@@ -1,7 +1,8 @@
 """Every size works: none, one, around vectors and blocks, primes, many tiny, empties anywhere.
 
-Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count. In one case more
-each gradient is long and has one element that is not zero, as after a batch that uses one token.
+Tensors have 0 to 4 dimensions in turn; one list is longer than a byte can count. Matrices have up
+to thousands of rows or columns. In one case more each gradient is long and has one element that is
+not zero, as after a batch that uses one token.
 
 Real bugs: a scalar tail with another formula (deepspeedai/DeepSpeed#503); a grid of zero programs
 (bytedance/lightseq#98); a trailing empty tensor that drops the last launch
@@ -40,6 +41,9 @@ LISTS = (
     (4099, 1, 0, 8191, 7, 10_001),
     (8192, 20_481, 20_481),
 )
+# Tall and wide in turn, odd and aligned.
+MATRICES: tuple[int, ...] = (3 * 1021, 3 * 1021, 2 * 131, 2 * 131, 5 * 4096)
+SINGLE = ((MATRICES[:1], 0), (MATRICES[:1], 1), (MATRICES[-1:], 1))
 LONE = (10_007, 3, 6_011)
 
 
@@ -54,6 +58,11 @@ def sized(case: Case) -> Iterable[Case]:
     for number, sizes in enumerate(rows):
         dims = known[number % len(known)]
         yield generate(operation, case.combination, replace(recipe, sizes=sizes, dims=dims))
+    if 2 in operation.dims:
+        # The first tensor of an odd seed is wide (`generate`).
+        for sizes, wide in [(MATRICES, 1)] if recipe.layout == "list" else SINGLE:
+            matrices = replace(recipe, sizes=sizes, dims=2, seed=recipe.seed & ~1 | wide)
+            yield generate(operation, case.combination, matrices)
     if operation.lists_of(Role.GRAD):
         sizes = LONE if recipe.layout == "list" else LONE[:1]
         yield one_used(generate(operation, case.combination, replace(recipe, sizes=sizes, dims=1)))

@@ -193,7 +193,7 @@ def _settings(values: dict[str, str]) -> str:
 
 def _layout(case: Case) -> str:
     """What makes tensors lie otherwise than one behind the other, aligned and flat."""
-    said = ["weights require gradients"] * case.recipe.requires_grad
+    said = ["weights require gradients"] * bool(case.leaves)
     lead = next(iter(case.lists), "")
     for name, tensors in case.lists.items():
         shapes = [tuple(tensor.shape) for tensor in tensors if tensor.dim() != 1]

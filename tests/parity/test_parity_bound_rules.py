@@ -25,8 +25,10 @@ from twinstep.parity.operations.operation import ListArgument, Operation, Role
 from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.engines import engine_named
 from twinstep.parity.registry.kernels import Kernel, register_operation, registrations
+from twinstep.parity.registry.selection import Selection
 from twinstep.parity.runner.judge_cell import judge_cell
 from twinstep.parity.runner.recipes import Effort
+from twinstep.parity.runner.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "bounds.md"
@@ -49,6 +51,91 @@ def test_a_step_by_signs_is_judged_as_bounded(
 ) -> None:
     cell = judge_cell(lions[name], dtype, LAWS["value"], engine_named("cpu"), EFFORT)
     assert cell.status is status, cell.failure or cell.reason
+
+
+TRITON = """
+import triton
+import triton.language as tl
+
+from twinstep.parity import register
+
+
+@triton.jit
+def lion_kernel(p, g, m, c, numbers, n, COPY: tl.constexpr, SWAPPED: tl.constexpr):
+    at = tl.program_id(0) * 512 + tl.arange(0, 512)
+    here = at < n
+    lr, decay, factor = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    one = tl.load(numbers + (5 if SWAPPED else 3))
+    b1 = tl.load(numbers + (6 if SWAPPED else 4))
+    b2 = tl.load(numbers + (4 if SWAPPED else 6))
+    two = tl.load(numbers + (3 if SWAPPED else 5))
+    old = tl.load(m + at, mask=here)
+    grad = tl.load(g + at, mask=here).to(tl.float32) * factor
+    c1 = b1 * old + one * grad
+    sign = tl.where(c1 > 0, 1.0, tl.where(c1 < 0, -1.0, 0.0))
+    weight = tl.load(p + at, mask=here).to(tl.float32)
+    weight -= lr * (sign + decay * weight)
+    tl.store(p + at, weight, mask=here)
+    tl.store(m + at, b2 * old + two * grad, mask=here)
+    if COPY:
+        tl.store(c + at, weight, mask=here)
+
+
+def step(params, grads, exp_avgs, copies, steps, *, swapped, lr, beta1, beta2, weight_decay,
+         factor, found_inf):
+    if found_inf.item() != 0:
+        return
+    one, two = 1 - beta1, 1 - beta2
+    row = (lr, weight_decay, factor, one, beta1, two, beta2)
+    row = [x.float().reshape(1) for x in row]
+    numbers = torch.cat(row)
+    for i, (p, g, m) in enumerate(zip(params, grads, exp_avgs, strict=True)):
+        steps[i] += 1
+        if p.numel():
+            c = copies[i] if copies else p
+            grid = (triton.cdiv(p.numel(), 512),)
+            lion_kernel[grid](p, g, m, c, numbers, p.numel(), COPY=bool(copies), SWAPPED=swapped)
+
+
+@register("lion_step", name="triton_lion", dtypes=("bf16", "fp32"))
+def triton_lion(params, grads, exp_avgs, copies, steps, *, lr, beta1, beta2, weight_decay, factor,
+                found_inf):
+    step(params, grads, exp_avgs, copies, steps, swapped=False, lr=lr, beta1=beta1, beta2=beta2,
+         weight_decay=weight_decay, factor=factor, found_inf=found_inf)
+
+
+@register("lion_step", name="triton_lion_swapped", dtypes=("bf16", "fp32"))
+def triton_lion_swapped(params, grads, exp_avgs, copies, steps, *, lr, beta1, beta2, weight_decay,
+                        factor, found_inf):
+    step(params, grads, exp_avgs, copies, steps, swapped=True, lr=lr, beta1=beta1, beta2=beta2,
+         weight_decay=weight_decay, factor=factor, found_inf=found_inf)
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    file = tmp_path_factory.mktemp("lion") / "triton_lion.py"
+    file.write_text((ROOT / "examples" / "lion_operation.py").read_text() + TRITON)
+    with registrations() as found:
+        runpy.run_path(str(file))
+    return {row.name: row for row in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "laws", "status"),
+    [
+        ("triton_lion", ("value", "non_finite", "boundary_sizes", "formula"), Status.PASSED),
+        ("triton_lion_swapped", ("value",), Status.FAILED),
+    ],
+)
+def test_lion_in_triton_is_accepted_and_rejected_with_betas_swapped(
+    compiled: dict[str, Kernel], name: str, laws: tuple[str, ...], status: Status
+) -> None:
+    session = Session(
+        selection=Selection(laws=laws, dtypes=("bf16", "fp32"), engine="replay"), effort=EFFORT
+    )
+    for cell in session.run([compiled[name]]).cells.values():
+        assert cell.status is status, cell.failure or cell.reason
 
 
 def drawn(rng: torch.Generator, domain: tuple[float, float]) -> Tensor:

@@ -43,8 +43,11 @@ from twinstep.parity.expected.outputs import accepted_outputs
 from twinstep.parity.laws import LAWS
 from twinstep.parity.laws.base import Law
 from twinstep.parity.operations.controls import LR
-from twinstep.parity.operations.operation import Operation
+from twinstep.parity.operations.operation import Operation, Role
 from twinstep.parity.operations.table import HOUSE, operation_named
+from twinstep.parity.proof.corpus import corpus
+from twinstep.parity.proof.corpus.judged import VERDICT_ONLY, judged
+from twinstep.parity.records.ledger import Status
 from twinstep.parity.registry.kernels import Kernel, register, registrations
 from twinstep.parity.runner.recipes import Effort
 from twinstep.parity.sequences.adam_rules import AdamRules
@@ -104,6 +107,38 @@ def test_a_dozen_cases_show_every_regime_at_every_size(operation: Operation) -> 
     assert isinstance(pair, list)
     # A norm keeps the loud regimes to themselves, or they would drown the others.
     assert pair[0] == pair[1] or "norm" in operation.writes
+
+
+@pytest.mark.parametrize("operation", WITH_LISTS, ids=lambda operation: operation.name)
+def test_matrices_are_tall_and_wide_in_every_dtype_and_layout(operation: Operation) -> None:
+    law = LAWS["boundary_sizes"]
+    for dtype in operation.combinations:
+        for layout in operation.layouts:
+            coverage = Coverage(operation)
+            recipe = Recipe(layout=layout, sizes=(3,), regime="ordinary")
+            for case in law.vary(generate(operation, dtype, recipe)):
+                coverage.add(case)
+            shown = coverage.numbers()["matrices"]
+            assert isinstance(shown, dict)
+            assert shown.keys() >= {"tiny x block", "block x tiny", "tiny x large"}, layout
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3, 4])
+def test_a_kernel_that_leaves_out_columns_past_128_is_rejected(seed: int | None) -> None:
+    entry = next(row for row in corpus() if row.name == "columns_past_128_left_out")
+    effort = replace(VERDICT_ONLY, seed=seed)
+    found = judged(entry, laws=("value", "boundary_sizes"), effort=effort)
+    assert {key.dtype for key in found.cells} == set(entry.dtypes)
+    assert {cell.status for cell in found.cells.values()} == {Status.FAILED}
+
+
+@pytest.mark.parametrize("operation", WITH_LISTS, ids=lambda operation: operation.name)
+def test_weights_require_gradients_only_where_there_are_weights(operation: Operation) -> None:
+    dtype = next(iter(operation.combinations))
+    coverage = Coverage(operation)
+    for recipe in covering_recipes(operation, dtype, operation.layouts, len(TURNS), None):
+        coverage.add(generate(operation, dtype, recipe))
+    assert bool(coverage.flags["weights require grad"]) == bool(operation.lists_of(Role.PARAM))
 
 
 def recipes_of(kernel: Kernel, law: Law, dtype: str) -> Iterator[Recipe]:

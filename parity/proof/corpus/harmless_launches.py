@@ -46,6 +46,12 @@ def triton_rows_and_columns(call: AccumulateCall) -> None:
 
 
 @launched("accumulate", arithmetic="exact")
+def triton_a_program_for_each_row(call: AccumulateCall) -> None:
+    """Rows of matrices in blocks of 128 columns, one behind the other."""
+    kernels.accumulate_matrices(call, whole=True)
+
+
+@launched("accumulate", arithmetic="exact")
 def triton_tuned_and_restored(call: AccumulateCall) -> None:
     """Autotuned; the tuner restores what its trials write."""
     kernels.accumulate_tuned(call, restores=True)

@@ -353,3 +353,22 @@ def accumulate_by_rows(call: AccumulateCall, *, narrow: bool) -> None:
         if a.numel():
             grid = (triton.cdiv(a.numel(), 512),)
             by_rows_kernel[grid](a, g, a.numel(), BLOCK=512, NARROW=narrow)
+
+
+@triton.jit(do_not_specialize=["columns"])
+def matrix_kernel(a, g, columns, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """A row for each program, block by block; or its first block alone."""
+    row = tl.program_id(0).to(tl.int64) * columns
+    end = columns if WHOLE else tl.minimum(columns, BLOCK)
+    for start in range(0, end, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        added(a, g, row + column, column < columns)
+
+
+def accumulate_matrices(call: AccumulateCall, *, whole: bool) -> None:
+    """A program for each row of matrices with several; wrong past 128 columns unless `whole`."""
+    for a, g in zip(call.accumulators, call.grads, strict=True):
+        if a.dim() == 2 and a.shape[0] > 1 and a.numel():
+            matrix_kernel[(a.shape[0],)](a, g, a.shape[1], BLOCK=128, WHOLE=whole)
+        elif a.numel():
+            accumulate_kernel[(blocks_of(a.numel(), 256),)](a, g, a.numel(), BLOCK=256)

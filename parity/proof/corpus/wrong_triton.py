@@ -100,6 +100,12 @@ def rows_along_the_second_axis(call: AccumulateCall) -> None:
     launch_kernels.accumulate_along_y(call)
 
 
+@fault("accumulate", law=SIZES, arithmetic="exact", dtypes=("fp16", "bf16", "fp32", "bf16-pure"))
+def columns_past_128_left_out(call: AccumulateCall) -> None:
+    """A program for each row of a matrix with several rows takes one block of 128 columns."""
+    launch_kernels.accumulate_matrices(call, whole=False)
+
+
 @adamw_fault(law="large_index")
 def block_between_two_halves_lost(call: AdamCall) -> None:
     """More than 2**20 blocks go in two halves, and the block between them in neither."""
