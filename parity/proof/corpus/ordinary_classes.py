@@ -203,10 +203,10 @@ class LoopLion(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                g, m = p.grad, self.state[p].setdefault("m", torch.zeros_like(p))
                 p.mul_(1 - lr * group["weight_decay"])
-                p.add_(torch.sign(m * beta1 + p.grad * (1 - beta1)), alpha=-lr)
-                m.lerp_(p.grad, 1 - beta2)
+                p.add_(torch.sign(m * beta1 + g * (1 - beta1)), alpha=-lr)
+                m.lerp_(g, 1 - beta2)
         return loss
 
 
@@ -278,15 +278,22 @@ FAULTS: Sequence[tuple[type, str, str, str, str]] = (
      'add_(p.grad)\n                    p.sub_(group["lr"] * v)',
      "add_(p.grad, alpha=group['lr'])\n                    p.sub_(v)"),
     (LoopLion, "MomentFirst", "Moves the moment before it takes the sign.",
-     "torch.sign(m * beta1 + p.grad * (1 - beta1))",
-     "torch.sign(m.lerp_(p.grad, 1 - beta2))"),
-    (LoopLion, "OneBeta", "Moves the moment by beta1.", "m.lerp_(p.grad, 1 - beta2)",
-     "m.lerp_(p.grad, 1 - beta1)"),
+     "torch.sign(m * beta1 + g * (1 - beta1))",
+     "torch.sign(m.lerp_(g, 1 - beta2))"),
+    (LoopLion, "OneBeta", "Moves the moment by beta1.", "m.lerp_(g, 1 - beta2)",
+     "m.lerp_(g, 1 - beta1)"),
     (LoopLion, "SignOfTheGradient", "Takes the sign of the gradient.",
-     "torch.sign(m * beta1 + p.grad * (1 - beta1))", "torch.sign(p.grad)"),
+     "torch.sign(m * beta1 + g * (1 - beta1))", "torch.sign(g)"),
+    (LoopLion, "SignOfZeroIsMinusOne", "Has no third sign.",
+     "torch.sign(m * beta1 + g * (1 - beta1))",
+     "torch.where(m * beta1 + g * (1 - beta1) > 0, 1.0, -1.0)"),
+    (LoopLion, "LionDecaysTheGradient", "Adds the decay to the gradient, not to the update.",
+     'p.mul_(1 - lr * group["weight_decay"])', 'g = g + group["weight_decay"] * p'),
     (LoopLion, "LionDecaysWithoutRate", "Decays by the coefficient alone.",
      '1 - lr * group["weight_decay"]', '1 - group["weight_decay"]'),
 )  # fmt: skip
+# Rows of docs/reference/bugs.md that some replant.
+REPLANTED = {"SignOfZeroIsMinusOne": ("B08",), "LionDecaysTheGradient": ("B10",)}
 REFERENCES = {LoopAdamW: "AdamW", ForeachAdam: "Adam", LoopLion: "Lion"}
 
 
@@ -321,5 +328,6 @@ for _base, _name, _says, _piece, _other in FAULTS:
             says=_says,
             reference=REFERENCES.get(_base, "SGD"),
             arithmetic="bounded",
+            bugs=REPLANTED.get(_name, ()),
         )
     )
