@@ -16,8 +16,9 @@ import sys
 from typing import NoReturn
 
 from twinstep.parity.records.errors import EXIT_SIGNAL, EXIT_TOO_LITTLE
+from twinstep.parity.runner.calls.processes import kill_descendants
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PASSED_ON = {signal.SIGINT, signal.SIGTERM}
 
 _told: list[tuple[int, int]] = []
@@ -38,15 +39,20 @@ def supervise() -> None:
     child = os.fork()
     if child:
         os.close(writer)
+        _control(PR_SET_CHILD_SUBREAPER, 1)
         _wait(child, reader, {*passed_on, signal.SIGCHLD})
-    with contextlib.suppress(OSError, AttributeError):
-        # Without its parent nobody would hear of the verdict.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Without its parent nobody would hear of the verdict.
+    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(reader)
     _told[:] = [(os.getpid(), writer)]
     # First of all, so that it is the last that the process does.
     atexit.register(_leave)
     signal.pthread_sigmask(signal.SIG_SETMASK, before | (passed_on & {signal.SIGINT}))
+
+
+def _control(what: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
 
 
 def tell(code: int) -> None:
@@ -95,6 +101,8 @@ def _wait(child: int, reader: int, signals: set[signal.Signals]) -> NoReturn:
         told = os.read(reader, 64).split()
         if told:
             os._exit(int(told[0]))
+    # Its workers would wait for it for ever.
+    kill_descendants(os.getpid())
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     print(

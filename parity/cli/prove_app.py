@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -54,13 +55,19 @@ def prove_(
     if configurations and json is not None:
         raise UsageError("--configurations writes no JSON, but --json names a file for it")
     from twinstep.parity.report.progress import during
+    from twinstep.parity.runner.fork_server import start_server
 
+    own = "torch" not in sys.modules
     with during("importing torch") as line:
         before_the_end(line.stop)
         from twinstep.parity.cli.judge_command import selection
         from twinstep.parity.prove.command import prove
 
-        chosen = selection(op, kernel, dtype, None, None)
+    if not (configurations or sizes):
+        start_server(forked=own)
+    chosen = selection(op, kernel, dtype, None, None)
+    with during("") as line:
+        before_the_end(line.stop)
         if configurations:
             from twinstep.parity.prove.configurations_command import configurations_in
 

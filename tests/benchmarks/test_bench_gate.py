@@ -279,3 +279,11 @@ def test_the_export_is_what_the_action_reads() -> None:
     (entry,) = json.loads(json.dumps(history.exported(document())))
     assert entry["name"] == "cpu.adamw_step: adamw_step bf16 16,777,216"
     assert (entry["unit"], entry["value"], entry["range"]) == ("ms", 10.0, "1.0% of itself")
+
+
+def test_what_neither_counts_nor_times_has_compared_nothing() -> None:
+    look = Look(problem="raises")
+    unable = {"a": {"place": "", "facts": {}, "missing": "raises"}}
+    assert not Verdict(looks={"a": look}, counts={"baseline": unable, "candidate": unable}).compared
+    assert Verdict(looks={"a": look, "b": Look()}).compared
+    assert Verdict(counts={"candidate": {"a": {**unable["a"], "facts": {"launches": 1}}}}).compared

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -66,7 +65,8 @@ def _serve(commands: Sequence[Sequence[str]], folder: Path) -> None:
 
     # The server of workers is a fork as well, as in a command that has imported torch itself.
     preload.preload()
-    fork_server.start_server = partial(fork_server.start_server, forked=True)
+    usual = fork_server.start_server
+    fork_server.start_server = lambda forked=False: usual(forked=True)
     outputs = [folder / "stdout", folder / "stderr"]
     for words in commands:
         code = _end(words, outputs)

@@ -106,7 +106,6 @@ WAYS = [
     (IMPORT, "os._exit(0)", PROVE, 3, "ended with exit code 0 before its verdict"),
     (REFERENCE, "sys.exit(0)", PROVE, 3, r"the call ends its process: SystemExit\(0\)"),
     (LISTS, "sys.exit(0)", GATE, 2, "its process ended with 0"),
-    (LISTS, "raise ValueError('no')", GATE, 3, "nothing can be compared"),
     (KERNEL, "sys.exit(0)", PYTEST, 1, r"the kernel ends its process: SystemExit\(0\)"),
     (IMPORT, "os._exit(0)", PYTEST, 2, "cannot be imported: it ends its process with exit code 0"),
     # A launch in another thread, a finaliser and the end of the process come after the call has

@@ -69,7 +69,7 @@ def test_a_real_process_is_charged_with_what_it_does() -> None:
         for text in ("import time; time.sleep(60)", "while True: pass")
     )
     try:
-        found = [Pace(one.pid) for one in (sleeps, loops)]
+        found = [Pace(process.pid) for process in (sleeps, loops)]
         time.sleep(2.0)
         for one in found:
             one.look()
@@ -77,9 +77,9 @@ def test_a_real_process_is_charged_with_what_it_does() -> None:
         assert found[1].waited < 0.5
         assert found[1].ran > 0.0
     finally:
-        for one in (sleeps, loops):
-            one.kill()
-            one.wait()
+        for process in (sleeps, loops):
+            process.kill()
+            process.wait()
 
 
 def looked_at_for_ever(watch: Watch) -> None:

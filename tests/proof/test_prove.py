@@ -16,7 +16,7 @@ from twinstep.parity.prove import situations as of_situations
 from twinstep.parity.prove.prove import Prover
 from twinstep.parity.prove.rows import as_proof, prove_situation
 from twinstep.parity.prove.situations import Situation, situations
-from twinstep.parity.records.errors import EXIT_BROKEN
+from twinstep.parity.records.errors import EXIT_BROKEN, EXIT_KEPT, EXIT_TOO_LITTLE
 from twinstep.parity.records.proof import (
     NOT_PROVED,
     OUT_OF_TIME,
@@ -30,6 +30,7 @@ from twinstep.parity.records.proof import (
 from twinstep.parity.registry.house_kernels import register_house
 from twinstep.parity.registry.kernels import Kernel, kernels
 from twinstep.parity.registry.selection import Selection
+from twinstep.parity.report.progress import during
 
 
 def small(kernel: Kernel, dtype: str = "fp32") -> Verdict:
@@ -147,7 +148,7 @@ def test_a_bounded_kernel_in_another_order_is_proved_over_the_reals_and_a_wrong_
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
+def test_nothing_but_a_proof_ends_with_0_and_it_names_its_sizes(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def _rows(*_: object) -> Iterator[list[Proof]]:
@@ -157,7 +158,9 @@ def test_only_a_refutation_fails_and_a_proof_names_its_sizes(
 
     monkeypatch.setattr(command, "proved_rows", _rows)
     chosen = Selection(names=("triton.accumulate",), dtypes=("bf16",))
-    assert command.prove(None, chosen, None, 60.0, False) == (EXIT_BROKEN if word == REFUTED else 0)
+    expected = {REFUTED: EXIT_BROKEN, PROVED: EXIT_KEPT}.get(word, EXIT_TOO_LITTLE)
+    with during("") as line:
+        assert command.prove(None, chosen, None, 60.0, False, None, line) == expected
     shown = (
         "proved for flat 4300, flat 150 unaligned, list 4200+37, list 150+37 unaligned; steps = 4"
     )
