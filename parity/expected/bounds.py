@@ -105,13 +105,13 @@ def followed(c: Carried) -> Carried:
 
 
 def decided(a: Carried, b: Carried) -> Tensor:
-    """Where infinity or NaN is divided by a number other than zero: it stays what it is."""
+    """Places where infinity or NaN is divided by a number other than zero: it stays what it is."""
     whole = torch.isfinite(b.exact) & (b.exact != 0) & (b.error == 0) & ~b.zone
     return ~torch.isfinite(a.exact) & ~a.zone & whole
 
 
 def flushable(c: Carried, operation: str) -> Tensor | float:
-    """How much is lost if this operation takes c for zero where it may be subnormal."""
+    """The loss where this operation takes c for zero because it may be subnormal."""
     if operation not in _INSTRUCTION_ERROR.get().flushed:
         return 0.0
     magnitude = c.exact.abs()

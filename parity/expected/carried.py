@@ -63,7 +63,7 @@ Rule = Callable[[Function, Arguments, Keywords], Results]
 
 
 def operand(x: object) -> Carried:
-    """What an argument carries: a plain number or tensor has no error."""
+    """The facts of an argument: a plain number or tensor has no error."""
     if isinstance(x, Carried):
         return x
     if isinstance(x, Tensor):
