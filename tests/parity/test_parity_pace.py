@@ -13,18 +13,18 @@ import pytest
 from twinstep.parity.records.errors import KernelDied
 from twinstep.parity.runner.calls import limits, pace
 from twinstep.parity.runner.calls.limits import Output, Watch
-from twinstep.parity.runner.calls.pace import Pace, Seconds
+from twinstep.parity.runner.calls.pace import Pace, Thread
 
 OWN, CHILD = 100, 200
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> dict[int, Seconds]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> dict[int, Thread]:
     """Work and queue of one thread of each process; the clock goes on by ten seconds a look."""
-    found: dict[int, Seconds] = {OWN: (5.0, 5.0), CHILD: (50.0, 0.0)}
+    found: dict[int, Thread] = {OWN: (5.0, 5.0, False), CHILD: (50.0, 0.0, False)}
     clock = iter(range(0, 1000, 10))
 
-    def seen(processes: Sequence[int]) -> Iterator[tuple[str, Seconds]]:
+    def seen(processes: Sequence[int]) -> Iterator[tuple[str, Thread]]:
         yield from ((str(process), found[process]) for process in processes)
 
     monkeypatch.setattr(pace, "_threads", seen)
@@ -32,33 +32,43 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[int, Seconds]:
     return found
 
 
-def test_who_has_no_core_neither_works_nor_waits(threads: dict[int, Seconds]) -> None:
+def test_who_has_no_core_neither_works_nor_waits(threads: dict[int, Thread]) -> None:
     one = Pace(OWN)
     for look in range(1, 20):
-        threads[OWN] = (5.0 + 0.1 * look, 5.0 + 9.9 * look)
+        threads[OWN] = (5.0 + 0.1 * look, 5.0 + 9.9 * look, False)
         one.look([])
     assert one.ran == pytest.approx(1.9)
     assert one.waited == pytest.approx(0.0)
     assert one.too_much(2.0, 1.0) == ""
 
 
+def test_a_long_time_in_the_queue_is_no_waiting_before_it_is_over(
+    threads: dict[int, Thread],
+) -> None:
+    one = Pace(OWN)
+    threads[OWN] = (5.0, 5.0, True)
+    for _ in range(5):
+        one.look([])
+    assert one.waited == 0.0
+
+
 def test_who_waits_for_a_compiler_that_has_no_core_does_not_wait(
-    threads: dict[int, Seconds],
+    threads: dict[int, Thread],
 ) -> None:
     one = Pace(OWN)
     for look in range(1, 20):
-        threads[CHILD] = (50.0 + 1.0 * look, 9.0 * look)
+        threads[CHILD] = (50.0 + 1.0 * look, 9.0 * look, False)
         one.look([CHILD])
     # The first look does not know how old the child is.
     assert one.waited <= 10.0
     assert one.ran <= 10.0 + 18.0
 
 
-def test_who_sleeps_waits_and_who_loops_works(threads: dict[int, Seconds]) -> None:
+def test_who_sleeps_waits_and_who_loops_works(threads: dict[int, Thread]) -> None:
     one = Pace(OWN)
     one.look([])
     assert one.too_much(5.0, 10.0) == "10 s of waiting"
-    threads[OWN] = (15.0, 5.0)
+    threads[OWN] = (15.0, 5.0, False)
     one.look([])
     assert one.too_much(5.0, 20.0) == "5 s of work"
 

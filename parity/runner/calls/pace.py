@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinstep.parity.runner.calls.processes import descendants
 
-Seconds = tuple[float, float]
-"""Of work, and ready to work without a core."""
+Thread = tuple[float, float, bool]
+"""Seconds of work, and ready to work without a core; whether it is ready now, or reads a disk."""
 
 
 @dataclass
@@ -43,14 +44,16 @@ class Pace:
         clock, seen = time.monotonic(), dict(_threads([self.process, *below]))
         passed = clock - self._clock
         ran = queued = 0.0
-        for thread, now in seen.items():
-            before = self._seen.get(thread, (0.0, 0.0))
+        for thread, (work, queue, _) in seen.items():
+            before = self._seen.get(thread, (0.0, 0.0, False))
             # A process that is seen for the first time may be older than the last look.
-            worked, ready = (min(a - b, passed) for a, b in zip(now, before, strict=True))
-            if worked + ready > ran + queued:
-                ran, queued = worked, ready
+            worked, stood = min(work - before[0], passed), min(queue - before[1], passed)
+            if worked + stood > ran + queued:
+                ran, queued = worked, stood
         self.ran += ran
-        self.waited += max(0.0, passed - ran - queued)
+        # The system counts the time in a queue when it is over.
+        if not any(ready for *_, ready in seen.values()):
+            self.waited += max(0.0, passed - ran - queued)
         self._clock, self._seen = clock, seen
 
     def too_much(self, work: float, waiting: float) -> str:
@@ -60,12 +63,13 @@ class Pace:
         return f"{waiting:g} s of waiting" if self.waited >= waiting else ""
 
 
-def _threads(processes: Sequence[int]) -> Iterator[tuple[str, Seconds]]:
+def _threads(processes: Sequence[int]) -> Iterator[tuple[str, Thread]]:
     """Each thread of some processes."""
     for process in processes:
         # One that ends meanwhile has no more to count.
         with contextlib.suppress(OSError, ValueError):
             for thread in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{thread}/schedstat") as row:
-                    work, queued, _ = row.read().split()
-                yield thread, (int(work) / 1e9, int(queued) / 1e9)
+                own = Path(f"/proc/{process}/task/{thread}")
+                work, queued, _ = (own / "schedstat").read_text().split()
+                state = (own / "stat").read_text().rpartition(")")[2].split()[0]
+                yield thread, (int(work) / 1e9, int(queued) / 1e9, state in ("R", "D"))
