@@ -1,4 +1,4 @@
-"""What a process is charged with: its work and its waiting, nothing that a busy machine takes."""
+"""Time that a process is charged with: work and waiting, nothing that a busy machine takes."""
 
 from __future__ import annotations
 

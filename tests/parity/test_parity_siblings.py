@@ -1,4 +1,4 @@
-"""What a file imports from modules beside it is as good as its own: classes, errors, dtypes."""
+"""Modules that a file imports from beside it are as good as its own: classes, errors, dtypes."""
 
 from __future__ import annotations
 
