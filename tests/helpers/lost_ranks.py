@@ -7,6 +7,7 @@ import signal
 
 import torch
 
+from tests.helpers.waiting import limit_collectives
 from twinstep.scenarios.processes import RankRefused
 from twinstep.scenarios.ranks import Ranks
 
@@ -27,7 +28,9 @@ def is_killed(ranks: Ranks) -> None:
 
 
 def is_stopped(ranks: Ranks) -> None:
-    """Rank 1 does nothing any more, and is still there."""
+    """Rank 1 does nothing any more, and is still there; the others wait for it for 2 s."""
+    add_up(ranks)
+    limit_collectives(2.0)
     if ranks.number == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     add_up(ranks)

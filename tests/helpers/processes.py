@@ -16,6 +16,7 @@ import pickle
 import signal
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,12 +28,12 @@ import torch.distributed.nn.functional  # before there is a group, which its def
 
 from tests.helpers import zero_plans
 from tests.helpers.plans import AXES, STEPS, Place, Plan, Training
+from tests.helpers.waiting import LIMIT_S, limit_collectives
 from tests.helpers.zero_plans import ZeroPlan
 from twinstep.contract.checkpoint import read_checkpoint, write_checkpoint
 from twinstep.parity.ranks.world import Rank
 from twinstep.replay.triton.driver import activate
 
-TIMEOUT_S = 60.0
 AnyPlan = Plan | ZeroPlan
 AnyTraining = Training | zero_plans.Training
 GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -193,52 +194,72 @@ class Loss:
 
 
 def lose(number: int, loss: Loss, folder: Path, seconds: float) -> None:
-    """A process of a training that loses a rank; the others leave their error in a file."""
+    """A process of a training that loses a rank; the others leave their error in a file.
+
+    From the step on in which it is lost, they give a collective up after these seconds. Where the
+    machine is so slow that this happens before the loss, the rank is lost then.
+    """
+    try:
+        _lose(number, loss, folder, seconds)
+    except BaseException:
+        (folder / f"said{number}").write_text(traceback.format_exc())
+        os._exit(1)
+    # What is left of the groups may wait for the lost rank.
+    os._exit(0)
+
+
+def _lose(number: int, loss: Loss, folder: Path, seconds: float) -> None:
     case, count = loss.case, len(loss.case.plan.places)
-    join(number, count, seconds, init_method=f"file://{folder}/losing")
-    training = training_of(case.plan, case.side, seconds)
+    join(number, count, LIMIT_S, init_method=f"file://{folder}/losing")
+    training = training_of(case.plan, case.side, LIMIT_S)
     try:
         for step in range(case.at):
             training.step(step)
         write_checkpoint(saved_at(folder, case.at, number), training.optimizer.state_dict())
         dist.barrier()
+        limit_collectives(seconds, list(GROUPS.values()))
         if number == loss.rank:
             _lose_at(loss, folder)
         for step in range(case.at, STEPS):
             training.step(step)
             dist.barrier()
     except RuntimeError as problem:
+        if number == loss.rank:
+            _gone(loss, folder)
         told = {"error": str(problem), "at": time.monotonic()}
         (folder / f"error{number}").write_text(json.dumps(told))
-    # What is left of the groups may wait for the lost rank.
-    os._exit(0)
+
+
+def _gone(loss: Loss, folder: Path) -> None:
+    (folder / "gone").write_text(str(time.monotonic()))
+    os.kill(os.getpid(), loss.how)
 
 
 def _lose_at(loss: Loss, folder: Path) -> None:
     torch_dist: Any = dist
     calls, genuine = itertools.count(), torch_dist.all_reduce
 
-    def gone() -> None:
-        (folder / "gone").write_text(str(time.monotonic()))
-        os.kill(os.getpid(), loss.how)
-
     def all_reduce(*args: Any, **options: Any) -> Any:
         if next(calls) == loss.call:
             if loss.begun:
                 genuine(*args, **options, async_op=True)
-            gone()
+            _gone(loss, folder)
         return genuine(*args, **options)
 
-    torch_dist.all_reduce, torch_dist.barrier = all_reduce, gone
+    torch_dist.all_reduce, torch_dist.barrier = all_reduce, lambda: _gone(loss, folder)
 
 
-def resume(number: int, loss: Loss, folder: Path, seconds: float) -> None:
+def resume(number: int, loss: Loss, folder: Path) -> None:
     """A process of a training that goes on from the checkpoint; leaves what it has seen."""
     case = loss.case
-    join(number, len(case.plan.places), seconds, init_method=f"file://{folder}/resuming")
-    found = resumed(case, folder, seconds)
-    (folder / f"resumed{number}").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    try:
+        join(number, len(case.plan.places), LIMIT_S, init_method=f"file://{folder}/resuming")
+        found = resumed(case, folder, LIMIT_S)
+        (folder / f"resumed{number}").write_text(json.dumps(found))
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"said{number}").write_text(traceback.format_exc())
+        raise
 
 
 def simulated(case: Case) -> list[list[Any]]:
@@ -259,11 +280,11 @@ def gloo_threads() -> int:
 def main(cases: Path, folder: Path) -> None:
     """Run all cases; rank 0 prints."""
     number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = join(number, count, TIMEOUT_S)
+    device = join(number, count, LIMIT_S)
     for case in pickle.loads(cases.read_bytes()):
         with torch.device(device if case.side == case.resumed == "fast" else "cpu"):
             rows: list[Any] = [None] * count
-            dist.all_gather_object(rows, run(case, folder, TIMEOUT_S))
+            dist.all_gather_object(rows, run(case, folder, LIMIT_S))
         if number == 0:
             print(json.dumps({"backend": dist.get_backend(), "ranks": rows}), flush=True)
     dist.destroy_process_group()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.helpers.plans import DTYPES, STEPS, Plan, plans
 from tests.helpers.processes import Case, simulated
 from tests.helpers.profile import LONG
 from tests.helpers.sides import SIDES, WRAPPERS
+from tests.helpers.waiting import finished
 from tests.helpers.zero_plans import axes_of, zero_plans
 from tools.source import ROOT
 
@@ -86,14 +86,10 @@ def test_ranks_of_torchrun_give_the_bits_of_simulated_ones(world: int, tmp_path:
     (tmp_path / "cases").write_bytes(pickle.dumps(cases))
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     program = ["-m", "tests.helpers.processes", str(tmp_path / "cases"), str(tmp_path)]
-    done = subprocess.run(
+    done = finished(
         [*launch, "--nproc-per-node", str(world), *program],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]

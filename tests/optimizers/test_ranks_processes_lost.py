@@ -20,6 +20,7 @@ from tests.helpers.plans import STEPS, plans
 from tests.helpers.processes import Case, Loss, lose, resume, simulated
 from tests.helpers.profile import LONG
 from tests.helpers.sides import SIDES
+from tests.helpers.waiting import LIMIT_S, ended_well, said_in, wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("replay"),
@@ -27,8 +28,6 @@ pytestmark = [
 ]
 TORCH: Any = torch.multiprocessing  # exports without saying so
 TIMEOUT_S = 2.0
-# For what a rank computes before it waits, on a machine that does other things.
-SLACK_S = 30.0
 SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -41,12 +40,11 @@ def losses(draw: st.DrawFn, how: signal.Signals) -> Loss:
     return Loss(case, rank, how, draw(st.integers(0, 4)), draw(st.booleans()))
 
 
-def started(run: Callable[..., None], loss: Loss, folder: Path) -> list[Any]:
-    """A process for each rank."""
+def started(run: Callable[..., None], count: int, *arguments: object) -> dict[str, Any]:
+    """A process for each rank, by name."""
     set_forkserver_preload(["tests.helpers.processes", "torch._dynamo"])
-    count, arguments = len(loss.case.plan.places), (loss, folder, TIMEOUT_S)
     context = TORCH.start_processes(run, arguments, count, False, start_method="forkserver")
-    return list(context.processes)
+    return {f"rank {number} of {run.__name__}": p for number, p in enumerate(context.processes)}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
@@ -59,29 +57,31 @@ def test_a_lost_process_is_an_error_of_all_others_and_a_resume_gives_the_uninter
     how: signal.Signals, data: st.DataObject
 ) -> None:
     loss = data.draw(losses(how))
-    wanted = simulated(loss.case)
+    wanted, count = simulated(loss.case), len(loss.case.plan.places)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ranks = started(lose, loss, folder)
-        lost = ranks.pop(loss.rank)
+        ranks = started(lose, count, loss, folder, TIMEOUT_S)
+        everyone = list(ranks.values())
+        lost = ranks.pop(f"rank {loss.rank} of lose")
+        gone, stays = folder / "gone", how == signal.SIGSTOP
         try:
-            for process in ranks:
-                process.join(TIMEOUT_S + 2 * SLACK_S)
-            assert [process.exitcode for process in ranks] == [0] * len(ranks)
-            assert lost.is_alive() == (how == signal.SIGSTOP)
+            ended_well(ranks, folder)
+            wait_for(
+                f"rank {loss.rank} to be lost",
+                lambda: gone.exists() and gone.read_text() and lost.is_alive() == stays,
+                lambda: said_in(folder),
+            )
         finally:
-            for process in [*ranks, lost]:
+            for process in everyone:
                 process.kill()
                 process.join()
-        gone = float((folder / "gone").read_text())
         errors = [json.loads(file.read_text()) for file in folder.glob("error*")]
         assert len(errors) == len(ranks)
         for error in errors:
             assert any(said in error["error"] for said in SAID), error
-            assert error["at"] - gone < TIMEOUT_S + SLACK_S
-        ranks = started(resume, loss, folder)
-        for process in ranks:
-            process.join()
+            # Sooner than by the limit that the groups were made with.
+            assert error["at"] - float(gone.read_text()) < LIMIT_S / 2
+        ended_well(started(resume, count, loss, folder), folder)
         for number, whole in enumerate(wanted):
             found = json.loads((folder / f"resumed{number}").read_text())
             assert found == whole[loss.case.at :]

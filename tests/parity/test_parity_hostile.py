@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from tests.helpers.waiting import wait_for
 from twinstep.parity.cli.judge_command import printed
 from twinstep.parity.laws.plan import Values
 from twinstep.parity.records.errors import KernelTimeout, UsageError
@@ -225,8 +226,7 @@ def test_the_kernel_after_all_of_them_passes_and_nothing_is_left_running(
     assert Values.violation.__name__ == "violation"
     assert ledger.missing() == []
     assert ledger.exit_code() == 1
-    time.sleep(0.1)
-    assert not _sleeping()
+    wait_for("the end of the programs that kernels have started", lambda: not _sleeping())
 
 
 def test_memory_without_end_is_named_and_what_is_printed_is_shown_once(

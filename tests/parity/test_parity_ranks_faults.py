@@ -118,10 +118,10 @@ def faulty(draw: st.DrawFn) -> Faulty:
 def test_a_fault_of_one_rank_is_an_error_of_the_ranks_that_meet_it_and_never_a_hang(
     program: Faulty,
 ) -> None:
-    began, threads = time.monotonic(), threading.active_count()
+    threads = threading.active_count()
     with pytest.raises(RanksFailed) as caught:
         program.world.run(program.run)
-    assert time.monotonic() - began < 5.0
+    assert "has come no further" not in str(caught.value), "they waited for their patience to end"
     assert threading.active_count() == threads
     errors, results = caught.value.errors, caught.value.results
     assert sorted([*errors, *results]) == list(range(program.world.size))
@@ -246,9 +246,8 @@ def test_a_rank_that_comes_no_further_is_given_up_after_the_bound(awake: bool) -
             time.sleep(0.5)
         dist.barrier()
 
-    began, threads = time.monotonic(), threading.active_count()
+    threads = threading.active_count()
     errors = failed(run, World(3, patience=0.2))
-    assert time.monotonic() - began < 3.0
     assert threading.active_count() == threads
     assert errors[0].startswith("rank 1 has come no further for 0.2 s, and does not come [rank 0")
     assert errors[1] == "rank 1 has come no further for 0.2 s [rank 1]"

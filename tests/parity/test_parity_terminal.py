@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.command import parity
+from tests.helpers.waiting import output_of, wait_for
 from tools.source import ROOT
 from twinstep.parity.cli.command_line import SEQUENCES, known_laws, known_of_ours
 from twinstep.parity.laws import LAWS
@@ -81,11 +81,14 @@ def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def until_the_first_verdict(run: subprocess.Popen[str]) -> None:
+    assert run.stderr is not None
+    lines = []
+    for line in run.stderr:
+        if "first verdict" in line:
+            return
+        lines.append(line)
+    raise AssertionError(f"the run ended before its first verdict: {''.join(lines)}")
 
 
 def blocks_sigint(pid: int) -> bool:
@@ -109,10 +112,9 @@ def members(session: int) -> list[str]:
 
 def interrupted(run: subprocess.Popen[str]) -> tuple[str, str]:
     """Output of a run after Ctrl-C, which every process of the terminal gets."""
-    began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
-    out, err = run.communicate(timeout=30)
-    wait_until(lambda: not members(run.pid), 2 - (time.monotonic() - began))
+    out, err = output_of(run)
+    wait_for("the end of every process of the run", lambda: not members(run.pid))
     assert run.returncode == 130, err
     assert "Traceback" not in out + err
     return out, err
@@ -121,7 +123,7 @@ def interrupted(run: subprocess.Popen[str]) -> tuple[str, str]:
 def test_ctrl_c_while_importing_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     run = started(tmp_path, "check", "slow.py")
-    wait_until(lambda: blocks_sigint(run.pid))
+    wait_for("the command to watch for SIGINT", lambda: blocks_sigint(run.pid))
     assert interrupted(run) == ("", "parity: interrupted\n")
 
 
@@ -129,8 +131,7 @@ def test_ctrl_c_while_importing_is_one_sentence(tmp_path: Path) -> None:
 def test_ctrl_c_while_judging_shows_what_is_on_record(jobs: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     run = started(tmp_path, "check", "slow.py", "--jobs", jobs)
-    assert run.stderr is not None
-    wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
+    until_the_first_verdict(run)
     out, err = interrupted(run)
     assert re.search(r"^parity: interrupted: \d+ of 34 cells were judged$", err, re.MULTILINE)
     assert re.search(r"^slow +cpu ", out, re.MULTILINE)
@@ -140,17 +141,16 @@ def test_ctrl_c_while_judging_shows_what_is_on_record(jobs: str, tmp_path: Path)
 def test_sigterm_takes_the_workers_along(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     run = started(tmp_path, "check", "slow.py", "--jobs", "2")
-    assert run.stderr is not None
-    wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
+    until_the_first_verdict(run)
     # Torch is imported once: what serves the workers is no program of its own.
     programs = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(run.pid)]
     assert len(programs) >= 3
     assert not any(b"multiprocessing.forkserver" in program for program in programs)
     run.terminate()
-    _, err = run.communicate(timeout=30)
+    _, err = output_of(run)
     assert run.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in err
-    wait_until(lambda: not members(run.pid), 2)
+    wait_for("the end of every process of the run", lambda: not members(run.pid))
 
 
 def test_sigterm_has_last_words_where_sigint_is_ignored_as_by_nohup(tmp_path: Path) -> None:
@@ -160,17 +160,16 @@ def test_sigterm_has_last_words_where_sigint_is_ignored_as_by_nohup(tmp_path: Pa
         run = started(tmp_path, "check", "slow.py", "--jobs", "1")
     finally:
         signal.signal(signal.SIGINT, ignored)
-    assert run.stderr is not None
-    wait_until(lambda: "first verdict" in run.stderr.readline())  # type: ignore[union-attr]
+    until_the_first_verdict(run)
     run.terminate()
-    _, err = run.communicate(timeout=30)
+    _, err = output_of(run)
     assert run.returncode == 128 + signal.SIGTERM
     assert "parity: terminated" in err
 
 
 def test_descendants_are_found_below_their_parents() -> None:
     with subprocess.Popen(["/bin/sh", "-c", "sleep 60 & sleep 60"]) as shell:
-        wait_until(lambda: len(descendants(shell.pid)) == 2)
+        wait_for("both children", lambda: len(descendants(shell.pid)) == 2)
         found = descendants(os.getpid())
         assert all(found.index(shell.pid) < found.index(pid) for pid in descendants(shell.pid))
         for pid in [*descendants(shell.pid), shell.pid]:
@@ -325,9 +324,9 @@ def test_elsewhere_than_on_a_terminal_the_line_is_repeated(monkeypatch: pytest.M
     with progress.Progress() as line:
         line.screen = Console(file=shown, width=80)
         line.phase("loading x.py")
-        wait_until(lambda: shown.getvalue().count("loading x.py\n") >= 2)
+        wait_for("a second line", lambda: shown.getvalue().count("loading x.py\n") >= 2)
         line.follow(lambda: "2 of 3")
-        wait_until(lambda: shown.getvalue().endswith("2 of 3\n"))
+        wait_for("the count", lambda: shown.getvalue().endswith("2 of 3\n"))
     before = shown.getvalue()
     time.sleep(0.1)
     assert shown.getvalue() == before

@@ -325,7 +325,7 @@ def test_replay_is_on_while_a_thread_has_it_on() -> None:
 
 def test_a_text_is_translated_once_for_all_threads(hurried: None) -> None:
     text, found = COPY.replace("kernel.py", "kernel_of_many.py"), []
-    meeting = threading.Barrier(4, timeout=30)
+    meeting = threading.Barrier(4, timeout=600)
 
     def ask() -> None:
         meeting.wait()

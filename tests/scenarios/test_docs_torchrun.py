@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.helpers.profile import LONG
+from tests.helpers.waiting import finished
 from tools.source import ROOT
 
 PAGE = (ROOT / "docs" / "guide" / "several-machines.md").read_text()
@@ -31,14 +32,10 @@ def launched(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A command of the page, run by this Python."""
     words = shlex.split(line)
     variables = dict(word.split("=", 1) for word in words[: words.index("torchrun")])
-    return subprocess.run(
+    return finished(
         [sys.executable, "-m", "torch.distributed.run", *words[len(variables) + 1 :]],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
 
 

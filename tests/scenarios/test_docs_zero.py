@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from torch import nn
 
 import twinstep.fast
 from tests.helpers.sides import CLASSES, SIDES
+from tests.helpers.waiting import finished
 from tools.source import ROOT
 from twinstep.fast.deepspeed import DeepSpeedZeroOptimizer
 
@@ -61,14 +61,10 @@ def test_the_program_prints_under_torchrun_what_the_page_says(tmp_path: Path) ->
     (code,) = re.findall(r"```python\n# train_zero.py\n(.*?)```", PAGE, re.DOTALL)
     ((line, said),) = re.findall(r"^    \$ torchrun (.*)\n    (.*)\n", PAGE, re.MULTILINE)
     (tmp_path / "train_zero.py").write_text(code)
-    done = subprocess.run(
+    done = finished(
         [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == said

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.helpers.waiting import finished
 from twinstep import scenarios
 from twinstep.scenarios.trace import first_difference, read
 
@@ -21,13 +21,9 @@ pytestmark = pytest.mark.skipif(
 def test_two_processes_have_the_trace_of_two_simulated_ranks(tmp_path: Path) -> None:
     words = ["nan_on_one_rank", "--side", "fast", "--steps", "40"]
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run(
+    ended = finished(
         [*run, "-m", "twinstep.scenarios", *words, "--out", str(tmp_path / "real")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert "ranks: 2 processes, by gloo" in ended.stdout
