@@ -208,7 +208,7 @@ def _largest_alone(grad: Tensor) -> Tensor:
 def _with_a_twin(tensors: list[Tensor], recipe: Recipe, kinds: int) -> list[Tensor]:
     """The tensors; where all have one size, the last has the values of the one before it."""
     if len(tensors) > kinds and len(set(recipe.sizes)) == 1:
-        tensors[-1] = tensors[-1 - kinds].clone()
+        tensors[-1] = tensors[-1 - kinds].clone().reshape(tensors[-1].shape)
     return tensors
 
 
