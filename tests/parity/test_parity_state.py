@@ -290,7 +290,9 @@ def drawn() -> Case:
 
 def test_companions_follow_their_tensors_wherever_these_go() -> None:
     case = drawn()
-    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (1,), (0,), (7,), (1,)]
+    shapes = [tuple(t.shape) for t in case.lists["params"]]
+    assert shapes == [(3, 4), (5, 1), (3, 0), (7, 3), (11, 1)]
+    assert [tuple(t.shape) for t in case.lists["columns"]] == [(4,), (1,), (0,), (3,), (1,)]
     assert [t.numel() for t in case.lists["scales"]] == [1, 1, 0, 2, 1]
     assert bool((torch.cat(list(case.lists["scales"])) >= 0).all())
     moved = case.taken([3, 1, 0])
