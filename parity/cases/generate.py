@@ -208,7 +208,7 @@ def _largest_alone(grad: Tensor) -> Tensor:
 def _with_a_twin(tensors: list[Tensor], recipe: Recipe, kinds: int) -> list[Tensor]:
     """The tensors; where all have one size, the last has the values of the one before it."""
     if len(tensors) > kinds and len(set(recipe.sizes)) == 1:
-        tensors[-1] = tensors[-1 - kinds].clone().reshape(tensors[-1].shape)
+        tensors[-1] = tensors[-1 - kinds].clone()
     return tensors
 
 
@@ -288,7 +288,8 @@ def _flat(
 def _shaped(tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
     """The tensor in the recipe's dimensions: small divisors, or 1, and one long.
 
-    The long one is first or last, in turn from tensor to tensor and from seed to seed.
+    The long one is first or last, in turn from seed to seed and from tensor to tensor, but for
+    those of one size: of these two are alike.
     """
     if recipe.dims == 0 or not tensor.numel():
         return tensor.reshape(()) if tensor.numel() == 1 else tensor
@@ -297,7 +298,7 @@ def _shaped(tensor: Tensor, recipe: Recipe, index: int) -> Tensor:
         width = next((w for w in (7, 5, 4, 3, 2) if rest % w == 0), 1)
         shape.append(width)
         rest //= width
-    wide = (recipe.seed + index) % 2
+    wide = (recipe.seed + (index if len(set(recipe.sizes)) > 1 else 0)) % 2
     return tensor.reshape(*shape, rest) if wide else tensor.reshape(rest, *shape)
 
 
