@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from twinstep.replay.checks.streams import STREAM
@@ -56,20 +57,37 @@ def _restores(call: Callable[[], object]) -> bool:
     return any(getattr(owner, hook, None) for owner in held for hook in hooks)
 
 
+_NOTHING_LOADED = object()
+"""The module of every kernel that replay runs."""
+
+
+def _leave_modules_of_replay() -> None:
+    """Keep Triton from unloading them: 3.9 looks for a driver to do it, perhaps in vain."""
+    unload = getattr(CompiledKernel, "__del__", None)
+    if unload is None:
+        return
+
+    def collected(self: CompiledKernel) -> None:
+        if self.module is not _NOTHING_LOADED:
+            unload(self)
+
+    CompiledKernel.__del__ = collected
+
+
+_leave_modules_of_replay()
+
+
 class _Utils:
     """The part of a Triton driver's utilities that compiled kernels ask for."""
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
-    ) -> tuple[None, int, int, int, int]:
-        """Module, function, registers, words of local memory, most threads.
-
-        None is the module: Triton 3.9 unloads one with whatever driver it finds at that time.
-        """
+    ) -> tuple[object, int, int, int, int]:
+        """Module, function, registers, words of local memory, most threads: nothing is loaded."""
         registers, local = resources(kernel, name)
-        return None, 1, registers, local // 4, 1024
+        return _NOTHING_LOADED, 1, registers, local // 4, 1024
 
-    def unload_module(self, module: int) -> None:
+    def unload_module(self, module: object) -> None:
         """There is nothing to unload."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:

@@ -156,7 +156,7 @@ def model(mesh: Mesh) -> dict[str, Any]:
 
 
 def other_experts(mesh: Mesh) -> dict[str, Any]:
-    return {"expert_groups": {"e": mesh.row}}
+    return {"expert_groups": {"e": mesh.row}, "dp_process_group": mesh.column}
 
 
 @BOTH

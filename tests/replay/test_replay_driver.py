@@ -197,7 +197,7 @@ def test_a_binary_that_is_none_has_no_registers() -> None:
 
 
 def test_a_compiled_kernel_outlives_replay_without_a_word() -> None:
-    """Where it is collected, no driver may be there: this process has none of a GPU."""
+    """No driver may be there where it is collected: this process has none of a GPU."""
     program = (
         "import gc, torch, triton, tests.replay.test_replay_driver as own, twinstep.replay as r\n"
         "r.activate()\n"
