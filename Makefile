@@ -17,12 +17,15 @@ WORKERS = $$($(PY) -c "import xdist; print('-n auto --dist worksteal')" 2>/dev/n
 # Where it is set, every process compiles anew what it imports: half the cost of a test with one of its own.
 unexport PYTHONDONTWRITEBYTECODE
 # Each worker has one core: more threads of torch would wait for one another, at twice the cost.
-test property lint: export OMP_NUM_THREADS = 1
+test versions property lint: export OMP_NUM_THREADS = 1
+# The part that other versions of torch, Triton and Python move: what compiles, launches, replays and judges.
+VERSIONED = tests/replay tests/fast tests/proof/test_prove*.py tests/parity/test_parity_main.py \
+	tests/parity/test_parity_engines.py tests/parity/test_parity_races.py tests/parity/test_parity_causes.py
 # Tests that `make test` leaves out; the environment has no say in it.
 DONE =
 READY = sh tools/setup.sh "$(PYTHON)" --choice $(SETUP) $(INSIST)
 
-.PHONY: help setup parity test check lint property compile peers compat golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
+.PHONY: help setup parity test versions check lint property compile peers compat golden-rerecord bench gpu-check ptx-corpus foreign mutate mutate-full clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -41,6 +44,11 @@ parity:  ## judge every kernel of ours against the reference, then train on real
 test:  ## all tests that need no GPU
 	@$(READY) --need pytest
 	$(PY) -m pytest $(WORKERS) $(DONE)
+
+# PY=/path/to/python of an environment with other versions, in which `pip install -e .[dev]` has run.
+versions:  ## the third of the tests that other versions of torch and Triton move (docs/reference/versions.md)
+	@$(if $(filter file,$(origin PY)),$(READY) --need pytest)
+	$(PY) -m pytest $(WORKERS) $(VERSIONED)
 
 # Behind `make lint`, which runs these first.
 check: DONE = --ignore=tests/house

@@ -79,9 +79,11 @@ def said_in(folder: Path) -> str:
 
 
 def limit_collectives(seconds: float, groups: Sequence[dist.ProcessGroup] = ()) -> None:
-    """From now on, collectives of the world and of these groups are given up after some seconds."""
+    """From now on, collectives of the world and of these groups are given up after some seconds.
+
+    A group that this process is no member of is a number.
+    """
     torch_dist: Any = dist
-    for group in (dist.group.WORLD, *groups):
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            continue
+    members = [group for group in groups if isinstance(group, dist.ProcessGroup)]
+    for group in (dist.group.WORLD, *members):
         torch_dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)

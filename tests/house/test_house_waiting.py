@@ -1,8 +1,9 @@
-"""What never comes is named, with what was printed (tests/helpers/waiting.py)."""
+"""Waiting in tests: an event that never comes is named, with what was printed."""
 
 from __future__ import annotations
 
 import sys
+import time
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_a_process_that_fails_ends_the_wait_for_all_of_them(tmp_path: Path) -> N
     context = get_context("fork")
     processes = {
         "rank 0": context.Process(target=sys.exit, args=(1,)),
-        "rank 1": context.Process(target=waiting.time.sleep, args=(1000,)),
+        "rank 1": context.Process(target=time.sleep, args=(1000,)),
     }
     for process in processes.values():
         process.start()
