@@ -196,8 +196,7 @@ class Wrapper(torch.optim.Optimizer):
         # What `GradScaler.step` asks first.
         raise RuntimeError(
             "a GradScaler steps this optimizer, but should not: it has masters of its own, and a "
-            "loss scale where one is needed; call optimizer.backward(loss) and optimizer.step() "
-            f"[{type(self).__name__}]"
+            "loss scale where one is needed; call optimizer.backward(loss) and optimizer.step()"
         )
 
     def __repr__(self) -> str:
