@@ -92,7 +92,11 @@ def until_the_first_verdict(run: subprocess.Popen[str]) -> None:
 
 
 def blocks_sigint(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
+    """True once the process that judges blocks SIGINT: a child of the one that was started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    if not children:
+        return False
+    status = Path(f"/proc/{children[0]}/status").read_text()
     blocked = re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
     return blocked is not None and bool(int(blocked[1], 16) >> (signal.SIGINT - 1) & 1)
 
