@@ -142,7 +142,9 @@ class Same:
             if span.name in self.negated:
                 right |= (flat[places] == 0) & (want == 0)
             wrong = torch.zeros(flat.numel(), dtype=torch.bool).index_fill(0, places[~right], True)
-            yield other, Accepted(value=flat.index_copy(0, places, want)), wrong
+            value = flat.clone()
+            value[places] = want  # index_copy has no 8-bit floats
+            yield other, Accepted(value=value), wrong
 
     def expected(self, name: str, first: Tensor) -> Tensor:
         """The values of the second call that correspond to these of the first."""
