@@ -47,6 +47,7 @@ def execute_call(
     if not call.end:
         with _on_replay(engine, memory, check_races=call.races, made=made, schedule=call.schedule):
             return invoke(function, memory, seconds)
+    ended = Ended()
     if not memory.ends:
         grown = large_tensors.LargeTensors(call.case, engine)
         with _on_replay(engine, grown, ends=grown):
@@ -55,7 +56,7 @@ def execute_call(
             return ended
         memory.ends = {which: grown.end(memory, which) for which in places(call.case)}
     memory.block.copy_(memory.ends[call.end])
-    return Ended()
+    return ended
 
 
 def _recompile_without_limit() -> None:

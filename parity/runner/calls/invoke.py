@@ -55,14 +55,12 @@ class Ended:
     Attributes:
         failure: what happened instead of a return of None; empty if nothing did.
         fatal: `hang`, `exit` or `compile` if every further call would end alike; else empty.
-        error: the exception that it ended with.
         caught: words for the launch that raised what is in `failure`, and whose caller went on.
         launches: how many launches ran to their end on replay.
     """
 
     failure: str = ""
     fatal: str = ""
-    error: BaseException | None = None
     caught: str = ""
     launches: int = 0
 
@@ -150,10 +148,10 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
         KeyboardInterrupt: the user's, not one that the kernel raised.
     """
     with followed() as fates:
-        ended = _returned(function, memory, seconds)
+        ended, own = _returned(function, memory, seconds)
     if fates is None:
         return ended
-    caught = [row for row in fates.raised if row[1] is not ended.error]
+    caught = [row for row in fates.raised if id(row[1]) != own]
     if caught and ended.fatal not in ("hang", "exit"):
         kernel, error = caught[0]
         words = f"launch of `{kernel}` raised {type(error).__name__}"
@@ -161,24 +159,28 @@ def invoke(function: Callable[..., object], memory: Callee, seconds: float = SEC
     return replace(ended, launches=fates.completed)
 
 
-def _returned(function: Callable[..., object], memory: Callee, seconds: float) -> Ended:
+def _returned(function: Callable[..., object], memory: Callee, seconds: float) -> tuple[Ended, int]:
+    """The end of the function itself, and the identity of the exception that it ended with, or 0.
+
+    The exception would keep the call's tensors, which the frames of its traceback hold.
+    """
     try:
         with time_limit(seconds):
             returned = memory.call(function)
             if memory.block.is_cuda:
                 torch.cuda.synchronize()
     except KernelTimeout as timeout:
-        return Ended(f"hangs: {timeout}", "hang")
+        return Ended(f"hangs: {timeout}", "hang"), 0
     except CannotJudge:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and _interruptible():
             raise
-        return replace(raised(error), error=error)
+        return raised(error), id(error)
     if returned is not None:
         found = type(returned).__name__
-        return Ended(f"returns {found}, but should write in place and return None")
-    return Ended()
+        return Ended(f"returns {found}, but should write in place and return None"), 0
+    return Ended(), 0
 
 
 def _interruptible() -> bool:
