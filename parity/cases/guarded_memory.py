@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -144,6 +144,10 @@ def spans_of(case: Case) -> tuple[list[Span], int]:
     return spans, end + ROOM + ALIGNMENT
 
 
+# An argument that may only be read: its place, the tensor, and its version before the call.
+Read = tuple[Span, Tensor, int]
+
+
 @dataclass
 class Given:
     """Arguments as they were handed over: the lists' elements and each tensor's description."""
@@ -264,41 +268,38 @@ class GuardedMemory:
         """Call the kernel with views into the block."""
         lists: dict[str, list[Tensor]] = {name: [] for name in self.case.lists}
         controls: dict[str, Tensor] = {}
+        read: list[Read] = []
         for span in sorted(self.spans, key=lambda span: span.index):
+            tensor = self._given(span)
             if span.control:
-                controls[span.name] = self._given(span)
+                controls[span.name] = tensor
             else:
-                lists[span.name].append(self._given(span))
+                lists[span.name].append(tensor)
+            if span.name not in self.case.operation.writes:
+                read.append((span, tensor, tensor._version))
         for name in self.case.leaves:
             lists[name] = [tensor.detach().requires_grad_() for tensor in lists[name]]
         positional = [lists[argument.name] for argument in self.case.operation.lists]
-        given, versions = Given(lists), self._versions()
+        given = Given(lists)
         recording = torch.no_grad() if self.case.leaves else contextlib.nullcontext()
         try:
             with recording:
                 return kernel(*positional, **controls, **self.case.options)
         finally:
-            self.changed = (*given.changes(), *self._put_back(versions))
+            self.changed = (*given.changes(), *self._put_back(read))
             for span in self.spans:
                 there = self.elsewhere.get((span.name, span.index))
                 if there is not None:
                     span.bytes_of(self.block).copy_(span.bytes_of(there))
 
-    def _versions(self) -> dict[tuple[str, int], int]:
-        """Versions of the held tensors that the operation only reads."""
-        writes = self.case.operation.writes
-        return {at: row._version for at, row in self.held.items() if at[0] not in writes}
-
-    def _put_back(self, versions: Mapping[tuple[str, int], int]) -> Iterator[str]:
+    def _put_back(self, read: Iterable[Read]) -> Iterator[str]:
         """A sentence for the first of them that was written to, and holds what it held before.
 
         That takes two operations in place. A single one has left everything as it was: torch
         counts what its fused Adam reads as written.
         """
-        rows = {(span.name, span.index): span for span in self.spans}
-        for at, now in self._versions().items():
-            span = rows[at]
-            if now < versions[at] + 2 or not span.value.numel():
+        for span, tensor, version in read:
+            if tensor._version < version + 2 or not span.value.numel():
                 continue
             if torch.equal(span.bytes_of(self.block).cpu(), span.bytes_of(self.before)):
                 name = span.name if span.control else f"{span.name}[{span.index}]"
@@ -306,10 +307,7 @@ class GuardedMemory:
                 return
 
     def hold(self) -> None:
-        """Let all arguments be the same tensors from now on, as a training loop's are.
-
-        Each has a version of its own, which no write to the rest of the block moves.
-        """
+        """Let all arguments be the same tensors from now on, as a training loop's are."""
         for span in self.spans:
             self.held.setdefault((span.name, span.index), span.of(self.block.data))
 
@@ -319,7 +317,8 @@ class GuardedMemory:
         if place in self.elsewhere:
             return span.of(self.elsewhere[place])
         held = self.held.get(place)
-        return span.of(self.block) if held is None else held
+        # Views of the data have versions of their own, which no write beside them moves.
+        return span.of(self.block.data) if held is None else held
 
     def named(self) -> dict[str, Tensor]:
         """The tensors of the call, by the names that messages give them; old places of them too."""
