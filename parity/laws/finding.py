@@ -104,7 +104,7 @@ class Finding:
         """Distance between `got` and `want`, in words."""
         if self.got is None or self.want is None:
             return ""
-        if self.place < 0 and all(float(x) in (0.0, 1.0) for x in (self.got, self.want)):
+        if self.place < 0 and {float(self.got), float(self.want)} == {0.0, 1.0}:
             return f"{decimal(self.got)}, should be {decimal(self.want)}"
         if self.got.dtype not in FORMATS:
             return f"off by {int(self.got.item()) - int(self.want.item())}"
