@@ -20,7 +20,7 @@ from twinstep.replay.machine.lanes import Lanes
 from twinstep.replay.machine.warp import shuffle
 
 REST, TAINT = 254, 255
-SHADOW = {g: np.dtype([("w", "f8", (g,)), ("k", "u1", (g,))]) for g in (1, 2, 4)}
+SHADOW = {g: np.dtype([("w", "f8", (g,)), ("k", "u1", (g,))]) for g in (1, 2, 3, 4)}
 """By granules: `w` the wide value where an element starts, `k` how many granules it has (0: plain
 bits; REST: it started before; TAINT: tainted, and `w` is the number of the instruction)."""
 

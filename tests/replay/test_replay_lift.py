@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -20,6 +21,7 @@ from twinstep.parity.registry.engines import engine_named, running
 from twinstep.parity.registry.kernels import Kernel
 from twinstep.parity.runner.run_plan import PlanRunner
 from twinstep.replay.shadow64.lift import Lift, lifting
+from twinstep.replay.shadow64.values import SHADOW, sliced
 
 
 @triton.jit
@@ -174,3 +176,11 @@ def test_a_bounded_formula_hidden_below_bf16_is_seen_past_the_bound(name: str) -
 def test_a_truncating_cast_is_not_liftable_and_says_where() -> None:
     with pytest.raises(CannotJudge, match=r"not liftable: copies\[0\] derives from `.*triton_kern"):
         broken("triton_cast_truncates", "bf16")
+
+
+@pytest.mark.parametrize("granules", [1, 2, 3, 4])
+def test_a_word_of_64_bits_is_cut_at_any_of_its_16(granules: int) -> None:
+    """As by a shift by 16, 32 or 48."""
+    word = np.zeros((1, 1), SHADOW[4])
+    word["w"][..., :] = range(4)
+    assert sliced(word, 4 - granules, granules)["w"].tolist() == [[[*range(4 - granules, 4)]]]
