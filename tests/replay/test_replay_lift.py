@@ -183,4 +183,6 @@ def test_a_word_of_64_bits_is_cut_at_any_of_its_16(granules: int) -> None:
     """As by a shift by 16, 32 or 48."""
     word = np.zeros((1, 1), SHADOW[4])
     word["w"][..., :] = range(4)
-    assert sliced(word, 4 - granules, granules)["w"].tolist() == [[[*range(4 - granules, 4)]]]
+    part = sliced(word, 4 - granules, granules)
+    assert part is not None
+    assert part["w"].tolist() == [[[*range(4 - granules, 4)]]]
