@@ -37,7 +37,13 @@ def main(folder: Path, names: list[str]) -> None:
     own.mkdir()
     os.chdir(own)
     found = [{name: ran(folder / name) for name in names}]
-    dist.init_process_group("gloo")
+    # A second group in torchrun's store would meet the addresses of the first, and wait for them.
+    dist.init_process_group(
+        "gloo",
+        init_method=(folder / "rendezvous").as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     found.append({name: ran(folder / name) for name in names if name != "several.py"})
     rows: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, found)

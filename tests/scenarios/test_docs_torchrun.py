@@ -64,7 +64,7 @@ def test_ranks_of_a_job_print_what_the_page_says_or_end_in_a_sentence(tmp_path: 
     for name, code, _ in rows:
         (tmp_path / name).write_text(code)
     page = {name: said for name, _, said in rows}
-    done = subprocess.run(
+    done = finished(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", "2", "-m", "tests.helpers.page_programs"),
@@ -72,10 +72,6 @@ def test_ranks_of_a_job_print_what_the_page_says_or_end_in_a_sentence(tmp_path: 
         ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
